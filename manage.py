@@ -4,7 +4,9 @@
 import os
 import sys
 
-SPELLED_WITH_HYPHENS = {"check-all": "check_all", "node-setup": "node_setup", "policy-docs": "policy_docs"}
+HYPHENATED_COMMANDS = {
+    name.replace("_", "-"): name for name in ("begin_recovery", "check_all", "node_setup", "policy_docs")
+}
 
 
 def main() -> None:
@@ -19,13 +21,13 @@ def main() -> None:
     except BootstrapError as trouble:
         sys.exit(str(trouble))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-    from portal.config.places import adopt_data_dir_option
+    from portal.config.data_paths import apply_data_dir_option
 
-    adopt_data_dir_option(argv)
+    apply_data_dir_option(argv)
     from django.core.management import execute_from_command_line
 
     if len(argv) > 1:
-        argv[1] = SPELLED_WITH_HYPHENS.get(argv[1], argv[1])
+        argv[1] = HYPHENATED_COMMANDS.get(argv[1], argv[1])
     execute_from_command_line(argv)
 
 

@@ -1,1 +1,1 @@
-"""The hands: links to nodes, and the program that runs on them."""
+"""Node access: connections to nodes, and the agent program that runs on them."""

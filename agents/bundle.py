@@ -1,7 +1,7 @@
-"""Builds the program for nodes: one .pyz of ``agents/node`` and its part of NVML's module; equal source, equal bytes.
+"""Builds the agent program: one reproducible .pyz of ``agents/node`` and a subset of NVML's module.
 
-The module ``pynvml`` is that of the installed nvidia-ml-py: a node has no packages, and the program runs in
-Python's isolated mode. Its licence asks that its text goes with it.
+``pynvml`` is that of the installed nvidia-ml-py, because a node has no packages and the program runs in
+Python's isolated mode. Its licence text is included, as the licence requires.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zipfile
 from itertools import takewhile
 from pathlib import Path
 
-from agents.nvml_part import part_of
+from agents.nvml_subset import extract_subset
 
 _SOURCE = Path(__file__).parent / "node"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -22,10 +22,10 @@ _MAIN = b"import sys\nfrom agents.node.__main__ import main\nsys.exit(main())\n"
 _PACKAGE = b'"""The hands on a node."""\n'
 
 
-def build(target: Path) -> str:
-    """Writes the archive in one step and gives its SHA-256 as hexadecimal digits.
+def build_archive(target: Path) -> str:
+    """Write the archive atomically and return its SHA-256 as hexadecimal digits.
 
-    Raises FileNotFoundError where nvidia-ml-py is not installed.
+    Raise FileNotFoundError when nvidia-ml-py is not installed.
     """
     nvml = _nvml_module()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +37,8 @@ def build(target: Path) -> str:
             _add(archive, "agents/__init__.py", _PACKAGE)
             for path in sorted(_SOURCE.rglob("*.py")):
                 _add(archive, f"agents/node/{path.relative_to(_SOURCE).as_posix()}", path.read_bytes())
-            _add(archive, "pynvml.py", part_of(nvml.decode()).encode())
-            _add(archive, "pynvml.LICENSE", _licence_of(nvml))
+            _add(archive, "pynvml.py", extract_subset(nvml.decode()).encode())
+            _add(archive, "pynvml.LICENSE", _license_text(nvml))
     part.chmod(0o755)
     digest = hashlib.sha256(part.read_bytes()).hexdigest()
     part.replace(target)
@@ -52,8 +52,8 @@ def _nvml_module() -> bytes:
     return Path(found.origin).read_bytes()
 
 
-def _licence_of(module: bytes) -> bytes:
-    """The comment that a module begins with, without its marks."""
+def _license_text(module: bytes) -> bytes:
+    """Return the leading comment of a module without comment marks."""
     comment = takewhile(lambda line: line.startswith(b"#"), module.splitlines())
     return b"\n".join(line.strip(b"#").removeprefix(b" ") for line in comment).strip() + b"\n"
 
@@ -66,4 +66,4 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(build(Path(sys.argv[1])) + "\n")
+    sys.stdout.write(build_archive(Path(sys.argv[1])) + "\n")

@@ -1,4 +1,4 @@
-"""The key pairs of a cluster: three that open nodes, each for one process, and one that signs the agent."""
+"""Key pairs of a cluster: three to log in to nodes, each for one process, and one that signs the agent."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SIGNATURE_NAMESPACE = "fairway-node"
 _SIGNATURE_MAGIC = b"SSHSIG"
 _SIGNATURE_VERSION = 1
 _KEY_TYPE = b"ssh-ed25519"
-_ARMOUR_WIDTH = 70
+_ARMOR_LINE_LENGTH = 70
 
 
 def key_path(folder: Path, purpose: Purpose) -> Path:
-    """Gives where the private key of a purpose lies; the public half lies beside it with `.pub`."""
+    """Return the path of a private key; the public key has the suffix ``.pub``."""
     return folder / f"{purpose}_ed25519"
 
 
 def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
-    """Makes the key pairs that are missing in a folder (mode 700; private files 600) and gives their paths.
+    """Create the missing key pairs in a folder (mode 700; private files 600) and return their paths.
 
-    A key that is there is never replaced: the nodes know its public half.
+    Existing keys are never replaced, because nodes trust their public halves.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for purpose in PURPOSES:
@@ -40,26 +40,25 @@ def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
     return {purpose: key_path(folder, purpose) for purpose in PURPOSES}
 
 
-def public_line(private_key_path: Path) -> str:
-    """Gives the public half as one line: type, base64, comment."""
+def read_public_key(private_key_path: Path) -> str:
+    """Return the public key as one line: type, base64, comment."""
     return private_key_path.with_name(private_key_path.name + ".pub").read_text().strip()
 
 
 def fingerprint(public_key: str) -> str:
-    """Gives the SHA256 fingerprint of a public key line, as `ssh-keygen -l` writes it."""
+    """Return the SHA256 fingerprint of a public key line in the format of ``ssh-keygen -l``."""
     blob = base64.b64decode(public_key.split()[1], validate=True)
     digest = hashlib.sha256(blob).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def sign_agent(program: bytes, signing_key_path: Path) -> str:
-    """Gives the signature under which a node's loader runs this program.
+    """Return the signature of the agent program that a node's loader verifies.
 
-    The form is OpenSSH's (PROTOCOL.sshsig), so that `ssh-keygen -Y verify`, which each host with sshd has,
-    is all that a node needs.
+    The format is OpenSSH's (PROTOCOL.sshsig), so a node needs only ``ssh-keygen -Y verify``.
     """
     private = _load_key(signing_key_path)
-    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(_raw_public(private))
+    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(_raw_public_key(private))
     namespace, hash_name = SIGNATURE_NAMESPACE.encode(), b"sha512"
     signed = (
         _SIGNATURE_MAGIC
@@ -79,7 +78,7 @@ def sign_agent(program: bytes, signing_key_path: Path) -> str:
         + _ssh_string(signature_blob)
     )
     text = base64.b64encode(envelope).decode()
-    lines = [text[start : start + _ARMOUR_WIDTH] for start in range(0, len(text), _ARMOUR_WIDTH)]
+    lines = [text[start : start + _ARMOR_LINE_LENGTH] for start in range(0, len(text), _ARMOR_LINE_LENGTH)]
     return "\n".join(["-----BEGIN SSH SIGNATURE-----", *lines, "-----END SSH SIGNATURE-----", ""])
 
 
@@ -89,7 +88,7 @@ def _make_key(path: Path, comment: str) -> None:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     path.with_name(path.name + ".pub").write_text(f"{public.decode()} {comment}\n")
-    # The private half appears last and whole: a killed run leaves no half key behind.
+    # the private key is renamed into place last, so an interrupted run leaves no partial key
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
         stream.write(
@@ -111,7 +110,7 @@ def _load_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _raw_public(private: Ed25519PrivateKey) -> bytes:
+def _raw_public_key(private: Ed25519PrivateKey) -> bytes:
     return private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 

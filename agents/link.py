@@ -1,7 +1,7 @@
-"""A conversation with one node over a pair of byte streams: questions with deadlines, answers, and events.
+"""Requests and events over a pair of byte streams to one node, with a time limit for each request.
 
-What a question leads to is one of three: the answer, :class:`Refused` (the node said no, with a code), or
-:class:`LinkUnknown` (nobody can tell if it was done: a time-out, a broken link). Unknown is never failed.
+A request has one of three outcomes: the reply, :class:`AgentError` (the node refused, with a code), or
+:class:`OutcomeUnknownError` (time-out or broken link). An unknown outcome is never treated as a failure.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agents.samples import Hello
-from agents.wire import Malformed, sentence
+from agents.wire.fields import InvalidMessageError, clean_text
+from agents.wire.messages import Hello
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1024 * 1024
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
-MAX_EVENTS_WAITING = 2000
-HELLO_WITHIN_S = 20.0
+MAX_REPLY_BYTES = 4 * 1024 * 1024
+MAX_QUEUED_EVENTS = 2000
+HELLO_TIMEOUT_S = 20.0
 
-UNASKED_BYTES = 50 * 1024
-"""A line that nobody asked for counts as one and one more for each so many bytes."""
-UNASKED_PER_S, UNASKED_AT_ONCE = {"watch": 10.0}, {"watch": 100.0}
-"""By role, how many such lines are read a second, and how many at once; what is beyond waits at the node."""
-OTHERS_PER_S, OTHERS_AT_ONCE = 100.0, 3000.0
+UNSOLICITED_UNIT_BYTES = 50 * 1024
+"""An unsolicited line counts as one unit, plus one per this many bytes."""
+UNSOLICITED_RATE_PER_S, UNSOLICITED_BURST = {"watch": 10.0}, {"watch": 100.0}
+"""By role: units read per second, and burst; beyond that the link stops reading."""
+DEFAULT_UNSOLICITED_RATE_PER_S, DEFAULT_UNSOLICITED_BURST = 100.0, 3000.0
 
 _CODE = re.compile(r"[a-z][a-z_]{0,39}")
 
-Wire = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-class Refused(Exception):
-    """The node refuses, with a stable code and a sentence; asking again unchanged gives the same."""
+class AgentError(Exception):
+    """The node refused with a stable code and a message; an unchanged repetition is refused again."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -45,36 +45,36 @@ class Refused(Exception):
         self.message = message
 
 
-class LinkUnknown(Exception):
-    """It is not known whether the node did what was asked; the question has to be asked again."""
+class OutcomeUnknownError(Exception):
+    """It is unknown whether the node executed the request; it must be repeated."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
-class Unreadable(LinkUnknown):
-    """The node answered, but not as the protocol says: nobody can tell what it did."""
+class InvalidReplyError(OutcomeUnknownError):
+    """The reply violates the protocol, so the outcome is unknown."""
 
 
 @dataclass(frozen=True)
-class Ok:
-    """The node did it; ``answer`` is what it said."""
+class Reply:
+    """The node executed the request."""
 
-    answer: Wire
-
-
-Outcome = Ok | Refused | LinkUnknown
+    answer: JsonObject
 
 
-class Reading(Protocol):
-    """The side of a stream that gives lines; ``readline`` gives b"" at the end."""
+RequestOutcome = Reply | AgentError | OutcomeUnknownError
+
+
+class LineReader(Protocol):
+    """Reading side of a stream; ``readline`` returns b"" at the end."""
 
     def readline(self, limit: int, /) -> bytes: ...
 
 
-class Writing(Protocol):
-    """The side of a stream that takes bytes."""
+class ByteWriter(Protocol):
+    """Writing side of a stream."""
 
     def write(self, data: bytes, /) -> Any: ...
 
@@ -82,119 +82,119 @@ class Writing(Protocol):
 
 
 class TokenBucket:
-    """Bounds the work that one node makes for us: so many units a second, and so many at once."""
+    """Token bucket that bounds the work that one node causes: units per second, and burst."""
 
-    def __init__(self, per_s: float, at_once: float) -> None:
-        self._per_s, self._at_once = per_s, at_once
-        self._left, self._at_s = at_once, time.monotonic()
+    def __init__(self, rate_per_s: float, burst: float) -> None:
+        self._rate_per_s, self._burst = rate_per_s, burst
+        self._tokens, self._updated_s = burst, time.monotonic()
 
-    def spend(self, units: float) -> float:
-        """Takes units; gives for how many seconds nothing more is to be taken."""
+    def take(self, units: float) -> float:
+        """Take units; return the seconds to wait before more may be taken."""
         now_s = time.monotonic()
-        self._left = min(self._at_once, self._left + (now_s - self._at_s) * self._per_s) - units
-        self._at_s = now_s
-        return max(0.0, -self._left / self._per_s)
+        self._tokens = min(self._burst, self._tokens + (now_s - self._updated_s) * self._rate_per_s) - units
+        self._updated_s = now_s
+        return max(0.0, -self._tokens / self._rate_per_s)
 
 
 class Link:
-    """An open conversation. Threads may ask side by side; one thread of the link reads.
+    """An open link to an agent. Several threads may send requests; one thread reads.
 
-    Events go to ``on_event`` in the reader's thread when one is given, else into ``events``; when nobody
-    empties that queue the oldest ``sample`` is dropped first, and an ``exited`` is seen again by ``list``. What a
-    node sends unasked is read at a bounded rate, so that one that floods us holds up only itself.
+    Events go to ``on_event`` in the reading thread if given, otherwise into ``events``. When that queue is
+    full, the oldest ``sample`` is dropped first; a lost ``exited`` is found by ``list``. Unsolicited lines
+    are rate-limited, so a node that floods the link delays only itself.
     """
 
     def __init__(
         self,
-        reading: Reading,
-        writing: Writing,
+        reader: LineReader,
+        writer: ByteWriter,
         *,
         role: str,
         cluster: str,
         close_streams: Callable[[], None],
-        on_event: Callable[[Wire], None] | None = None,
-        hello_within_s: float = HELLO_WITHIN_S,
+        on_event: Callable[[JsonObject], None] | None = None,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
         diagnostics: Callable[[], str] | None = None,
     ) -> None:
         self.role = role
-        self.process_id: int | None = None  # of the agent, where it is a child of ours
-        self.before_waiting: Callable[[], None] | None = None  # called by who asks, once the question is out
-        self.events: queue.Queue[Wire] = queue.Queue(maxsize=MAX_EVENTS_WAITING)
+        self.process_id: int | None = None  # of the agent, if it is a child process
+        self.on_wait: Callable[[], None] | None = None  # called by a requesting thread after sending
+        self.events: queue.Queue[JsonObject] = queue.Queue(maxsize=MAX_QUEUED_EVENTS)
         self._on_event = on_event
-        self._reading = reading
-        self._writing = writing
+        self._reader = reader
+        self._writer = writer
         self._close_streams = close_streams
         self._diagnostics = diagnostics
         self._write_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._waiting: dict[int, queue.SimpleQueue[Wire | LinkUnknown]] = {}
-        self._number = 0
-        self._broken: str | None = None
-        self._over = threading.Event()
-        self._unasked = TokenBucket(
-            UNASKED_PER_S.get(role, OTHERS_PER_S), UNASKED_AT_ONCE.get(role, OTHERS_AT_ONCE)
+        self._pending: dict[int, queue.SimpleQueue[JsonObject | OutcomeUnknownError]] = {}
+        self._last_request_id = 0
+        self._closed_reason: str | None = None
+        self._closed = threading.Event()
+        self._unsolicited_limit = TokenBucket(
+            UNSOLICITED_RATE_PER_S.get(role, DEFAULT_UNSOLICITED_RATE_PER_S),
+            UNSOLICITED_BURST.get(role, DEFAULT_UNSOLICITED_BURST),
         )
-        self._greeted: queue.SimpleQueue[Wire | LinkUnknown] = queue.SimpleQueue()
-        self._has_greeted = False
-        self._reader = threading.Thread(target=self._read, name=f"link-{role}", daemon=True)
-        self._reader.start()
+        self._hello_queue: queue.SimpleQueue[JsonObject | OutcomeUnknownError] = queue.SimpleQueue()
+        self._hello_received = False
+        self._reader_thread = threading.Thread(target=self._read, name=f"link-{role}", daemon=True)
+        self._reader_thread.start()
         try:
             self._write({"role": role, "protocol": PROTOCOL, "cluster": cluster})
-            self.hello = self._receive_hello(hello_within_s)
+            self.hello = self._receive_hello(hello_timeout_s)
         except BaseException:
             self.close()
             raise
 
     @property
     def is_open(self) -> bool:
-        """False once the other side is gone or the link was closed."""
-        return self._broken is None
+        return self._closed_reason is None
 
-    def ask(self, verb: str, *, timeout_s: float, **fields: Any) -> Wire:
-        """The node's answer within ``timeout_s``; raises :class:`Refused` or :class:`LinkUnknown`."""
+    def request(self, verb: str, *, timeout_s: float, **fields: Any) -> JsonObject:
+        """Return the reply within ``timeout_s``; raise AgentError or OutcomeUnknownError."""
         deadline_s = time.monotonic() + timeout_s
-        answers: queue.SimpleQueue[Wire | LinkUnknown] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[JsonObject | OutcomeUnknownError] = queue.SimpleQueue()
         with self._lock:
-            if self._broken is not None:
-                raise LinkUnknown(self._broken)
-            self._number += 1
-            number = self._number
-            self._waiting[number] = answers
+            if self._closed_reason is not None:
+                raise OutcomeUnknownError(self._closed_reason)
+            self._last_request_id += 1
+            number = self._last_request_id
+            self._pending[number] = answers
         try:
             self._write({"id": number, "verb": verb, **fields}, deadline_s=deadline_s)
-            if self.before_waiting is not None:
-                self.before_waiting()
+            if self.on_wait is not None:
+                self.on_wait()
             answer = answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
-            raise LinkUnknown(f"No answer to {verb} within {timeout_s:g} s.") from None
+            raise OutcomeUnknownError(f"No answer to {verb} within {timeout_s:g} s.") from None
         finally:
             with self._lock:
-                self._waiting.pop(number, None)
-        if isinstance(answer, LinkUnknown):
+                self._pending.pop(number, None)
+        if isinstance(answer, OutcomeUnknownError):
             raise answer
-        return _accepted(answer)
+        return _raise_unless_ok(answer)
 
-    def outcome(self, verb: str, *, timeout_s: float, **fields: Any) -> Outcome:
-        """As :meth:`ask`, with the three outcomes as values."""
+    def try_request(self, verb: str, *, timeout_s: float, **fields: Any) -> RequestOutcome:
+        """Like :meth:`request`, with the three outcomes as values."""
         try:
-            return Ok(self.ask(verb, timeout_s=timeout_s, **fields))
-        except (Refused, LinkUnknown) as outcome:
+            return Reply(self.request(verb, timeout_s=timeout_s, **fields))
+        except (AgentError, OutcomeUnknownError) as outcome:
             return outcome
 
-    def next_event(self, timeout_s: float) -> Wire | None:
-        """The oldest event that waits, None when none comes in time."""
+    def next_event(self, timeout_s: float) -> JsonObject | None:
+        """Return the oldest queued event; None on time-out."""
         try:
             return self.events.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Ends the conversation; tasks on the node go on. May be called twice, from any thread."""
-        self._break("The link was closed.")
+        """Close the link; tasks on the node keep running. Idempotent and thread-safe."""
+        self._mark_closed("The link was closed.")
         with contextlib.suppress(OSError, EOFError, ValueError):
             self._close_streams()
-        if threading.current_thread() is not self._reader:
-            self._reader.join(timeout=5.0)
+        if threading.current_thread() is not self._reader_thread:
+            self._reader_thread.join(timeout=5.0)
 
     def __enter__(self) -> Link:
         return self
@@ -202,77 +202,77 @@ class Link:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _receive_hello(self, within_s: float) -> Hello:
+    def _receive_hello(self, timeout_s: float) -> Hello:
         try:
-            answer = self._greeted.get(timeout=within_s)
+            answer = self._hello_queue.get(timeout=timeout_s)
         except queue.Empty:
-            raise LinkUnknown(f"The node did not say hello within {within_s:g} s.") from None
-        if isinstance(answer, LinkUnknown):
+            raise OutcomeUnknownError(f"The node did not say hello within {timeout_s:g} s.") from None
+        if isinstance(answer, OutcomeUnknownError):
             raise answer
         if "hello" not in answer:
-            raise _refusal(answer, "protocol_version")
+            raise _parse_error(answer, "protocol_version")
         try:
             return Hello.from_wire(answer["hello"])
-        except Malformed as error:
-            raise Refused("protocol_version", f"The node's hello cannot be read: {error}.") from error
+        except InvalidMessageError as error:
+            raise AgentError("protocol_version", f"The node's hello cannot be read: {error}.") from error
 
-    def _write(self, message: Wire, *, deadline_s: float | None = None) -> None:
+    def _write(self, message: JsonObject, *, deadline_s: float | None = None) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"A line of {len(line)} bytes is longer than {MAX_LINE_BYTES}.")
         wait_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         if not self._write_lock.acquire(timeout=wait_s):
-            raise LinkUnknown("The node does not take our lines.")
+            raise OutcomeUnknownError("The node does not take our lines.")
         try:
-            self._writing.write(line)
-            self._writing.flush()
+            self._writer.write(line)
+            self._writer.flush()
         except (OSError, EOFError, ValueError) as error:
-            why = self._break(f"The link broke while writing: {error}.")
-            raise LinkUnknown(why) from error
+            why = self._mark_closed(f"The link broke while writing: {error}.")
+            raise OutcomeUnknownError(why) from error
         finally:
             self._write_lock.release()
 
     def _read(self) -> None:
         why = "The node closed the link."
         try:
-            while line := self._reading.readline(MAX_ANSWER_BYTES + 1):
+            while line := self._reader.readline(MAX_REPLY_BYTES + 1):
                 if not line.endswith(b"\n"):
-                    cut = len(line) <= MAX_ANSWER_BYTES
+                    cut = len(line) <= MAX_REPLY_BYTES
                     why = "The node's line was cut off." if cut else "A line of the node was too long."
                     break
                 message = json.loads(line)
                 if not isinstance(message, dict):
                     why = "The node sent something that is not an object."
                     break
-                if not self._deliver(message):
-                    wait_s = self._unasked.spend(1.0 + len(line) / UNASKED_BYTES)
+                if not self._dispatch(message):
+                    wait_s = self._unsolicited_limit.take(1.0 + len(line) / UNSOLICITED_UNIT_BYTES)
                     if wait_s > 0:
-                        self._over.wait(wait_s)
-        except Exception as error:  # whatever a node says, a link that nobody reads must not look open
+                        self._closed.wait(wait_s)
+        except Exception as error:  # a link without a reader must not look open, whatever the error
             why = f"The link broke: {error}."
-        said = self._diagnostics() if self._diagnostics is not None and self._broken is None else ""
-        self._break(f"{why} {said}".strip())
+        said = self._diagnostics() if self._diagnostics is not None and self._closed_reason is None else ""
+        self._mark_closed(f"{why} {said}".strip())
 
-    def _deliver(self, message: Wire) -> bool:
-        """Passes a line on; True when it is what somebody waits for."""
+    def _dispatch(self, message: JsonObject) -> bool:
+        """Deliver a line; return True when a request was waiting for it."""
         if "event" in message:
             if self._on_event is not None:
                 self._on_event(message)
             else:
-                self._keep(message)
+                self._queue_event(message)
         elif "id" in message:
             with self._lock:
-                waiting = self._waiting.pop(message["id"], None)  # one answer to each question
-            if waiting is not None:  # else it came after its deadline: the question will be asked again
+                waiting = self._pending.pop(message["id"], None)  # one reply per request
+            if waiting is not None:  # otherwise the request timed out and will be repeated
                 waiting.put(message)
                 return True
-        elif not self._has_greeted:
-            self._has_greeted = True
-            self._greeted.put(message)
+        elif not self._hello_received:
+            self._hello_received = True
+            self._hello_queue.put(message)
             return True
         return False
 
-    def _keep(self, event: Wire) -> None:
+    def _queue_event(self, event: JsonObject) -> None:
         while True:
             try:
                 self.events.put_nowait(event)
@@ -281,28 +281,30 @@ class Link:
                 with contextlib.suppress(queue.Empty):
                     self.events.get_nowait()
 
-    def _break(self, why: str) -> str:
-        """Marks the link as broken, once, and tells everybody who waits; gives the first reason."""
+    def _mark_closed(self, reason: str) -> str:
+        """Mark the link as closed once and fail all pending requests; return the first reason."""
         with self._lock:
-            if self._broken is None:
-                self._broken = why
-            why = self._broken
-            waiting, self._waiting = list(self._waiting.values()), {}
-        self._over.set()
-        self._greeted.put(LinkUnknown(why))
+            if self._closed_reason is None:
+                self._closed_reason = reason
+            reason = self._closed_reason
+            waiting, self._pending = list(self._pending.values()), {}
+        self._closed.set()
+        self._hello_queue.put(OutcomeUnknownError(reason))
         for each in waiting:
-            each.put(LinkUnknown(why))
-        return why
+            each.put(OutcomeUnknownError(reason))
+        return reason
 
 
-def _accepted(answer: Wire) -> Wire:
+def _raise_unless_ok(answer: JsonObject) -> JsonObject:
     if answer.get("ok"):
         return answer
-    raise _refusal(answer, "engine_error")
+    raise _parse_error(answer, "engine_error")
 
 
-def _refusal(answer: Wire, otherwise: str) -> Refused:
-    """The node's refusal; ``otherwise`` is its code where it has none that we could know."""
+def _parse_error(answer: JsonObject, default_code: str) -> AgentError:
+    """Return the node's refusal; ``default_code`` replaces a missing or invalid code."""
     code, message = answer.get("code"), answer.get("message")
     known = isinstance(code, str) and _CODE.fullmatch(code)
-    return Refused(str(code) if known else otherwise, sentence(message) if isinstance(message, str) else "")
+    return AgentError(
+        str(code) if known else default_code, clean_text(message) if isinstance(message, str) else ""
+    )

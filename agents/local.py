@@ -1,4 +1,4 @@
-"""A link to an agent on this machine, over pipes to a child process."""
+"""Link to an agent on this machine, over pipes to a child process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agents.link import HELLO_WITHIN_S, Link
-from agents.wire import sentence
+from agents.link import HELLO_TIMEOUT_S, Link
+from agents.wire.fields import clean_text
 
-_LEAVE_WITHIN_S = 5.0
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR")
+_EXIT_TIMEOUT_S = 5.0
+_INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR")
 
 
 def open_local(
@@ -26,12 +26,12 @@ def open_local(
     *,
     cluster: str,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    hello_within_s: float = HELLO_WITHIN_S,
+    hello_timeout_s: float = HELLO_TIMEOUT_S,
     python: str = sys.executable,
     environment: dict[str, str] | None = None,
 ) -> Link:
-    """Starts the agent and greets it. The child has a session of its own and no variables of ours."""
-    clean = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    """Start the agent and wait for its hello. The child has its own session and a clean environment."""
+    clean = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
     child = subprocess.Popen(
         [python, "-I", str(pyz), role, "--settings", str(settings)],
         stdin=subprocess.PIPE,
@@ -41,13 +41,13 @@ def open_local(
         env={**clean, **(environment or {})},
     )
     stdin, stdout = cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
-    last_words = _LastWords(cast(IO[bytes], child.stderr))
+    last_words = _StderrTail(cast(IO[bytes], child.stderr))
 
     def close_streams() -> None:
         with contextlib.suppress(OSError):
-            stdin.close()  # the agent ends at the end of its input
+            stdin.close()  # the agent exits at the end of its input
         try:
-            child.wait(timeout=_LEAVE_WITHIN_S)
+            child.wait(timeout=_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -60,15 +60,15 @@ def open_local(
         cluster=cluster,
         close_streams=close_streams,
         on_event=on_event,
-        hello_within_s=hello_within_s,
+        hello_timeout_s=hello_timeout_s,
         diagnostics=last_words.text,
     )
     link.process_id = child.pid
     return link
 
 
-class _LastWords:
-    """Keeps the end of what a child says on its error stream, so that a death can be explained."""
+class _StderrTail:
+    """Keeps the last lines of a child's stderr for error messages."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=20)
@@ -82,4 +82,4 @@ class _LastWords:
 
     def text(self) -> str:
         self._thread.join(timeout=0.5)
-        return sentence(" | ".join(self._lines)[-1000:])
+        return clean_text(" | ".join(self._lines)[-1000:])

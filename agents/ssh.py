@@ -20,30 +20,31 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
 from agents.keys import fingerprint
-from agents.link import HELLO_WITHIN_S, Link, LinkUnknown
+from agents.link import HELLO_TIMEOUT_S, Link, OutcomeUnknownError
 from agents.watchdog import WATCHDOG
-from agents.wire import sentence
+from agents.wire.fields import clean_text
 
 Role = Literal["control", "watch", "bulk"]
 
-STEP_LIMIT_S = 5.0
-STATUS_WITHIN_S = 3.0
-"""From the end of a stream to the word how its program ended."""
-KEEPALIVE_S = 5
-SILENCE_LIMIT_S = 15.0
-STDERR_KEPT_BYTES = 8192
-ROOT_OUTPUT_BYTES = 1024 * 1024
-"""So much of what a script prints is kept; a login may print as much before there is a root shell."""
-LOADER = "/usr/local/lib/fairway/fairway-node"
+STEP_TIMEOUT_S = 5.0
+EXIT_STATUS_TIMEOUT_S = 3.0
+"""From the end of a stream to the exit status of its program."""
+KEEPALIVE_INTERVAL_S = 5
+INACTIVITY_TIMEOUT_S = 15.0
+MAX_STDERR_BYTES = 8192
+MAX_ROOT_OUTPUT_BYTES = 1024 * 1024
+"""Bytes kept of a script's output; also the most that a login may print before the root shell."""
+LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
 
-_NOT_FOUND_STATUS = (126, 127)
-_KEY_CLASSES: dict[str, tuple[str, ...]] = {
-    # One key type may be used under several signature algorithms; the pin names the type.
+_COMMAND_NOT_FOUND_STATUSES = (126, 127)
+_SIGNATURE_ALGORITHMS: dict[str, tuple[str, ...]] = {
+    # one key type has several signature algorithms; the pinned key names the type
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 _SCANNED_KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512")
 
-logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it logs a traceback for each scan and each cut
+# it logs a traceback for each scan and each closed connection
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class SshStep(enum.StrEnum):
@@ -57,71 +58,71 @@ class SshStep(enum.StrEnum):
 
 
 class SshError(Exception):
-    """A connection that could not be made; the message is a sentence for people. No command was sent."""
+    """A connection could not be opened; the message is for users. No command was sent."""
 
     code = "ssh_error"
 
-    def __init__(self, sentence: str, step: SshStep) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, step: SshStep) -> None:
+        super().__init__(message)
         self.step = step
 
 
-class NodeUnreachable(SshError):
-    """No name, no route, no answer, or nobody listens."""
+class NodeUnreachableError(SshError):
+    """Name resolution, routing or the TCP connection failed."""
 
     code = "unreachable"
 
 
-class HostKeyMismatch(SshError):
-    """The machine that answers is not the one whose key was confirmed."""
+class HostKeyMismatchError(SshError):
+    """The host key differs from the confirmed one."""
 
     code = "host_key_mismatch"
 
-    def __init__(self, sentence: str, presented: str | None = None) -> None:
-        super().__init__(sentence, SshStep.HOST_KEY)
+    def __init__(self, message: str, presented: str | None = None) -> None:
+        super().__init__(message, SshStep.HOST_KEY)
         self.presented = presented
 
 
-class AuthenticationRefused(SshError):
-    """sshd does not take our key or password for the account."""
+class AuthenticationError(SshError):
+    """sshd rejected the key or password."""
 
     code = "authentication_refused"
 
 
-class AgentMissing(SshError):
-    """The login works, but the agent behind it does not answer; the sentence repeats the loader's words."""
+class AgentMissingError(SshError):
+    """The login works but the agent did not answer; the message repeats the loader's output."""
 
     code = "agent_missing"
 
 
-class LoginRefused(Exception):
-    """A sudo login ended before the script began; the message says why."""
+class LoginError(Exception):
+    """A sudo login failed before the script began; the message says why."""
 
 
 @dataclass(frozen=True)
 class SshTarget:
-    """Where a node's sshd is, as whom we come, and the one host key we accept (`type base64`)."""
+    """Address and account of a node's sshd, and the one accepted host key (``type base64``)."""
 
     host: str
-    account: str
+    user: str
     host_key: str
     port: int = 22
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         return f"{self.host}:{self.port}" if self.port != 22 else self.host
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """A host key as a machine shows it, before anyone has confirmed it."""
+    """A host key as presented, not yet confirmed."""
 
     key_type: str
     base64: str
 
     @property
     def line(self) -> str:
-        """The form in which the key is pinned."""
+        """Return the key in pinned form."""
         return f"{self.key_type} {self.base64}"
 
     @property
@@ -129,19 +130,19 @@ class HostKey:
         return fingerprint(self.line)
 
 
-class HearingPacketizer(Packetizer):  # type: ignore[misc]
-    """Notes when the last packet came in."""
+class ActivityPacketizer(Packetizer):  # type: ignore[misc]
+    """Records when the last packet was received."""
 
-    heard_s = 0.0
+    last_packet_s = 0.0
 
     def read_message(self) -> Any:
         message = super().read_message()
-        self.heard_s = time.monotonic()
+        self.last_packet_s = time.monotonic()
         return message
 
 
 class SshTransport(paramiko.Transport):  # type: ignore[misc]
-    """Paramiko's transport with the ciphers in the order of their speed."""
+    """Paramiko's transport with ciphers ordered by speed."""
 
     _preferred_ciphers: tuple[str, ...] = (
         "aes128-gcm@openssh.com",
@@ -153,58 +154,59 @@ class SshTransport(paramiko.Transport):  # type: ignore[misc]
 
 
 class SshConnection:
-    """One authenticated connection to a node, under the watchdog's eye until it is closed."""
+    """One authenticated connection to a node, supervised by the watchdog until it is closed."""
 
     def __init__(self, transport: SshTransport, sock: socket.socket, target: SshTarget) -> None:
         self.transport = transport
         self.target = target
-        self.cut_because: str | None = None
+        self.abort_reason: str | None = None
         self._sock = sock
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return bool(self.transport.is_active())
 
-    def silent_for_s(self) -> float:
-        heard_s: float = self.transport.packetizer.heard_s
-        return time.monotonic() - heard_s
+    def inactive_s(self) -> float:
+        last_packet_s: float = self.transport.packetizer.last_packet_s
+        return time.monotonic() - last_packet_s
 
-    def cut(self, why: str) -> None:
-        """Ends the connection at once; whoever waits on it wakes with an end of file."""
-        self.cut_because = self.cut_because or why
+    def abort(self, reason: str) -> None:
+        """Close the socket at once; waiting threads get an end of file."""
+        self.abort_reason = self.abort_reason or reason
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection. Safe to repeat."""
-        WATCHDOG.forget(self)
-        self.cut("closed")
+        """Close the connection; idempotent."""
+        WATCHDOG.unwatch(self)
+        self.abort("closed")
         self.transport.close()
 
-    def keep_alive(self) -> None:
-        """Asks sshd for a sign of life every few seconds, and cuts the connection when none comes."""
-        self.transport.packetizer.set_keepalive(KEEPALIVE_S, self.ask_for_life)
-        WATCHDOG.watch(self, SILENCE_LIMIT_S)
+    def start_keepalive(self) -> None:
+        """Send keepalives every few seconds, and close the connection when replies stop."""
+        self.transport.packetizer.set_keepalive(KEEPALIVE_INTERVAL_S, self.send_keepalive)
+        WATCHDOG.watch(self, INACTIVITY_TIMEOUT_S)
 
-    def ask_for_life(self) -> None:
-        """Asks sshd a question that it always answers."""
+    def send_keepalive(self) -> None:
+        """Send a request that sshd always answers."""
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
         message.add_boolean(
             True
-        )  # paramiko's own keepalive asks for no answer, so silence would prove nothing
+        )  # paramiko's own keepalive requests no reply, so silence would prove nothing
         self.transport._send_user_message(message)
 
 
 def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> HostKey:
-    """Gives the host key that a machine shows, without logging in; somebody must compare it before it is pinned.
+    """Return the host key that a machine presents, without logging in; it must be verified before it is
+    pinned.
 
-    With a key type, gives the key of that type. Raises NodeUnreachable or HostKeyMismatch.
+    With ``key_type``, return the key of that type. Raise NodeUnreachableError or HostKeyMismatchError.
     """
-    wanted = _SCANNED_KEY_TYPES if key_type is None else _KEY_CLASSES.get(key_type, (key_type,))
-    sock = _dial(host, port)
-    transport = _start(sock, wanted, host, port)
+    wanted = _SCANNED_KEY_TYPES if key_type is None else _SIGNATURE_ALGORITHMS.get(key_type, (key_type,))
+    sock = _connect_tcp(host, port)
+    transport = _start_transport(sock, wanted, host, port)
     try:
         key = transport.get_remote_server_key()
     finally:
@@ -213,10 +215,10 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
 
 
 def connect_with_key(target: SshTarget, key_path: Path) -> SshConnection:
-    """Opens a connection with a private key of ours. Raises a typed SshError."""
+    """Open a connection with a private key. Raise a typed SshError."""
     key = paramiko.Ed25519Key.from_private_key_file(str(key_path))
     connection = _connect(target)
-    _authenticate(connection, lambda: connection.transport.auth_publickey(target.account, key), "key")
+    _authenticate(connection, lambda: connection.transport.auth_publickey(target.user, key), "key")
     return connection
 
 
@@ -227,11 +229,11 @@ def open_ssh(
     *,
     cluster: str,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    hello_within_s: float = HELLO_WITHIN_S,
+    hello_timeout_s: float = HELLO_TIMEOUT_S,
 ) -> Link:
-    """Opens a link to a node's agent in a role, over a connection of its own.
+    """Open a link to a node's agent in a role, over its own connection.
 
-    Raises a typed SshError when nothing could be asked, and what a Link raises when the agent refuses.
+    Raise a typed SshError when nothing was sent, and the errors of Link when the agent refuses.
     """
     stream = open_stream(target, key_path, role)
     try:
@@ -242,29 +244,29 @@ def open_ssh(
             cluster=cluster,
             close_streams=stream.close,
             on_event=on_event,
-            hello_within_s=hello_within_s,
-            diagnostics=stream.why_ended,
+            hello_timeout_s=hello_timeout_s,
+            diagnostics=stream.end_reason,
         )
-    except LinkUnknown as unknown:
-        if stream.exit_status() is not None:  # it ran and ended, or never ran
-            raise agent_missing(stream) from unknown
+    except OutcomeUnknownError as unknown:
+        if stream.exit_status() is not None:  # the program ended or never ran
+            raise agent_missing_error(stream) from unknown
         raise
     finally:
-        if not stream.connection.alive:
+        if not stream.connection.is_alive:
             stream.close()
 
 
 def open_stream(target: SshTarget, key_path: Path, role: Role) -> SshStream:
-    """Opens the byte stream to the agent; the node's forced command decides what really runs."""
+    """Open the byte stream to the agent; the forced command on the node decides what runs."""
     connection = connect_with_key(target, key_path)
     try:
-        with WATCHDOG.limit(connection, STEP_LIMIT_S, "opening a channel"):
-            channel = connection.transport.open_session(timeout=STEP_LIMIT_S)
-            channel.exec_command(shlex.join([LOADER, role]))
+        with WATCHDOG.deadline(connection, STEP_TIMEOUT_S, "opening a channel"):
+            channel = connection.transport.open_session(timeout=STEP_TIMEOUT_S)
+            channel.exec_command(shlex.join([LOADER_PATH, role]))
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
-        raise AgentMissing(
-            f"{target.place} let us in but opened no channel: {error}.", SshStep.CHANNEL
+        raise AgentMissingError(
+            f"{target.address} let us in but opened no channel: {error}.", SshStep.CHANNEL
         ) from error
     return SshStream(connection, channel)
 
@@ -277,152 +279,148 @@ class SshStream:
         self._channel = channel
         self._reader = channel.makefile("rb", 65536)
         self._stderr: deque[bytes] = deque()
-        self._drain = threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True)
-        self._drain.start()
+        self._stderr_thread = threading.Thread(target=self._read_stderr, name="ssh-stderr", daemon=True)
+        self._stderr_thread.start()
 
     def readline(self, limit_bytes: int, /) -> bytes:
-        """Gives the next line with its end, or b"" when the stream has ended."""
+        """Return the next line with its line end, or b"" at the end of the stream."""
         line: bytes = self._reader.readline(limit_bytes)
         return line
 
     def write(self, data: bytes, /) -> None:
-        """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
-        with WATCHDOG.limit(self.connection, SILENCE_LIMIT_S, "sending a request"):
+        """Send all data or raise OSError; the watchdog closes a connection that blocks."""
+        with WATCHDOG.deadline(self.connection, INACTIVITY_TIMEOUT_S, "sending a request"):
             self._channel.sendall(data)
 
     def flush(self) -> None:
-        """Nothing waits here; a stream for lines has to have it."""
+        """Do nothing; writes are not buffered."""
 
-    def why_ended(self) -> str:
-        """Says what is known about the end of the stream: our cut, or the last words of the other side."""
-        if self.connection.cut_because:
-            return self.connection.cut_because
-        self.exit_status()  # who asks closes next, and the status comes after the last line
-        return self.diagnostics() or "the node closed the connection"
+    def end_reason(self) -> str:
+        """Return why the stream ended: the abort reason, or the agent's last output."""
+        if self.connection.abort_reason:
+            return self.connection.abort_reason
+        self.exit_status()  # the caller closes the stream next, and the status arrives after the last line
+        return self.stderr_text() or "the node closed the connection"
 
-    def diagnostics(self) -> str:
-        """Gives the last things the agent wrote to stderr."""
-        return sentence(b"".join(self._stderr).decode(errors="replace").strip(), STDERR_KEPT_BYTES)
+    def stderr_text(self) -> str:
+        """Return the end of the agent's stderr."""
+        return clean_text(b"".join(self._stderr).decode(errors="replace").strip(), MAX_STDERR_BYTES)
 
-    def exit_status(self, limit_s: float = STATUS_WITHIN_S) -> int | None:
-        """Gives the agent's exit status, or None when it did not say one within the limit."""
-        self._drain.join(limit_s)  # its last words come before its status
-        if self._channel.status_event.wait(limit_s) and self._channel.exit_status != -1:
+    def exit_status(self, timeout_s: float = EXIT_STATUS_TIMEOUT_S) -> int | None:
+        """Return the agent's exit status, or None when it does not arrive in time."""
+        self._stderr_thread.join(timeout_s)  # its output arrives before its status
+        if self._channel.status_event.wait(timeout_s) and self._channel.exit_status != -1:
             return int(self._channel.exit_status)
         return None
 
     def close(self) -> None:
-        """Closes channel and connection. Safe to repeat."""
+        """Close channel and connection; idempotent."""
         self.connection.close()
 
-    def _drain_stderr(self) -> None:
+    def _read_stderr(self) -> None:
         kept_bytes = 0
         with contextlib.suppress(OSError):
             while data := self._channel.recv_stderr(4096):
                 self._stderr.append(data)
                 kept_bytes += len(data)
-                while kept_bytes > STDERR_KEPT_BYTES:
+                while kept_bytes > MAX_STDERR_BYTES:
                     kept_bytes -= len(self._stderr.popleft())
 
 
-def agent_missing(stream: SshStream) -> AgentMissing:
-    """Explains a stream that ended before the agent's hello."""
-    place = stream.connection.target.place
+def agent_missing_error(stream: SshStream) -> AgentMissingError:
+    """Return the error for a stream that ended before the agent's hello."""
+    place = stream.connection.target.address
     status = stream.exit_status()
-    said = stream.diagnostics()
-    if status in _NOT_FOUND_STATUS:
-        sentence = f"{place} has no agent: run the enrolment script there."
+    said = stream.stderr_text()
+    if status in _COMMAND_NOT_FOUND_STATUSES:
+        message = f"{place} has no agent: run the enrolment script there."
     elif said:
-        sentence = (
+        message = (
             f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
         )
     else:
-        sentence = f"The agent on {place} ended without a word: {stream.why_ended()}."
-    return AgentMissing(sentence, SshStep.CHANNEL)
+        message = f"The agent on {place} ended without a word: {stream.end_reason()}."
+    return AgentMissingError(message, SshStep.CHANNEL)
 
 
-# ---- the one-time login ------------------------------------------------------------------------------------
+# ---- password login ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class RootRun:
-    """What a script said and how it ended."""
-
+class RootCommandResult:
     exit_status: int
-    output: str
-    errors: str
+    stdout: str
+    stderr: str
 
 
 class PasswordLogin:
-    """A person's login, used once for the enrolment."""
+    """A password login, used once for the enrolment."""
 
     _PROMPT = b"fairway-sudo-password:"
-    _READY = b"fairway-root-shell-ready\n"
+    _ROOT_SHELL_MARKER = b"fairway-root-shell-ready\n"
 
     def __init__(self, connection: SshConnection) -> None:
         self._connection = connection
 
-    def run_as_root(self, password: str, script: str, limit_s: float) -> RootRun:
-        """Runs a script in a root shell: the login's own when it is root, sudo's otherwise.
+    def run_as_root(self, password: str, script: str, timeout_s: float) -> RootCommandResult:
+        """Run a script in a root shell: the login's own when it is root, otherwise one from sudo.
 
-        The password goes out only after sudo's prompt, and the script only after the root shell has said that
-        it is there; so neither is ever taken for the other.
+        The password is sent only after sudo's prompt, and the script only after the root shell has announced
+        itself, so neither can be mistaken for the other.
         """
-        shell = f"echo {self._READY.decode().strip()}; exec sh -s"
+        shell = f"echo {self._ROOT_SHELL_MARKER.decode().strip()}; exec sh -s"
         sudo = shlex.join(["sudo", "-k", "-S", "-p", self._PROMPT.decode(), "sh", "-c", shell])
         command = f'if [ "$(id -u)" -eq 0 ]; then {shell}; else exec {sudo}; fi'
-        with WATCHDOG.limit(self._connection, limit_s, "the enrolment script"):
-            channel = self._connection.transport.open_session(timeout=STEP_LIMIT_S)
+        with WATCHDOG.deadline(self._connection, timeout_s, "the enrolment script"):
+            channel = self._connection.transport.open_session(timeout=STEP_TIMEOUT_S)
             channel.exec_command(shlex.join(["sh", "-c", command]))
             self._wait_for_root(channel, password)
-            return _feed_and_collect(channel, script.encode())
+            return _run_with_input(channel, script.encode())
 
     def _wait_for_root(self, channel: paramiko.Channel, password: str) -> None:
         channel.settimeout(0.1)
         output, errors = b"", b""
         asked = 0
-        deadline_s = time.monotonic() + 4 * STEP_LIMIT_S  # a refused password costs sudo some seconds
-        while self._READY not in output:
+        deadline_s = time.monotonic() + 4 * STEP_TIMEOUT_S  # sudo waits some seconds after a wrong password
+        while self._ROOT_SHELL_MARKER not in output:
             with contextlib.suppress(TimeoutError):
                 output += channel.recv(4096)
             if channel.recv_stderr_ready():
                 errors += channel.recv_stderr(4096)
-            if len(output) + len(errors) > ROOT_OUTPUT_BYTES:
-                raise LoginRefused("The login prints without end.")
+            if len(output) + len(errors) > MAX_ROOT_OUTPUT_BYTES:
+                raise LoginError("The login prints without end.")
             prompts = errors.count(self._PROMPT)
             if prompts > 1:
-                raise LoginRefused("sudo does not take this password.")
+                raise LoginError("sudo does not take this password.")
             if prompts > asked:
                 asked = prompts
                 channel.sendall(password.encode() + b"\n")
             if channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready():
-                said = sentence(errors.replace(self._PROMPT, b"").decode(errors="replace").strip())
-                raise LoginRefused(f"There is no root shell for this account: {said or 'sudo said nothing'}")
+                said = clean_text(errors.replace(self._PROMPT, b"").decode(errors="replace").strip())
+                raise LoginError(f"There is no root shell for this account: {said or 'sudo said nothing'}")
             if time.monotonic() > deadline_s:
-                raise LoginRefused("sudo did not answer in time.")
+                raise LoginError("sudo did not answer in time.")
 
 
 @contextlib.contextmanager
 def login_with_password(target: SshTarget, password: str) -> Iterator[PasswordLogin]:
-    """Opens a login with a password for as long as the block lasts. Raises a typed SshError."""
+    """Open a password login for the duration of the block. Raise a typed SshError."""
     connection = _connect(target)
-    _authenticate(
-        connection, lambda: connection.transport.auth_password(target.account, password), "password"
-    )
+    _authenticate(connection, lambda: connection.transport.auth_password(target.user, password), "password")
     try:
         yield PasswordLogin(connection)
     finally:
         connection.close()
 
 
-def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
+def _run_with_input(channel: paramiko.Channel, script: bytes) -> RootCommandResult:
     channel.settimeout(None)
     errors: list[bytes] = []
 
     def drain() -> None:
         with contextlib.suppress(OSError):
             while data := channel.recv_stderr(4096):
-                if len(errors) * 4096 < ROOT_OUTPUT_BYTES:
+                if len(errors) * 4096 < MAX_ROOT_OUTPUT_BYTES:
                     errors.append(data)
 
     def feed() -> None:
@@ -435,113 +433,120 @@ def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
         helper.start()
     output = bytearray()
     while data := channel.recv(65536):
-        output += data[: max(0, ROOT_OUTPUT_BYTES - len(output))]
+        output += data[: max(0, MAX_ROOT_OUTPUT_BYTES - len(output))]
     for helper in helpers:
-        helper.join(STEP_LIMIT_S)
-    status = channel.exit_status if channel.status_event.wait(STEP_LIMIT_S) else -1
-    return RootRun(int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace"))
+        helper.join(STEP_TIMEOUT_S)
+    status = channel.exit_status if channel.status_event.wait(STEP_TIMEOUT_S) else -1
+    return RootCommandResult(
+        int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace")
+    )
 
 
-# ---- connecting, step by step ------------------------------------------------------------------------------
+# ---- connection steps --------------------------------------------------------------------------------------
 
 
-def dial(target: SshTarget) -> socket.socket:
-    """Opens the TCP connection to a node's sshd. Raises NodeUnreachable."""
-    return _dial(target.host, target.port)
+def connect_tcp(target: SshTarget) -> socket.socket:
+    """Open the TCP connection to a node's sshd. Raise NodeUnreachableError."""
+    return _connect_tcp(target.host, target.port)
 
 
-def _dial(host: str, port: int) -> socket.socket:
+def _connect_tcp(host: str, port: int) -> socket.socket:
     place = f"{host}:{port}"
     try:
-        sock = socket.create_connection((host, port), timeout=STEP_LIMIT_S)
+        sock = socket.create_connection((host, port), timeout=STEP_TIMEOUT_S)
     except socket.gaierror as error:
-        raise NodeUnreachable(f"No address is known for {host}.", SshStep.RESOLVE) from error
+        raise NodeUnreachableError(f"No address is known for {host}.", SshStep.RESOLVE) from error
     except TimeoutError as error:
-        sentence = (
-            f"{place} does not answer within {STEP_LIMIT_S:.0f} s: it is down, or a firewall is between."
+        message = (
+            f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
         )
-        raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+        raise NodeUnreachableError(message, SshStep.CONNECT) from error
     except ConnectionRefusedError as error:
-        raise NodeUnreachable(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
+        raise NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise NodeUnreachable(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
+        raise NodeUnreachableError(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's own end of a half-open connection
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_LIMIT_S * 1000))
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel ends a half-open connection
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(INACTIVITY_TIMEOUT_S * 1000))
     return sock
 
 
-def _start(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
-    """Exchanges keys; the host key is known afterwards and not yet judged."""
-    transport = SshTransport(sock, packetizer_class=HearingPacketizer)
-    transport.packetizer.heard_s = time.monotonic()
-    transport.banner_timeout = STEP_LIMIT_S
-    transport.handshake_timeout = STEP_LIMIT_S
-    transport.auth_timeout = STEP_LIMIT_S
-    transport.channel_timeout = STEP_LIMIT_S
+def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
+    """Exchange keys; the host key is not yet verified."""
+    transport = SshTransport(sock, packetizer_class=ActivityPacketizer)
+    transport.packetizer.last_packet_s = time.monotonic()
+    transport.banner_timeout = STEP_TIMEOUT_S
+    transport.handshake_timeout = STEP_TIMEOUT_S
+    transport.auth_timeout = STEP_TIMEOUT_S
+    transport.channel_timeout = STEP_TIMEOUT_S
     offered = transport.get_security_options()
     offered.key_types = key_types
     try:
-        transport.start_client(timeout=STEP_LIMIT_S)
-        if not transport.initial_kex_done:  # paramiko returns from its own time-out without a word
-            raise EOFError(f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s")
+        transport.start_client(timeout=STEP_TIMEOUT_S)
+        if not transport.initial_kex_done:  # paramiko returns silently from its own time-out
+            raise EOFError(f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
         if "host key" not in str(error):
-            sentence = f"{host}:{port} and we have no way to encrypt in common ({error})."
-            raise NodeUnreachable(sentence, SshStep.CONNECT) from error
-        sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
-        raise HostKeyMismatch(sentence) from error
+            message = f"{host}:{port} and we have no way to encrypt in common ({error})."
+            raise NodeUnreachableError(message, SshStep.CONNECT) from error
+        message = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
+        raise HostKeyMismatchError(message) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
-        sentence = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
-        raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+        message = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
+        raise NodeUnreachableError(message, SshStep.CONNECT) from error
     return transport
 
 
 def _connect(target: SshTarget) -> SshConnection:
     pinned_type, pinned_base64 = target.host_key.split()[:2]
-    sock = _dial(target.host, target.port)
-    transport = _start(sock, host_key_algorithms(target), target.host, target.port)
+    sock = _connect_tcp(target.host, target.port)
+    transport = _start_transport(sock, host_key_algorithms(target), target.host, target.port)
     key = transport.get_remote_server_key()
     presented = HostKey(key.get_name(), key.get_base64())
     if presented.line != f"{pinned_type} {pinned_base64}":
         transport.close()
-        raise other_host_key(target, presented.fingerprint, presented.line)
+        raise host_key_mismatch(target, presented.fingerprint, presented.line)
     return SshConnection(transport, sock, target)
 
 
-def _authenticate(connection: SshConnection, authenticate: Callable[[], object], what: str) -> None:
+def _authenticate(connection: SshConnection, authenticate: Callable[[], object], method: str) -> None:
     target = connection.target
     try:
-        with WATCHDOG.limit(connection, 2 * STEP_LIMIT_S, "the login"):
+        with WATCHDOG.deadline(connection, 2 * STEP_TIMEOUT_S, "the login"):
             missing = authenticate()
     except paramiko.AuthenticationException as error:
         connection.close()
-        raise AuthenticationRefused(
-            f"{target.place} does not take our {what} for the account {target.account}.", SshStep.LOGIN
+        raise AuthenticationError(
+            f"{target.address} does not take our {method} for the account {target.user}.", SshStep.LOGIN
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
-        raise NodeUnreachable(f"{target.place} hung up during the login: {error}.", SshStep.LOGIN) from error
+        raise NodeUnreachableError(
+            f"{target.address} hung up during the login: {error}.", SshStep.LOGIN
+        ) from error
     if missing:
         connection.close()
-        sentence = f"{target.place} wants more than one proof for the account {target.account}."
-        raise AuthenticationRefused(sentence, SshStep.LOGIN)
-    connection.keep_alive()
+        message = f"{target.address} wants more than one proof for the account {target.user}."
+        raise AuthenticationError(message, SshStep.LOGIN)
+    connection.start_keepalive()
 
 
-def other_host_key(target: SshTarget, shown: str, presented: str | None = None) -> HostKeyMismatch:
-    """The refusal of a machine that shows another key than the confirmed one; ``shown`` is its fingerprint."""
-    return HostKeyMismatch(
-        f"{target.place} shows the host key {shown}, but {fingerprint(target.host_key)} was confirmed for it: "
+def host_key_mismatch(
+    target: SshTarget, fingerprint_shown: str, presented: str | None = None
+) -> HostKeyMismatchError:
+    """Return the error for a host key that differs from the confirmed one."""
+    return HostKeyMismatchError(
+        f"{target.address} shows the host key {fingerprint_shown}, "
+        f"but {fingerprint(target.host_key)} was confirmed for it: "
         "it is another machine, or was installed anew. Nothing was sent to it.",
         presented,
     )
 
 
 def host_key_algorithms(target: SshTarget) -> tuple[str, ...]:
-    """The signature algorithms of the pinned key's type."""
+    """Return the signature algorithms of the pinned key's type."""
     pinned_type = target.host_key.split()[0]
-    return _KEY_CLASSES.get(pinned_type, (pinned_type,))
+    return _SIGNATURE_ALGORITHMS.get(pinned_type, (pinned_type,))

@@ -1,4 +1,4 @@
-"""One thread that cuts connections which fell silent or whose step takes too long."""
+"""Watchdog thread that closes connections that are silent or exceed the time limit of a step."""
 
 from __future__ import annotations
 
@@ -9,50 +9,49 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-TICK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 
 
-class Watched(Protocol):
-    """A connection under watch. Both methods return at once, whatever the network does."""
+class WatchedConnection(Protocol):
+    """A supervised connection; no method blocks."""
 
-    def silent_for_s(self) -> float:
-        """How long nothing has been heard from the other side."""
+    def inactive_s(self) -> float:
+        """Return the seconds since the last received data."""
 
-    def cut(self, why: str) -> None:
-        """Closes the connection under everybody who waits on it. Harmless when it is closed already."""
+    def abort(self, reason: str) -> None:
+        """Close the connection for all waiting threads; idempotent."""
 
 
 class Watchdog:
-    """Watches connections for silence, and single steps for their deadline.
+    """Supervises connections for silence, and single steps for their time limit.
 
-    A time limit inside a client library frees its own caller only; closing the connection frees everyone.
+    A time limit inside a client library releases only its own caller; closing the connection releases all.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._silence_limits_s: dict[Watched, float] = {}
-        self._deadlines: dict[int, tuple[float, Watched, str]] = {}
+        self._inactivity_timeouts_s: dict[WatchedConnection, float] = {}
+        self._deadlines: dict[int, tuple[float, WatchedConnection, str]] = {}
         self._numbers = itertools.count()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, connection: Watched, silence_limit_s: float) -> None:
-        """Cuts the connection once it has been silent for that long."""
+    def watch(self, connection: WatchedConnection, inactivity_timeout_s: float) -> None:
+        """Close the connection when it is silent for ``inactivity_timeout_s``."""
         with self._lock:
-            self._silence_limits_s[connection] = silence_limit_s
+            self._inactivity_timeouts_s[connection] = inactivity_timeout_s
         self._ensure_running()
 
-    def forget(self, connection: Watched) -> None:
-        """Ends the watch over a connection."""
+    def unwatch(self, connection: WatchedConnection) -> None:
         with self._lock:
-            self._silence_limits_s.pop(connection, None)
+            self._inactivity_timeouts_s.pop(connection, None)
 
     @contextlib.contextmanager
-    def limit(self, connection: Watched, limit_s: float, step: str) -> Iterator[None]:
-        """Cuts the connection when the block takes longer than `limit_s`."""
+    def deadline(self, connection: WatchedConnection, timeout_s: float, step: str) -> Iterator[None]:
+        """Close the connection when the block takes longer than ``timeout_s``."""
         number = next(self._numbers)
         with self._lock:
-            self._deadlines[number] = (time.monotonic() + limit_s, connection, step)
+            self._deadlines[number] = (time.monotonic() + timeout_s, connection, step)
         self._ensure_running()
         try:
             yield
@@ -69,18 +68,18 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            time.sleep(TICK_S)
+            time.sleep(CHECK_INTERVAL_S)
             now_s = time.monotonic()
             with self._lock:
-                idle = not self._silence_limits_s and not self._deadlines
-                silences = list(self._silence_limits_s.items())
+                idle = not self._inactivity_timeouts_s and not self._deadlines
+                silences = list(self._inactivity_timeouts_s.items())
                 late = [entry for entry in self._deadlines.values() if entry[0] < now_s]
             for _, connection, step in late:
-                connection.cut(f"{step} took too long")
+                connection.abort(f"{step} took too long")
             for connection, limit_s in silences:
-                if connection.silent_for_s() > limit_s:
-                    self.forget(connection)
-                    connection.cut(f"nothing was heard for {limit_s:.0f} s")
+                if connection.inactive_s() > limit_s:
+                    self.unwatch(connection)
+                    connection.abort(f"nothing was heard for {limit_s:.0f} s")
             if idle:
                 self._wake.clear()
                 self._wake.wait()

@@ -8,17 +8,25 @@ import signal
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "calibration", "crowd", "line", "own_database", "parts", "slurm"}
+SUPPORT_MODULES = {
+    "__main__",
+    "calibration",
+    "report",
+    "runner",
+    "scratch_database",
+    "simulated_nodes",
+    "slurm",
+}
 
 
 def names() -> list[str]:
-    """The benchmarks that stand in this folder."""
+    """Return the benchmarks in this folder."""
     found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in found if name not in NOT_BENCHMARKS)
+    return sorted(name for name in found if name not in SUPPORT_MODULES)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark named first; the rest are its own arguments."""
+    """Run the benchmark named first; further arguments are its own."""
     if not arguments or arguments[0] not in names():
         print(
             f"usage: python -m bench NAME [arguments]; NAME is one of: {', '.join(names())}", file=sys.stderr
@@ -26,7 +34,7 @@ def main(arguments: list[str]) -> int:
         return 2
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that what was started is ended on the way out
+    )  # so that started processes are terminated on exit
     result = importlib.import_module(f"bench.{arguments[0]}").main(arguments[1:])
     return int(result or 0)
 

@@ -1,12 +1,12 @@
-"""What the agent costs its node: memory and processor of its sessions, idle and with eight GPUs at 1 Hz and eight tasks.
+"""Cost of the agent on its node: memory and CPU, idle and with eight GPUs at 1 Hz and eight tasks.
 
     python -m bench agent [--seconds S] [--python PYTHON]
 
-The agent as it is shipped, over pipes, with its two standing sessions: control (worker-nodes) and watch (the
-collector). The GPUs are those of the stand-in for NVML (``tests/standins/nvml.c``), which answers through NVIDIA's
-own module, so all but the driver's part of each question is real. Tasks run under the runtime ``process``, each on
-a GPU, and each is named by the driver as the process on it. Processor time is counted over the whole time, so other
-load makes it hardly worse.
+The shipped agent runs over pipes with its two standing sessions: control (worker-nodes) and watch (the
+collector). GPUs are those of the fake NVML (``tests/fakes/nvml.c``), called through NVIDIA's own module, so
+only the driver's part of each query is missing. Tasks run under the runtime ``process``, one per GPU, and the
+driver reports each as the process on it. CPU time is counted over the whole period, so other load has little
+effect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agents.bundle import build
+from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
-from bench.line import say
-from tests.standins import nvml
+from bench.report import print_figure
+from tests.fakes import nvml
 
 CLUSTER = "bench-agent"
 GPUS = 8
@@ -37,13 +37,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for memory and one for processor time, idle and busy, and one for the tasks' own shims."""
+    """Print lines for memory and CPU time, idle and busy, and one for the shims of tasks."""
     parser = argparse.ArgumentParser(prog="bench agent")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--python", default=sys.executable, help="The Python that runs the agent.")
     wanted = parser.parse_args(arguments)
-    if why := nvml.why_not():
-        say("agent", skipped=why)
+    if why := nvml.missing_compiler():
+        print_figure("agent", skipped=why)
         return 0
     with _node() as (folder, driver):
         with _sessions(folder, driver, wanted.python) as links:
@@ -51,17 +51,19 @@ def main(arguments: list[str]) -> int:
         with _sessions(folder, driver, wanted.python) as links:
             pids = _start_tasks(links["control"], folder)
             driver.write(nvml.h200(number, f"process {pid} 4096") for number, pid in enumerate(pids))
-            links["watch"].ask("stats", timeout_s=10, subscribe=True)
+            links["watch"].request("stats", timeout_s=10, subscribe=True)
             _measure("8_gpus_1_hz_8_tasks", links, wanted.seconds)
             shims = [_parent(pid) for pid in pids]
-            say(
+            print_figure(
                 "agent_memory_of_shims",
                 ours=round(sum(_memory_mb(pid)[0] for pid in shims), 1),
                 unit=f"MB (proportional set size) of {len(shims)} shims, one of each task of the runtime process",
                 resident_mb=round(sum(_memory_mb(pid)[1] for pid in shims), 1),
             )
             for number in range(GPUS):
-                links["control"].ask("stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0)
+                links["control"].request(
+                    "stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0
+                )
     return 0
 
 
@@ -74,7 +76,7 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
     percent = {role: (_cpu_s(pid) - before[role]) / took_s * 100 for role, pid in pids.items()}
     memory = {role: _memory_mb(pid) for role, pid in pids.items()}
     mine = sum(proportional for proportional, _ in memory.values())
-    say(
+    print_figure(
         f"agent_memory_{what}",
         ours=round(mine, 1),
         unit="MB (proportional set size) of control and watch together",
@@ -85,7 +87,7 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
         resident_sum_mb=round(sum(each for _, each in memory.values()), 1),
     )
     spent = sum(percent.values())
-    say(
+    print_figure(
         f"agent_processor_{what}",
         ours=round(spent, 2),
         unit=f"% of a core over {took_s:.0f} s, control and watch together",
@@ -96,28 +98,28 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
 
 
 @contextlib.contextmanager
-def _node() -> Iterator[tuple[Path, nvml.Driver]]:
-    """A machine with eight GPUs: a folder that every account can walk to, with program and settings."""
+def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
+    """Provide a machine with eight GPUs: a folder that all accounts can traverse, program and settings."""
     folder = Path(tempfile.mkdtemp(prefix="fwa", dir="/var/tmp"))
     folder.chmod(0o755)
     try:
-        build(folder / "agent.pyz")
+        build_archive(folder / "agent.pyz")
         settings = {
             "cluster": CLUSTER,
             "state_dir": str(folder / "state"),
             "home_root": str(folder / "homes"),
-            "gpus": "nvml",
+            "gpu_provider": "nvml",
             "runtimes": [{"kind": "process"}],
-            "disk_floor_mib": 16,
+            "min_free_disk_mib": 16,
         }
         (folder / "node.json").write_text(json.dumps(settings))
-        yield folder, nvml.Driver(folder, [nvml.h200(number) for number in range(GPUS)])
+        yield folder, nvml.FakeDriver(folder, [nvml.h200(number) for number in range(GPUS)])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _sessions(folder: Path, driver: nvml.Driver, python: str) -> Iterator[dict[str, Link]]:
+def _sessions(folder: Path, driver: nvml.FakeDriver, python: str) -> Iterator[dict[str, Link]]:
     with contextlib.ExitStack() as stack:
         yield {
             role: stack.enter_context(
@@ -135,9 +137,9 @@ def _sessions(folder: Path, driver: nvml.Driver, python: str) -> Iterator[dict[s
 
 
 def _start_tasks(control: Link, folder: Path) -> list[int]:
-    """Starts a task on each GPU; the pids of their commands."""
+    """Start a task on each GPU; return the pids of their commands."""
     for number in range(GPUS):
-        control.ask("start", timeout_s=30, epoch=1, spec=_spec(number))
+        control.request("start", timeout_s=30, epoch=1, spec=_spec(number))
     tasks = json.loads((folder / "state" / "ledger.json").read_text())["tasks"].values()
     return [int(task["pid"]) for task in sorted(tasks, key=lambda task: task["job"])]
 
@@ -165,17 +167,17 @@ def _parent(pid: int) -> int:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process with all its threads, and of children that it has waited for."""
+    """Return CPU seconds of a process with all its threads and reaped children."""
     return sum(int(each) for each in _stat(pid)[11:15]) / _TICKS_PER_S
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on."""
+    """Return the fields of /proc/PID/stat from the state on."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def _memory_mb(pid: int) -> tuple[float, float]:
-    """Proportional and resident set size, in millions of bytes."""
+    """Return proportional and resident set size, in 10^6 bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     return kib["Pss"] * 1024 / 1e6, kib["Rss"] * 1024 / 1e6

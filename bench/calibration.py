@@ -1,4 +1,4 @@
-"""A fixed loop whose time stands beside every absolute figure, so that machines can be compared."""
+"""A fixed loop, reported beside every absolute figure, to compare machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ROUNDS = 2_000_000
 
 
 def calibration_ms() -> float:
-    """Milliseconds this machine takes for a fixed loop of integer arithmetic, the best of three."""
+    """Return milliseconds for a fixed loop of integer arithmetic, the best of three."""
     return min(_once_ms() for _ in range(3))
 
 

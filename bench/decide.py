@@ -1,4 +1,4 @@
-"""How long one decision takes: full cycles over 1,000 nodes of 8 GPUs with 10,000 jobs waiting."""
+"""Duration of one decision: full cycles over 1,000 nodes of 8 GPUs with 10,000 pending jobs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import resource
 import time
 
 from bench.calibration import calibration_ms
-from scheduler.core import cluster as c
-from scheduler.core.carry import after_commit
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
+from scheduler.core.model import snapshot as c
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
 
-NODES, GPUS_PER_NODE, PROJECTS, PEOPLE, PENDING = 1_000, 8, 60, 300, 10_000
+NODES, GPUS_PER_NODE, PROJECTS, USER_COUNT, PENDING = 1_000, 8, 60, 300, 10_000
 NOW_S = 1_000_000.0
 
 
-def snapshot(seed: int = 1) -> c.Snapshot:
-    """An empty cluster, a tree of projects and a queue of mixed jobs asking for more than there is."""
+def build_snapshot(seed: int = 1) -> c.Snapshot:
+    """Return an empty cluster, a tree of projects and a queue of mixed jobs that exceeds the capacity."""
     draw = random.Random(seed)
     pool = c.PoolRow(c.PoolId("pool"), "main")
     nodes = tuple(
@@ -44,7 +44,7 @@ def snapshot(seed: int = 1) -> c.Snapshot:
     pending = tuple(_job(draw, i, leaves[draw.randrange(PROJECTS)], pool.id) for i in range(PENDING))
     usage = tuple(
         c.UsageRow(leaves[u % PROJECTS].id, pool.id, c.UserId(f"user{u}"), draw.random() * 1e6)
-        for u in range(PEOPLE)
+        for u in range(USER_COUNT)
     )
     return c.Snapshot(NOW_S, (pool,), nodes, (*groups, *leaves), tuple(quotas), usage, (), pending)
 
@@ -54,7 +54,7 @@ def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> 
         ((1, 1, 1000), (1, 1, 1000), (1, 1, 500), (2, 1, 1000), (4, 1, 1000), (8, 1, 1000), (8, 2, 1000))
     )
     return c.PendingRow(
-        c.JobId(f"job{i:05}"), f"job {i}", project.id, c.UserId(f"user{draw.randrange(PEOPLE)}"), (pool,),
+        c.JobId(f"job{i:05}"), f"job {i}", project.id, c.UserId(f"user{draw.randrange(USER_COUNT)}"), (pool,),
         NOW_S - draw.random() * 86_400, draw.choice((50, 75, 100)), True, tasks, gpus, milli,
         draw.choice((None, None, "A100", "H100")), None, 4_000 * gpus, draw.choice((8_192, 16_384)) * gpus,
         draw.choice((None, 3_600.0)),
@@ -63,17 +63,17 @@ def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> 
 
 def main(arguments: list[str]) -> None:
     """Print the figures."""
-    photo = snapshot()
+    snapshot = build_snapshot()
     calibration = calibration_ms()
-    plan = _measure("decide, empty cluster, 10,000 pending", photo, calibration)
-    _measure("decide, full cluster, the rest pending", after_commit(photo, plan), calibration)
+    plan = _measure("decide, empty cluster, 10,000 pending", snapshot, calibration)
+    _measure("decide, full cluster, the rest pending", apply_plan(snapshot, plan), calibration)
 
 
-def _measure(name: str, photo: c.Snapshot, calibration: float) -> Plan:
+def _measure(name: str, snapshot: c.Snapshot, calibration: float) -> Plan:
     times = []
     for _ in range(3):
         begin = time.perf_counter()
-        plan = decide(photo, Policy())
+        plan = decide(snapshot, Policy())
         times.append(time.perf_counter() - begin)
     print(
         json.dumps(
@@ -82,7 +82,7 @@ def _measure(name: str, photo: c.Snapshot, calibration: float) -> Plan:
                 "seconds": round(min(times), 3),
                 "nodes": NODES,
                 "gpus": NODES * GPUS_PER_NODE,
-                "pending": len(photo.pending),
+                "pending": len(snapshot.pending),
                 "starts": len(plan.starts),
                 "verdicts": len(plan.verdicts),
                 "steps": plan.steps_used,

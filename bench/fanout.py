@@ -1,10 +1,10 @@
-"""Live fan-out: a tick a second to many browsers; when the last of them has it, and what it costs.
+"""Live fan-out: one frame per second to many browsers; delay of the last browser, and CPU cost.
 
     DATABASE_URL=... REDIS_URL=... python -m bench fanout [--browsers N] [--seconds S] [--nodes N] [--direct]
 
-The browsers come through the gateway, as in life (``--direct``: straight to web), signed in as several people,
-watching ``cluster`` and ``user.me``; the frame is that of a cluster of N nodes with 8 GPUs. Makes a database of
-its own and drops it.
+The browsers connect through the gateway (``--direct``: to web), signed in as several users, and watch
+``cluster`` and ``user.me``; the frame is that of a cluster of N nodes with 8 GPUs. Creates a database of its
+own and drops it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway import _free, _process, _rss_mib, _until_open
-from bench.line import percentile, say
-from bench.own_database import own_database
+from bench.report import percentile, print_figure
+from bench.scratch_database import scratch_database
 
-SOCKETS_A_PERSON = 25
+SOCKETS_PER_USER = 25
 LAST_TARGET_MS, CORE_TARGET_PERCENT = 100.0, 25
 _AT = re.compile(rb'"kind":"sample","at_s":([0-9.]+)')
 
 
 def main(arguments: list[str]) -> int:
-    """Prints one line."""
+    """Print one line."""
     parser = argparse.ArgumentParser(prog="bench fanout")
     parser.add_argument("--browsers", type=int, default=500)
     parser.add_argument("--seconds", type=int, default=20, help="how many ticks; p95 of few is the slowest")
@@ -48,11 +48,11 @@ def main(arguments: list[str]) -> int:
         return 0
     port, web_port = _free("127.0.0.1"), _free("127.0.0.1")
     os.environ["FAIRWAY_PORTAL_URL"] = f"http://localhost:{port}"
-    with own_database() as url:
-        from portal.standalone.processes import _uvicorn
+    with scratch_database() as url:
+        from portal.standalone.process_table import _uvicorn
 
-        people = -(-wanted.browsers // SOCKETS_A_PERSON)
-        keys = _sign_in(people, wanted.nodes)
+        users = -(-wanted.browsers // SOCKETS_PER_USER)
+        keys = _sign_in(users, wanted.nodes)
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
             web_socket = f"{folder}/web.sock"
             environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
@@ -105,7 +105,7 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
     last = found["last_ms"]
     last_ms = percentile(last, 0.95)
     percent = max(spent.values())
-    say(
+    print_figure(
         f"fanout_{wanted.browsers}_browsers_1_hz",
         ours=round(last_ms, 1),
         unit="ms until the last has it, p95",
@@ -122,29 +122,29 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
 
 
 def _cpu_s(pid: int) -> float:
-    """Time on a processor of all threads so far. Clock ticks (/proc/PID/stat) miss the short bursts after a second."""
+    """Return CPU seconds of all threads so far. Clock ticks (/proc/PID/stat) miss short bursts."""
     spent_ns = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread may have ended
             spent_ns += int((thread / "schedstat").read_text().split()[0])
     return spent_ns / 1e9
 
 
-def _sign_in(people: int, nodes: int) -> list[str]:
-    from tests import record
-    from tests.gateway.stand import sign_in
+def _sign_in(users: int, nodes: int) -> list[str]:
+    from tests import factories
+    from tests.gateway.gateway_harness import sign_in
 
-    pool = record.pool()
+    pool = factories.pool()
     for _ in range(nodes):
-        record.node(pool, gpus=8)
-    return [sign_in(record.person()) for _ in range(people)]
+        factories.node(pool, gpus=8)
+    return [sign_in(factories.user()) for _ in range(users)]
 
 
 async def _tick(seconds: int, nodes: int) -> int:
-    """Sends what the collector sends, once a second."""
+    """Send what the collector sends, once a second."""
     from channels.layers import get_channel_layer
 
-    from portal.events import group_of
+    from portal.live_events import channel_group
 
     layer = get_channel_layer()
     rows = {
@@ -157,7 +157,7 @@ async def _tick(seconds: int, nodes: int) -> int:
         frame = {"kind": "sample", "at_s": round(time.time(), 6), "lag_s": 0.1, "nodes": rows}
         text = json.dumps(frame, separators=(",", ":"))
         await layer.group_send(
-            group_of("cluster"), {"type": "fairway.frame", "topic": "cluster", "text": text}
+            channel_group("cluster"), {"type": "fairway.frame", "topic": "cluster", "text": text}
         )
     await asyncio.sleep(1)
     return len(text)
@@ -167,7 +167,7 @@ async def _tick(seconds: int, nodes: int) -> int:
 
 
 class _Browser(asyncio.Protocol):
-    """Reads as little as it must: the time that stands in each frame."""
+    """Parse only the time in each frame, to cost as little as possible."""
 
     def __init__(self, key: str, port: int, heard: dict[float, list[float]]) -> None:
         self._heard, self._open, self._data = heard, False, b""

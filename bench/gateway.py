@@ -1,13 +1,15 @@
-"""The gateway beside configurable-http-proxy: requests a second, MB/s, round trips, memory with 30 tabs.
+"""The gateway beside configurable-http-proxy: requests/s, MB/s, round trips, memory with 30 tabs.
 
-The round trips are those of an echo server, which shows the way itself, and of a kernel of a real JupyterLab.
+Round trips are those of an echo server, which shows the proxy itself, and of a kernel of a real JupyterLab.
+Measured for a local node, and for an SSH node, where the other proxy is in front of ``ssh -L`` over the same
+sshd.
 
-For a local node, and for an SSH node, where the other proxy stands before ``ssh -L`` over the same sshd.
+    DATABASE_URL=... REDIS_URL=... python -m bench gateway [--seconds S] [--rounds N]
+        [--where local ssh] [--chp PROGRAM]
 
-    DATABASE_URL=... REDIS_URL=... python -m bench gateway [--seconds S] [--rounds N] [--where local ssh] [--chp PROGRAM]
-
-Both stand before the same servers on this machine and are measured in turns, round by round. The other proxy
-is fetched by npm into a temporary folder unless ``--chp`` names one. Makes a database of its own and drops it.
+Both proxies serve the same upstreams on this machine and are measured alternately, round by round. npm
+installs the other proxy into a temporary folder unless ``--chp`` names one. Creates a database of its own and
+drops it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.line import say
-from bench.own_database import own_database
+from bench.report import print_figure
+from bench.scratch_database import scratch_database
 
 JOBS = "127.77.0.1"
 SMALL_BYTES = 1024
@@ -39,8 +41,8 @@ TABS = 30
 MEMORY_TARGET_MIB = 300.0
 SOCKETS_A_TAB = 4
 
-Door = tuple[int, str, str]
-"""Port, Host header and cookie of a workspace behind a proxy; or TOKEN and the tool's own secret for a cookie."""
+WorkspaceTarget = tuple[int, str, str]
+"""Port, Host header and cookie of a workspace; or TOKEN and the tool's own secret for a cookie."""
 TOKEN = "token:"
 Figure = tuple[float, float]
 
@@ -52,7 +54,7 @@ FIGURES = {
     "messages": ("1/s", "ws"),
     "kernel_round_trip": ("ms", "lab"),
 }
-"""Unit, and the server behind."""
+"""Unit and upstream of each figure."""
 
 UPSTREAM = """
 const http = require('http'), small = Buffer.alloc(%d, 'x'), block = Buffer.alloc(1 << 20, 'y');
@@ -80,7 +82,7 @@ http.createServer((request, answer) => {
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each figure."""
+    """Print a line for each figure."""
     parser = argparse.ArgumentParser(prog="bench gateway")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
@@ -91,7 +93,7 @@ def main(arguments: list[str]) -> int:
     wanted = parser.parse_args(arguments)
     if wanted.part:
         return _part(*wanted.part)
-    from tests.rig.needs import why_no_loopback
+    from tests.rig.needs import missing_for_loopback
 
     with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
         chp = wanted.chp or os.environ.get("FAIRWAY_CHP") or _fetch_chp(Path(folder))
@@ -100,14 +102,14 @@ def main(arguments: list[str]) -> int:
         stack.enter_context(_process("node", "-e", program))
         stack.enter_context(_process(*_self("echo", ws_port)))
         ports = {"http": http_port, "ws": ws_port}
-        far = None if (reason := why_no_loopback()) else stack.enter_context(_ssh_node(Path(folder)))
+        far = None if (reason := missing_for_loopback()) else stack.enter_context(_ssh_node(Path(folder)))
         labs = {where: _free(JOBS) for where in wanted.where if where == "local" or far is not None}
         gateway = stack.enter_context(_gateway(folder, ports, labs, far))
         for where in wanted.where:
             if where == "ssh" and far is None:
-                say("gateway_ssh", skipped=reason)
+                print_figure("gateway_ssh", skipped=reason)
                 continue
-            others: dict[str, Door] = {}
+            others: dict[str, WorkspaceTarget] = {}
             pids: dict[str, tuple[int, ...]] = {}
             for name, port in (ports | {"lab": labs[where]}).items():
                 behind = f"{JOBS}:{port}"
@@ -115,7 +117,7 @@ def main(arguments: list[str]) -> int:
                 if far is not None and where == "ssh":
                     near, carrier = stack.enter_context(_forwarded(far, port))
                     behind, carriers = f"127.0.0.1:{near}", (carrier,)
-                listen, pid = stack.enter_context(_other(chp, behind))
+                listen, pid = stack.enter_context(_reference_proxy(chp, behind))
                 others[name], pids[name] = (listen, "localhost", ""), (pid, *carriers)
             doors = {name: gateway["doors"][f"{where}-{name}"] for name in (*ports, "lab")}
             secret = gateway["secrets"][f"{where}-lab"]
@@ -130,8 +132,8 @@ def main(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _other(chp: str, target: str) -> Iterator[tuple[int, int]]:
-    """configurable-http-proxy before a target: its port and process id."""
+def _reference_proxy(chp: str, target: str) -> Iterator[tuple[int, int]]:
+    """Run configurable-http-proxy in front of a target; yield its port and pid."""
     listen = _free("127.0.0.1")
     addresses = ["--ip", "127.0.0.1", "--port", str(listen), "--api-port", str(_free("127.0.0.1"))]
     with _process(chp, *addresses, "--default-target", f"http://{target}", "--log-level", "error") as process:
@@ -140,23 +142,23 @@ def _other(chp: str, target: str) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
-    """An sshd that lets our tunnel key through to job ports, and that key."""
-    from agents.keys import PURPOSES, make_keys, public_line
+    """Run an sshd that accepts our tunnel key for job ports; yield it and the key."""
+    from agents.keys import PURPOSES, make_keys, read_public_key
     from tests.rig.agent import rig_agent
     from tests.rig.loopback import loopback_sshd
 
     place = folder / "sshd"
     place.mkdir()
     keys = make_keys(place / "keys", "bench")
-    public: dict[str, str] = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
+    public: dict[str, str] = {purpose: read_public_key(keys[purpose]) for purpose in PURPOSES}
     with loopback_sshd(place, rig_agent(), public) as sshd:
         yield sshd, keys["tunnel"]
 
 
 @contextlib.contextmanager
 def _lab(folder: Path, port: int, secret: str) -> Iterator[None]:
-    """A JupyterLab as a node starts it."""
-    from portal.services.environments import ensure_process_jupyterlab
+    """Run a JupyterLab as a node starts it."""
+    from portal.services.images.process_environment import ensure_process_jupyterlab
 
     cache = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
     places = {"{address}": JOBS, "{port}": str(port)}
@@ -181,7 +183,7 @@ def _lab(folder: Path, port: int, secret: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _forwarded(far: tuple[Any, Path], port: int) -> Iterator[tuple[int, int]]:
-    """``ssh -L`` to a job port over the same sshd with the same key: the port on this side, and its process."""
+    """Run ``ssh -L`` to a job port over the same sshd with the same key; yield the local port and the pid."""
     sshd, key = far
     listen = _free("127.0.0.1")
     options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"]
@@ -194,8 +196,8 @@ def _forwarded(far: tuple[Any, Path], port: int) -> Iterator[tuple[int, int]]:
 def _measure(
     where: str,
     gateway: int,
-    ours: dict[str, Door],
-    others: dict[str, Door],
+    ours: dict[str, WorkspaceTarget],
+    others: dict[str, WorkspaceTarget],
     pids: dict[str, tuple[int, ...]],
     figures: list[str],
     seconds: float,
@@ -217,7 +219,7 @@ def _measure(
         ours_now, reference = statistics.median(found["fairway"]), statistics.median(found[other])
         ratio = reference / ours_now if unit == "ms" else ours_now / reference
         least = 0.8 if far and unit == "MB/s" else 1.0
-        say(
+        print_figure(
             f"gateway_{where}_{figure}",
             ours=round(ours_now, 3),
             reference=round(reference, 3),
@@ -229,10 +231,10 @@ def _measure(
             cpu_us_reference=round(spent[other] * 1e6, 1),
         )
     memory = {
-        name: _load("tabs", *door, seconds, work)[0]
-        for name, door, work in [("fairway", ours["ws"], (gateway,)), (other, others["ws"], pids["ws"])]
+        name: _load("tabs", *connection, seconds, work)[0]
+        for name, connection, work in [("fairway", ours["ws"], (gateway,)), (other, others["ws"], pids["ws"])]
     }
-    say(
+    print_figure(
         f"gateway_{where}_memory_{TABS}_tabs",
         ours=round(memory["fairway"], 1),
         reference=round(memory[other], 1),
@@ -243,7 +245,7 @@ def _measure(
     )
 
 
-# -- parts that run beside it ----------------------------------------------------------------------
+# -- processes beside it ------------------------------------------------------------------------------
 
 
 def _self(*part: object) -> list[str]:
@@ -265,7 +267,7 @@ def _part(name: str, *arguments: str) -> int:
 def _load(
     figure: str, port: int, host: str, cookie: str, seconds: float, pids: tuple[int, ...] = ()
 ) -> tuple[float, float]:
-    """One measurement, by a process of its own: the figure, and how many requests, MB or messages it took."""
+    """Run one measurement in its own process; return the figure and the number of requests or MB."""
     done = subprocess.run(
         _self(figure, port, host, cookie or "-", seconds, ",".join(map(str, pids)) or "-"),
         check=True,
@@ -277,7 +279,7 @@ def _load(
 
 
 async def _echo(port: int) -> None:
-    """A WebSocket server that sends back what it gets."""
+    """Run a WebSocket server that echoes messages."""
     import uvicorn
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -296,7 +298,7 @@ async def _echo(port: int) -> None:
 
 
 class _Hammer(asyncio.Protocol):
-    """Sends the same request again as soon as the whole answer is there."""
+    """Send the same request again as soon as the response is complete."""
 
     def __init__(self, request: bytes, until: float) -> None:
         self._request, self._until = request, until
@@ -339,7 +341,7 @@ class _Hammer(asyncio.Protocol):
 
 
 def _request(path: str, host: str, cookie: str) -> bytes:
-    """As a browser sends it."""
+    """Return a request as a browser sends it."""
     lines = [
         f"GET {path} HTTP/1.1",
         f"Host: {host}",
@@ -397,7 +399,7 @@ async def _upload(port: int, host: str, cookie: str, seconds: float, pids: tuple
 
 
 @contextlib.asynccontextmanager
-async def _joined(port: int, host: str, cookie: str) -> Any:
+async def _websocket(port: int, host: str, cookie: str) -> Any:
     import aiohttp
 
     headers = {"Host": host, "Origin": f"http://{host}", "Cookie": cookie}
@@ -415,7 +417,7 @@ KERNEL_MESSAGE = json.dumps(
 
 async def _round_trip(port: int, host: str, cookie: str, seconds: float, pids: tuple[int, ...]) -> Figure:
     took_ms = []
-    async with _joined(port, host, cookie) as joined:
+    async with _websocket(port, host, cookie) as joined:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             began = time.perf_counter()
@@ -428,7 +430,7 @@ async def _round_trip(port: int, host: str, cookie: str, seconds: float, pids: t
 async def _messages(port: int, host: str, cookie: str, seconds: float, pids: tuple[int, ...]) -> Figure:
     async def one() -> int:
         count = 0
-        async with _joined(port, host, cookie) as joined:
+        async with _websocket(port, host, cookie) as joined:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 await joined.send_str(KERNEL_MESSAGE)
@@ -441,11 +443,12 @@ async def _messages(port: int, host: str, cookie: str, seconds: float, pids: tup
 
 
 async def _tabs(port: int, host: str, cookie: str, seconds: float, pids: tuple[int, ...]) -> Figure:
-    """Thirty tabs with their sockets, each with large outputs passing; the most memory the gateway held."""
+    """Open thirty tabs with sockets that receive large outputs; return the peak memory of the gateway."""
     most = 0.0
     async with contextlib.AsyncExitStack() as stack:
         sockets = [
-            await stack.enter_async_context(_joined(port, host, cookie)) for _ in range(TABS * SOCKETS_A_TAB)
+            await stack.enter_async_context(_websocket(port, host, cookie))
+            for _ in range(TABS * SOCKETS_A_TAB)
         ]
         for number, joined in enumerate(sockets):
             await joined.send_str("z" * 1_000_000 if number % SOCKETS_A_TAB == 0 else KERNEL_MESSAGE)
@@ -458,7 +461,7 @@ async def _tabs(port: int, host: str, cookie: str, seconds: float, pids: tuple[i
 async def _kernel_round_trip(
     port: int, host: str, cookie: str, seconds: float, pids: tuple[int, ...]
 ) -> Figure:
-    """Asks a kernel who it is, and waits for its answer."""
+    """Send kernel_info requests and wait for each reply."""
     import aiohttp
 
     token = cookie.removeprefix(TOKEN)
@@ -471,25 +474,28 @@ async def _kernel_round_trip(
             assert made.status == 201, await made.text()
             kernel = (await made.json())["id"]
         async with session.ws_connect(f"{address}/{kernel}/channels", max_msg_size=0) as joined:
-            await _asked(joined, 0)  # starts it
+            await _request_duration(joined, 0)  # starts the kernel
             until, number = time.monotonic() + seconds, 0
             while time.monotonic() < until:
                 number += 1
-                took_ms.append(await _asked(joined, number))
+                took_ms.append(await _request_duration(joined, number))
         async with session.delete(f"{address}/{kernel}") as ended:
             assert ended.status == 204
     return statistics.median(took_ms), len(took_ms)
 
 
-async def _asked(joined: Any, number: int) -> float:
-    """Milliseconds until the kernel has answered."""
+async def _request_duration(joined: Any, number: int) -> float:
+    """Return milliseconds until the kernel has replied."""
     head = {"msg_id": f"ask-{number}", "msg_type": "kernel_info_request", "username": "", "session": "bench"}
     words = {"header": head | {"version": "5.3"}, "parent_header": {}, "metadata": {}, "content": {}}
     began = time.perf_counter()
     await joined.send_str(json.dumps(words | {"channel": "shell"}))
     async for message in joined:
-        told = json.loads(message.data)
-        if told["msg_type"] == "kernel_info_reply" and told["parent_header"]["msg_id"] == head["msg_id"]:
+        reported = json.loads(message.data)
+        if (
+            reported["msg_type"] == "kernel_info_reply"
+            and reported["parent_header"]["msg_id"] == head["msg_id"]
+        ):
             return (time.perf_counter() - began) * 1000
     raise ConnectionError("the kernel's socket was closed")
 
@@ -505,17 +511,17 @@ _LOADS = {
 }
 
 
-# -- the gateway with a record of its own ----------------------------------------------------------
+# -- the gateway with its own database ----------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _gateway(
     folder: str, ports: dict[str, int], labs: dict[str, int], far: tuple[Any, Path] | None
 ) -> Iterator[dict[str, Any]]:
-    """Its process id, the doors of its workspaces, and the secrets of their tools."""
+    """Yield its pid, the targets of its workspaces, and the secrets of their tools."""
     listen = _free("127.0.0.1")
     os.environ["FAIRWAY_APPS_DOMAIN"] = f"localhost:{listen}"
-    with own_database() as url:
+    with scratch_database() as url:
         entered = {f"local-{name}": _workspace(port) for name, port in ports.items()}
         if far is not None:
             entered |= {f"ssh-{name}": _workspace(port, far[0]) for name, port in ports.items()}
@@ -535,24 +541,24 @@ def _gateway(
 
 
 def _workspace(port: int, sshd: Any = None) -> tuple[str, str, str]:
-    """A running workspace, here or behind an sshd, the cookie of somebody who has entered it, its tool's secret."""
+    """Return a running workspace, local or behind an sshd, a cookie for it, and its tool's secret."""
     from portal.models import Node
-    from portal.services.workspaces import attempt_secret, do_open_workspace, do_redeem_ticket
-    from tests import record
-    from tests.gateway.stand import attempt_of, running_workspace, sign_in
+    from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
+    from tests import factories
+    from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 
-    owner = record.person()
+    owner = factories.user()
     node = None
     if sshd is not None:
         place = {"host": sshd.host, "port": sshd.port, "account": sshd.account, "host_key": sshd.host_key}
-        node = Node.objects.filter(link="ssh").first() or record.node(
-            record.pool(), link="ssh", runtime="process", **place
+        node = Node.objects.filter(transport="ssh").first() or factories.node(
+            factories.pool(), transport="ssh", runtime="process", **place
         )
     job = running_workspace(owner, port=port, node=node)
     _, ticket = do_open_workspace(owner, job, sign_in(owner))
     cookie = do_redeem_ticket(ticket, job.public_id)
     assert cookie is not None
-    return job.public_id, cookie, attempt_secret(attempt_of(job))
+    return job.public_id, cookie, decrypt_attempt_secret(attempt_of(job))
 
 
 def _fetch_chp(folder: Path) -> str:
@@ -594,19 +600,19 @@ def _until_open(port: int) -> None:
     raise SystemExit(f"nothing listens on port {port}")
 
 
-def _family(pids: tuple[int, ...]) -> Iterator[int]:
-    """These processes and their descendants: the `ssh` of a tunnel works for its proxy."""
+def _descendants(pids: tuple[int, ...]) -> Iterator[int]:
+    """Yield these processes and their descendants: the `ssh` of a tunnel works for its proxy."""
     for pid in pids:
         yield pid
         with contextlib.suppress(FileNotFoundError):
             for task in Path(f"/proc/{pid}/task").iterdir():
-                yield from _family(tuple(map(int, (task / "children").read_text().split())))
+                yield from _descendants(tuple(map(int, (task / "children").read_text().split())))
 
 
 def _cpu_s(pids: tuple[int, ...]) -> float:
-    """Processor time of processes so far: it tells even where other work shares the machine."""
+    """Return CPU seconds of processes so far: meaningful also when other work shares the machine."""
     ticks = 0
-    for pid in _family(pids):
+    for pid in _descendants(pids):
         with contextlib.suppress(FileNotFoundError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
@@ -615,7 +621,7 @@ def _cpu_s(pids: tuple[int, ...]) -> float:
 
 def _rss_mib(pids: tuple[int, ...]) -> float:
     total = 0.0
-    for pid in _family(pids):
+    for pid in _descendants(pids):
         with contextlib.suppress(FileNotFoundError):
             for line in Path(f"/proc/{pid}/status").read_text().splitlines():
                 if line.startswith("VmRSS"):

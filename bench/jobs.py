@@ -1,12 +1,12 @@
-"""Jobs through one node, from the first submission to the last end, beside a tuned Slurm with the same command.
+"""Job throughput of one node, from the first submission to the last end, beside a tuned Slurm.
 
     python -m bench jobs [--jobs N] [--rounds N]
     python -m bench jobs --podman [--jobs N]
 
-A whole Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST; and Slurm with
-as many slots as that node has GPUs, by ``sbatch``. Both take the same number of jobs from as many people at once, in
-turns. With ``--podman`` they go through a node of the rig with podman; a Slurm of this kind starts no containers, so
-that figure stands alone. Needs root and Slurm's programs; without Slurm it says so.
+A complete Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST;
+and Slurm with as many slots as that node has GPUs, by ``sbatch``. Both get the same number of jobs from as
+many concurrent users, alternately. With ``--podman``, jobs run on a node of the rig with podman; Slurm starts
+no containers, so that figure has no reference. Needs root and Slurm's programs; reports a missing Slurm.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.line import say
-from bench.slurm import TUNED, slurm, why_no_slurm
+from bench.report import print_figure
+from bench.slurm import TUNED, missing_slurm, slurm
 from bench.start import client_of, enter_portal, prepare_node
 
 COMMAND = ("true",)
-PEOPLE = 4
-LOOK_EVERY_S = 0.05
+CLIENTS = 4
+POLL_INTERVAL_S = 0.05
 LIMIT_S = 300.0
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the line of the runtime process beside Slurm, or that of podman."""
+    """Print the line of the runtime process beside Slurm, or that of podman."""
     parser = argparse.ArgumentParser(prog="bench jobs")
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> int:
     if wanted.podman:
         _with_podman(wanted.jobs)
         return 0
-    reason = why_no_slurm()
+    reason = missing_slurm()
     if reason is not None:
-        say("jobs_through_one_node", skipped=reason)
+        print_figure("jobs_through_one_node", skipped=reason)
         return 0
     _beside_slurm(wanted.jobs, wanted.rounds)
     return 0
@@ -64,14 +64,14 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
             time.sleep(0.2)
         Path(folder).chmod(0o755)
         with slurm(Path(folder), slots) as reference, client_of(portal.url, _token(admin)) as client:
-            _ours(client, slots)  # imports, connections and caches
-            _through(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
+            _ours(client, slots)  # warm-up: imports, connections and caches
+            _throughput(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
             ours, theirs = [], []
             for _ in range(rounds):
-                theirs.append(_through(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
+                theirs.append(_throughput(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
                 ours.append(_ours(client, jobs))
     ratio = statistics.median(ours) / statistics.median(theirs)
-    say(
+    print_figure(
         "jobs_through_one_node",
         ours=round(statistics.median(ours), 2),
         reference=round(statistics.median(theirs), 2),
@@ -90,13 +90,13 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
 
 def _with_podman(jobs: int) -> None:
     from tests.rig.images import rig_image
-    from tests.rig.needs import why_no_rig
+    from tests.rig.needs import missing_for_rig
     from tests.rig.rig import Rig
     from tests.stories.portal import StoryPortal
 
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
-        say("jobs_through_one_podman_node", skipped=reason)
+        print_figure("jobs_through_one_podman_node", skipped=reason)
         return
     image = rig_image("tiny")
     with (
@@ -106,7 +106,7 @@ def _with_podman(jobs: int) -> None:
     ):
         _ours(client, 2)
         ours = _ours(client, jobs)
-    say(
+    print_figure(
         "jobs_through_one_podman_node",
         ours=round(ours, 2),
         unit="jobs a second",
@@ -116,8 +116,8 @@ def _with_podman(jobs: int) -> None:
 
 
 def _ours(client: Any, jobs: int) -> float:
+    from portal.domain.states import TERMINAL_JOB_STATES
     from portal.models import Job
-    from portal.words.states import JOB_ENDS
 
     request = {
         "name": "bench",
@@ -132,23 +132,23 @@ def _ours(client: Any, jobs: int) -> float:
         answer = client.post("/jobs/", json=request)
         assert answer.status_code == 201, answer.text
 
-    return _through(submit, Job.objects.exclude(state__in=JOB_ENDS).count, jobs)
+    return _throughput(submit, Job.objects.exclude(state__in=TERMINAL_JOB_STATES).count, jobs)
 
 
-def _through(submit: Callable[[], None], unfinished: Callable[[], int], jobs: int) -> float:
-    """Jobs a second, from the first submission until none is unfinished."""
+def _throughput(submit: Callable[[], None], unfinished: Callable[[], int], jobs: int) -> float:
+    """Return jobs per second, from the first submission until none is unfinished."""
     began = time.perf_counter()
-    with ThreadPoolExecutor(PEOPLE) as people:
-        for done in [people.submit(submit) for _ in range(jobs)]:
+    with ThreadPoolExecutor(CLIENTS) as users:
+        for done in [users.submit(submit) for _ in range(jobs)]:
             done.result()
     while unfinished():
         if time.perf_counter() - began > LIMIT_S:
             raise SystemExit(f"{unfinished()} of {jobs} jobs have not ended after {LIMIT_S:.0f} s")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     return jobs / (time.perf_counter() - began)
 
 
 def _token(admin: Any) -> str:
-    from portal.services.tokens import Scope, do_create_token
+    from portal.services.accounts.tokens import Scope, do_create_token
 
     return str(do_create_token(admin, name="bench", scopes=list(Scope))[1])

@@ -1,11 +1,11 @@
-"""Five hundred simulated nodes with 8 GPUs at 1 Hz: what collector and worker-nodes cost, and how old a frame is.
+"""Five hundred simulated nodes with 8 GPUs at 1 Hz: cost of collector and worker-nodes, and age of frames.
 
     python -m bench nodes [--nodes N] [--over-ssh N] [--seconds S]
 
-A whole Fairway (``manage.py up``); its links are those of life, pipes to a child process for most nodes and a real
-sshd for the rest. Behind them one process speaks for all machines (``bench.crowd``). Each node runs a job of 8 GPUs
-that the scheduler has placed and started there. The age is that of each node's sample in the frames of topic
-``cluster`` when a browser has them, through the gateway.
+A complete Fairway (``manage.py up``) with real links: pipes to a child process for most nodes and a real sshd
+for the rest. One process behind them simulates all machines (``bench.simulated_nodes``). Each node runs a job
+of 8 GPUs that the scheduler has placed and started there. The age is that of each node's sample in frames of
+topic ``cluster`` when a browser receives them through the gateway.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.crowd import GPUS, PROGRAM
 from bench.fanout import _cpu_s
-from bench.line import percentile, say
+from bench.report import percentile, print_figure
+from bench.simulated_nodes import GPUS, PROGRAM
 from bench.start import enter_portal
 
 CORE_TARGET_PERCENT, MEMORY_TARGET_MIB, AGE_TARGET_MS = 100.0, 1024.0, 1000.0
@@ -34,7 +34,7 @@ FAR = "127.1.{}.{}"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each process, one for the age of frames, and one for how long it took to get there."""
+    """Print a line for each process, one for the age of frames, and one for the duration of the set-up."""
     parser = argparse.ArgumentParser(prog="bench nodes")
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--over-ssh", type=int, default=50)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     wanted = parser.parse_args(arguments)
     from tests.stories.portal import StoryPortal
 
-    with StoryPortal("--no-local-node") as portal, _crowd() as crowd:
+    with StoryPortal("--no-local-node") as portal, _simulated_nodes() as crowd:
         admin = enter_portal(portal)
         data = portal.folder / "data"
         (data / "agent" / "agent.pyz").write_bytes(_program())
@@ -71,7 +71,7 @@ def _measure(
     _submit(admin, wanted.nodes)
     running = Attempt.objects.filter(state="RUNNING")
     running_s = _until(portal, running.count, wanted.nodes, began)
-    time.sleep(15)  # pictures of the nodes are compared, and pages have their back-fill
+    time.sleep(15)  # until nodes are reconciled and pages have their backfill
     pids = _pids(portal)
     before, began = {name: _cpu_s(pid) for name, pid in pids.items()}, time.monotonic()
     ages, ticks = _browse(portal, admin, wanted.seconds)
@@ -80,7 +80,7 @@ def _measure(
     for name in ("collector", "worker-nodes"):
         percent = (_cpu_s(pids[name]) - before[name]) / took_s * 100
         memory = _resident_mib(pids[name])
-        say(
+        print_figure(
             f"{wanted.nodes}_nodes_{name.replace('-', '_')}",
             ours=round(percent, 1),
             unit="percent of a core",
@@ -90,7 +90,7 @@ def _measure(
             over_ssh=len(far),
             load_average=load,
         )
-    say(
+    print_figure(
         f"{wanted.nodes}_nodes_to_the_browser",
         ours=round(percentile(ages, 0.95)),
         unit="ms from sample to browser, p95 of all nodes and ticks",
@@ -108,7 +108,7 @@ def _measure(
         for name, pid in pids.items()
         if name not in {"collector", "worker-nodes"}
     }
-    say(
+    print_figure(
         f"{wanted.nodes}_nodes_others",
         ours=others,
         unit="percent of a core",
@@ -118,16 +118,16 @@ def _measure(
     )
 
 
-# -- what it runs on -------------------------------------------------------------------------------
+# -- environment ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _crowd() -> Iterator[str]:
-    """The process that speaks for all nodes; gives the address at which it takes streams."""
+def _simulated_nodes() -> Iterator[str]:
+    """Run the process that simulates all nodes; yield the address at which it accepts streams."""
     with tempfile.TemporaryDirectory(prefix="fairway-crowd-") as folder:
         Path(folder).chmod(0o755)
         address = f"{folder}/crowd.sock"
-        process = subprocess.Popen([sys.executable, "-m", "bench.crowd", address, folder])
+        process = subprocess.Popen([sys.executable, "-m", "bench.simulated_nodes", address, folder])
         try:
             while not Path(address).exists():
                 time.sleep(0.05)
@@ -146,57 +146,57 @@ def _program() -> bytes:
 
 @contextlib.contextmanager
 def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
-    """One sshd, reached at an address for each node, whose forced commands hand their streams over."""
-    from agents.keys import PURPOSES, key_path, public_line
+    """Run one sshd with an address for each node, whose forced commands pass their streams on."""
+    from agents.keys import PURPOSES, key_path, read_public_key
     from tests.rig.loopback import loopback_sshd
 
-    keys: dict[str, str] = {role: public_line(key_path(data / "keys", role)) for role in PURPOSES}
+    keys: dict[str, str] = {role: read_public_key(key_path(data / "keys", role)) for role in PURPOSES}
     with (
         tempfile.TemporaryDirectory(prefix="fairway-crowd-sshd-") as folder,
         loopback_sshd(
             Path(folder), _program(), keys, options="MaxStartups 500\n", listens_at="0.0.0.0"
         ) as sshd,
     ):
-        (Path(folder) / "node.json").write_text(json.dumps({"crowd": crowd}))
+        (Path(folder) / "node.json").write_text(json.dumps({"simulated_nodes": crowd}))
         yield sshd.port, sshd.host_key
 
 
 def _add_nodes(admin: Any, near: int, crowd: str, far: list[str], port: int, host_key: str) -> None:
     import getpass
 
-    from portal.services.nodes import do_add_node, do_add_pool
-    from portal.words.states import LinkKind, RuntimeKind
+    from portal.domain.states import NodeTransport, RuntimeKind
+    from portal.services.nodes.nodes import do_create_node, do_create_pool
 
-    pool = do_add_pool(admin, "crowd")
+    pool = do_create_pool(admin, "crowd")
     for number in range(near):
         name = f"near-{number}"
-        do_add_node(
+        do_create_node(
             admin,
             name=name,
             pool=pool,
-            link=LinkKind.LOCAL,
+            link=NodeTransport.LOCAL,
             runtime=RuntimeKind.PROCESS,
-            settings={"crowd": crowd, "node": name},
+            settings={"simulated_nodes": crowd, "node": name},
         )
     for number, address in enumerate(far):
-        do_add_node(
+        do_create_node(
             admin,
             name=f"far-{number}",
             pool=pool,
             host=address,
             port=port,
-            account=getpass.getuser(),
+            ssh_user=getpass.getuser(),
             host_key=host_key,
             runtime=RuntimeKind.PROCESS,
         )
 
 
 def _submit(admin: Any, count: int) -> None:
-    """A job of all GPUs of a node for each node; rows as submitting makes them, without its question."""
+    """Add a job of all GPUs of a node for each node, as rows that submission would write."""
     from django.db import transaction
 
     from portal.models import Environment, Job, Project
-    from portal.services import lifecycle
+    from portal.services.lifecycle import job_control
 
     environment = Environment.objects.create(name="crowd", title="Crowd", runtime="process")
     project = Project.objects.get(name="default")
@@ -211,11 +211,11 @@ def _submit(admin: Any, count: int) -> None:
                 command=["sleep", "86400"],
                 gpus_per_task=GPUS,
             )
-            lifecycle.note_submitted(job, actor=admin.username)
+            job_control.record_submitted(job, actor=admin.username)
 
 
 def _until(portal: Any, count: Callable[[], int], wanted: int, began: float) -> float:
-    """Seconds since ``began`` until there are so many."""
+    """Return seconds since ``began`` until ``count`` reaches ``wanted``."""
     while (there := count()) < wanted:
         print(f"{time.monotonic() - began:.0f} s: {there} of {wanted}", file=sys.stderr, flush=True)
         if time.monotonic() - began > 300:
@@ -235,10 +235,10 @@ def _resident_mib(pid: int) -> float:
 
 
 def _browse(portal: Any, admin: Any, seconds: int) -> tuple[list[float], int]:
-    """Ages in ms of the nodes' samples in all frames of some seconds, and how many frames that were."""
+    """Return ages in ms of all nodes' samples in all frames within some seconds, and the number of frames."""
     from websockets.sync.client import connect
 
-    from tests.gateway.stand import sign_in
+    from tests.gateway.gateway_harness import sign_in
 
     headers = {"Cookie": f"fairway_session={sign_in(admin)}"}
     ages: list[float] = []

@@ -1,4 +1,4 @@
-"""GPUs allocated and decisions a second on Alibaba's GPU trace: ours, FGD and the policies FGD was measured against.
+"""Allocated GPUs and decisions per second on Alibaba's GPU trace: ours, FGD, and FGD's baselines.
 
     python -m bench openb [--seeds 10] [--processes 2] [--only LIST ...]
 
@@ -14,7 +14,7 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench.line import say
+from bench.report import print_figure
 from scheduler.replay import openb
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "openb"
@@ -34,7 +34,7 @@ DECISIONS_PER_S = 5_000
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a row for each policy on the default list, then one for each variant; 1 when a target is missed."""
+    """Print a row for each policy on the default list and each variant; return 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="bench openb")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=2)
@@ -47,11 +47,11 @@ def main(arguments: list[str]) -> int:
             asked = [(name, policy, seed) for policy in policies for seed in range(options.seeds)]
             results = dict(zip(asked, pool.map(_one, asked), strict=True))
             by_policy = {p: [results[name, p, seed] for seed in range(options.seeds)] for p in policies}
-            met &= _told(name, by_policy)
+            met &= _print_list(name, by_policy)
     return 0 if met else 1
 
 
-def _one(asked: tuple[str, str, int]) -> tuple[openb.Result, int]:
+def _one(asked: tuple[str, str, int]) -> tuple[openb.OpenbResult, int]:
     name, policy, seed = asked
     path = str(DATA / f"pods_{name}.csv.gz")
     nodes, pods = openb.read_nodes(str(DATA / "nodes.csv.gz")), openb.read_pods(path)
@@ -59,9 +59,9 @@ def _one(asked: tuple[str, str, int]) -> tuple[openb.Result, int]:
     return openb.replay(nodes, pods, order, policy, seed), len(order)
 
 
-def _told(name: str, results: dict[str, list[tuple[openb.Result, int]]]) -> bool:
+def _print_list(name: str, results: dict[str, list[tuple[openb.OpenbResult, int]]]) -> bool:
     published = _published(name)
-    last = openb.MEASURED_AT[-1]
+    last = openb.MEASURED_AT_PERCENT[-1]
     at_last = {p: [result.allocated_percent[last] for result, _ in runs] for p, runs in results.items()}
     means = {p: statistics.mean(values) for p, values in at_last.items()}
     paired = [ours - fgd for ours, fgd in zip(at_last["fairway"], at_last["fgd"], strict=True)]
@@ -74,10 +74,10 @@ def _told(name: str, results: dict[str, list[tuple[openb.Result, int]]]) -> bool
             "sd": round(statistics.stdev(at_last[policy]), 3) if len(runs) > 1 else None,
             "allocated_percent": {
                 str(at): round(statistics.mean(result.allocated_percent[at] for result, _ in runs), 3)
-                for at in openb.MEASURED_AT
+                for at in openb.MEASURED_AT_PERCENT
             },
-            "decisions_per_s": round(statistics.median(n / result.seconds for result, n in runs)),
-            "slowest_per_s": round(min(n / result.seconds for result, n in runs)),
+            "decisions_per_s": round(statistics.median(n / result.duration_s for result, n in runs)),
+            "slowest_per_s": round(min(n / result.duration_s for result, n in runs)),
             "seeds": len(runs),
         }
         if policy == "fgd" and name == "default":
@@ -85,11 +85,11 @@ def _told(name: str, results: dict[str, list[tuple[openb.Result, int]]]) -> bool
         if policy == "fairway":
             row |= {"paired_mean": round(statistics.mean(paired), 3), "paired_least": round(min(paired), 3)}
             row |= _target(name, means["fairway"], statistics.mean(paired), published["FGD"])
-        say(f"openb {name}, {policy}", **row)
+        print_figure(f"openb {name}, {policy}", **row)
         met &= row.get("met") is not False
     if name == "default":
-        speed = statistics.median(n / result.seconds for result, n in results["fairway"])
-        say("openb, placement decisions", ours=round(speed), unit="/s", reference=18,
+        speed = statistics.median(n / result.duration_s for result, n in results["fairway"])
+        print_figure("openb, placement decisions", ours=round(speed), unit="/s", reference=18,
             target=f"at least {DECISIONS_PER_S}", met=speed >= DECISIONS_PER_S)  # fmt: skip
         met &= speed >= DECISIONS_PER_S
     return met
@@ -104,7 +104,7 @@ def _target(name: str, ours: float, paired: float, fgd_published: float) -> dict
 
 
 def _published(name: str) -> dict[str, float]:
-    """Percent of GPUs allocated at 130 % by policy, as FGD's authors published it for this list."""
+    """Return the published percentage of GPUs allocated at 130 % by policy, for this list."""
     with (DATA / "published.csv").open() as lines:
         return {
             row["policy"]: float(row["alloc_at_130"]) for row in csv.DictReader(lines) if row["trace"] == name

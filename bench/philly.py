@@ -1,4 +1,4 @@
-"""Microsoft's Philly trace through our decision and through the reference policies: completion, waits, forecasts."""
+"""Microsoft's Philly trace through our decision and the reference policies: completion, waits, forecasts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
-from bench.line import say
-from scheduler.replay.jobs import replay, those_that_fit
-from scheduler.replay.trace import Size, TracedJob, read_moment, read_projects, read_quotas, read_trace
+from bench.report import print_figure
+from scheduler.replay.jobs import feasible_jobs, replay
+from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_quotas, read_trace
 
 FROM, TO = "2017-10-01", "2017-11-30T23:59:00"
-SHARED, BORROWING = Size(72, 8), Size(88, 8)
+SHARED, BORROWING = ClusterSize(72, 8), ClusterSize(88, 8)
 PUBLISHED_S = {
     "fifo": 105_073,
     "fifo-skip": 18_730,
@@ -21,7 +21,7 @@ PUBLISHED_S = {
     "srtf": 12_788,
     "tiresias": 19_435,
 }
-"""Mean completion on 72 nodes as an independent simulator gave it."""
+"""Mean completion time on 72 nodes from an independent simulator."""
 
 TARGET_S = {"fairway": 16_500, "fairway-predict": 15_300}
 LARGE_WAIT_RATIO = 1.2
@@ -33,7 +33,7 @@ Figures = dict[str, Any]
 
 
 def main(arguments: list[str]) -> int:
-    """Replays the parts asked for, ``--at-once`` at a time, and says their rows."""
+    """Replay the requested parts, ``--at-once`` at a time, and print their rows."""
     parser = argparse.ArgumentParser(prog="python -m bench philly")
     parser.add_argument("--trace", required=True)
     parser.add_argument("--projects", required=True)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--to", default=TO, help="a shorter window is good for a try only")
     given = parser.parse_args(arguments)
     projects = read_projects(given.projects)
-    jobs = read_trace(given.trace, read_moment(FROM), read_moment(given.to), projects)
+    jobs = read_trace(given.trace, parse_time(FROM), parse_time(given.to), projects)
     quotas = read_quotas(given.quota_file, projects) if given.quota_file else {}
     with ProcessPoolExecutor(given.at_once) as pool:
         ours = {
@@ -53,25 +53,25 @@ def main(arguments: list[str]) -> int:
         theirs = {policy: pool.submit(replay, jobs, SHARED, policy) for policy in PUBLISHED_S}
         borrowing = _submit_borrowing(pool, jobs, quotas) if quotas else None
         for policy, future in theirs.items():
-            _say_reference(policy, future.result())
+            _print_reference(policy, future.result())
         for policy, future in ours.items():
-            _say_shared(policy, future.result(), theirs["fifo-skip"].result())
+            _print_shared(policy, future.result(), theirs["fifo-skip"].result())
             if not given.no_forecast:
-                _say_forecast(policy, future.result())
+                _print_forecast(policy, future.result())
         if borrowing:
             shared, one_pool, alone = borrowing
-            _say_borrowing(shared.result(), one_pool.result(), alone)
+            _print_borrowing(shared.result(), one_pool.result(), alone)
     return 0
 
 
 def _submit_borrowing(
-    pool: ProcessPoolExecutor, jobs: Sequence[TracedJob], quotas: Mapping[str, int]
+    pool: ProcessPoolExecutor, jobs: Sequence[TraceJob], quotas: Mapping[str, int]
 ) -> tuple[Future[Figures], Future[Figures], dict[str, Future[Figures]]]:
-    """One pool with quotas, the same without, and each project alone on what it is guaranteed."""
+    """Submit one pool with quotas, the same without, and each project alone on its guaranteed GPUs."""
     alone = {}
     for project, gpus in quotas.items():
-        own = Size(gpus // BORROWING.gpus_per_node, BORROWING.gpus_per_node)
-        mine = those_that_fit([job for job in jobs if job.project == project], own)
+        own = ClusterSize(gpus // BORROWING.gpus_per_node, BORROWING.gpus_per_node)
+        mine = feasible_jobs([job for job in jobs if job.project == project], own)
         if mine:
             alone[project] = pool.submit(replay, mine, own, "fifo-skip")
     return (
@@ -81,9 +81,9 @@ def _submit_borrowing(
     )
 
 
-def _say_reference(policy: str, found: Figures) -> None:
+def _print_reference(policy: str, found: Figures) -> None:
     ours, published = found["mean_completion_s"], PUBLISHED_S[policy]
-    say(
+    print_figure(
         f"philly 72 nodes: our {policy} simulator against the published figure",
         ours=ours,
         reference=published,
@@ -93,9 +93,9 @@ def _say_reference(policy: str, found: Figures) -> None:
     )
 
 
-def _say_shared(policy: str, found: Figures, skipping: Figures) -> None:
+def _print_shared(policy: str, found: Figures, skipping: Figures) -> None:
     ours, large = found["mean_completion_s"], found["mean_wait_16plus_s"]
-    say(
+    print_figure(
         f"philly 72 nodes: mean completion, {policy}",
         ours=ours,
         reference=skipping["mean_completion_s"],
@@ -110,7 +110,7 @@ def _say_shared(policy: str, found: Figures, skipping: Figures) -> None:
     )
     if large is not None and skipping["mean_wait_16plus_s"]:
         ratio = round(large / skipping["mean_wait_16plus_s"], 3)
-        say(
+        print_figure(
             f"philly 72 nodes: mean wait of 16 GPUs or more, {policy}",
             ours=large,
             reference=skipping["mean_wait_16plus_s"],
@@ -121,12 +121,12 @@ def _say_shared(policy: str, found: Figures, skipping: Figures) -> None:
         )
 
 
-def _say_forecast(policy: str, found: Figures) -> None:
+def _print_forecast(policy: str, found: Figures) -> None:
     if not found["forecasts"]:
-        say(f"philly 72 nodes: forecasts, {policy}", skipped="no job waited long enough")
+        print_figure(f"philly 72 nodes: forecasts, {policy}", skipped="no job waited long enough")
         return
     covered = COVERAGE[0] <= found["coverage"] <= COVERAGE[1]
-    say(
+    print_figure(
         f"philly 72 nodes: forecasts that held, {policy}",
         ours=found["coverage"],
         unit="of nominal 0.8",
@@ -135,7 +135,7 @@ def _say_forecast(policy: str, found: Figures) -> None:
         forecasts=found["forecasts"],
         median_width_s=found["median_width_s"],
     )
-    say(
+    print_figure(
         f"philly 72 nodes: interval score of forecasts, {policy}",
         ours=found["winkler"],
         reference=found["baseline_winkler"],
@@ -146,10 +146,10 @@ def _say_forecast(policy: str, found: Figures) -> None:
     )
 
 
-def _say_borrowing(found: Figures, one_pool: Figures, alone: dict[str, Future[Figures]]) -> None:
+def _print_borrowing(found: Figures, one_pool: Figures, alone: dict[str, Future[Figures]]) -> None:
     ours = found["mean_completion_s"]
     ratio = round(ours / ONE_POOL_88_S, 3)
-    say(
+    print_figure(
         "philly 88 nodes with quotas: mean completion",
         ours=ours,
         reference=one_pool["mean_completion_s"],
@@ -166,7 +166,7 @@ def _say_borrowing(found: Figures, one_pool: Figures, alone: dict[str, Future[Fi
         for project, future in alone.items()
     }
     worst = max(more, key=more.__getitem__)
-    say(
+    print_figure(
         "philly 88 nodes with quotas: longest wait beyond being alone on the guarantee",
         ours=more[worst],
         unit="s",

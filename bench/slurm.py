@@ -1,4 +1,4 @@
-"""A Slurm of one node on this machine, tuned for throughput as sites tune it, for ``bench jobs``."""
+"""A Slurm of one node on this machine, tuned for throughput, for ``bench jobs``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo")
 TUNED = "sched_min_interval=100000,bf_interval=5,batch_sched_delay=0,sched_interval=1"
-"""The first two are those that the figure names; with the other two it takes half as many jobs again."""
+"""The first two options are those of the published figure; the other two raise throughput by half."""
 _READY_WITHIN_S = 30.0
 
 _CONFIGURATION = """
@@ -49,8 +49,8 @@ PartitionName=bench Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 """
 
 
-def why_no_slurm() -> str | None:
-    """Why it cannot run here, as a sentence; None when it can."""
+def missing_slurm() -> str | None:
+    """Return why Slurm cannot run here, as a message; None when it can."""
     lacking = [program for program in PROGRAMS if shutil.which(program) is None]
     if lacking:
         return f"{', '.join(lacking)} missing: apt-get install slurmctld slurmd slurm-client munge"
@@ -58,31 +58,31 @@ def why_no_slurm() -> str | None:
 
 
 class Slurm:
-    """Its commands, bound to this controller."""
+    """Slurm commands for this controller."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(self, *command: str) -> str:
-        """The output of one command."""
+        """Return the output of one command."""
         done = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, timeout=60, check=True
         )
         return done.stdout
 
     def submit(self, *command: str) -> None:
-        """One job of one slot, its output dropped."""
+        """Submit a job of one slot without output."""
         self.run("sbatch", "--quiet", "--output=/dev/null", "--chdir=/", f"--wrap={' '.join(command)}")
 
     def unfinished(self) -> int:
-        """Jobs that wait or run."""
+        """Return the number of pending and running jobs."""
         states = "PENDING,RUNNING,COMPLETING,CONFIGURING"
         return len(self.run("squeue", "--noheader", "--format=%i", f"--states={states}").split())
 
 
 @contextlib.contextmanager
 def slurm(folder: Path, slots: int) -> Iterator[Slurm]:
-    """A controller and a node with so many slots; gone at the end."""
+    """Run a controller and a node with this many slots."""
     host = socket.gethostname().split(".")[0]
     for name in ("state", "spool"):
         (folder / name).mkdir()

@@ -1,10 +1,11 @@
-"""Submit to RUNNING recorded on an idle SSH node, beside the same create and start by hand over an open session.
+"""Time from submission to RUNNING on an idle SSH node, beside a manual create and start over an open session.
 
     python -m bench start [--jobs N] [--within SECONDS] [--verbose]
 
-A whole Fairway (``manage.py up``) with a rig node of podman that has the image; jobs come one by one over REST.
-After each job the very words that created its container are given to podman by hand, through a root shell that
-stays open over SSH. The difference of the two is what Fairway costs. Needs what the rig needs (root, podman, sshd).
+A complete Fairway (``manage.py up``) with a rig node of podman that has the image; jobs are submitted one by
+one over REST. After each job, the same podman arguments that created its container are run in a root shell
+that stays open over SSH. The difference is the cost of Fairway. Needs what the rig needs (root, podman,
+sshd).
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.line import percentile, say
+from bench.report import percentile, print_figure
 
-LOOK_EVERY_S = 0.01
+POLL_INTERVAL_S = 0.01
 MEDIAN_TARGET_MS, P95_TARGET_MS = 200.0, 500.0
-HAND = "/var/lib/hand"
+MANUAL_ROOT = "/var/lib/hand"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the lines of median and p95, and how the time of ours is spent."""
+    """Print the lines of median and p95, and the breakdown of our time."""
     parser = argparse.ArgumentParser(prog="bench start")
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--within", type=float, default=600.0, help="begin no job after so many seconds")
     parser.add_argument("--verbose", action="store_true", help="a line for each job on stderr")
     wanted = parser.parse_args(arguments)
-    from tests.rig.needs import why_no_rig
+    from tests.rig.needs import missing_for_rig
 
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
-        say("submit_to_running", skipped=reason)
+        print_figure("submit_to_running", skipped=reason)
         return 0
     _measure(wanted.jobs, time.monotonic() + wanted.within, wanted.verbose)
     return 0
@@ -56,25 +57,25 @@ def _measure(jobs: int, until_s: float, verbose: bool) -> None:
         machine = rig.nodes[0]
         token = prepare_node(portal, machine, image.name)
         with _root_shell(machine) as shell, client_of(portal.url, token) as client:
-            _run_one(client, shell, machine, "warm")  # imports, connections and caches of the first job
+            _run_one(client, shell, machine, "warm")  # warm-up: imports, connections and caches
             rows: list[dict[str, float]] = []
             for number in range(jobs):
                 if rows and time.monotonic() > until_s:
-                    break  # on a slow machine fewer jobs are told, and how many
+                    break  # on a slow machine fewer jobs are measured; their number is reported
                 row = _run_one(client, shell, machine, f"{number}")
                 rows.append(row)
                 if verbose:
                     print(json.dumps(row), file=sys.stderr, flush=True)
-    _tell(rows)
+    _print_rows(rows)
 
 
-def _tell(rows: list[dict[str, float]]) -> None:
+def _print_rows(rows: list[dict[str, float]]) -> None:
     load = round(os.getloadavg()[0], 1)
     for name, at, target_ms in (("median", 0.5, MEDIAN_TARGET_MS), ("p95", 0.95, P95_TARGET_MS)):
         ours = percentile([row["ours_ms"] for row in rows], at)
         hand = percentile([row["hand_ms"] for row in rows], at)
         more = percentile([row["ours_ms"] - row["hand_ms"] for row in rows], at)
-        say(
+        print_figure(
             f"submit_to_running_{name}",
             ours=round(ours, 1),
             reference=round(hand, 1),
@@ -87,7 +88,7 @@ def _tell(rows: list[dict[str, float]]) -> None:
             load_average=load,
         )
     steps = [name for name in rows[0] if name not in {"ours_ms", "hand_ms"}]
-    say(
+    print_figure(
         "submit_to_running_steps",
         ours={name: round(statistics.median(row[name] for row in rows), 1) for name in steps},
         unit="ms",
@@ -108,7 +109,7 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
         "command": ["sleep", "600"],
         "gpus_per_task": 1,
         "memory_mib": 256,
-        "stop_grace_s": 1,
+        "termination_grace_s": 1,
     }
     began_at, began = time.time(), time.perf_counter()
     answer = client.post("/jobs/", json=request)
@@ -117,21 +118,22 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
     job = answer.json()["id"]
     rows = Job.objects.filter(public_id=job)
     tries = Attempt.objects.filter(job__public_id=job)
-    while not tries.filter(state="RUNNING").exists():  # the job says RUNNING as soon as it holds its GPUs
+    # a job is RUNNING as soon as it holds GPUs, its attempt later
+    while not tries.filter(state="RUNNING").exists():
         if time.perf_counter() - began > 60:
-            raise SystemExit(f"job {job} does not start:\n{_story(job)}")
-        time.sleep(LOOK_EVERY_S)
+            raise SystemExit(f"job {job} does not start:\n{_timeline(job)}")
+        time.sleep(POLL_INTERVAL_S)
     running = time.perf_counter()
     attempt = tries.get()
-    assert attempt.sent_at is not None and attempt.running_at is not None  # it is RUNNING
+    assert attempt.start_sent_at is not None and attempt.running_at is not None  # set, since it is RUNNING
     submitted_at = JobEvent.objects.get(job__public_id=job, kind="submitted").at.timestamp()
     cycle = Cycle.objects.filter(started_at__lte=attempt.created_at).latest("started_at")
-    by_hand_s, network_s = _by_hand(shell, machine, job)
+    by_hand_s, network_s = _start_manually(shell, machine, job)
     client.post(f"/jobs/{job}/cancel/")
     deadline_s = time.monotonic() + 30
     while rows.values_list("state", flat=True).get() != "CANCELLED" and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    time.sleep(1.0)  # its container and its network are removed, and the node is idle again
+    time.sleep(1.0)  # until its container and network are removed and the node is idle
     at = began_at
     return {
         "ours_ms": (running - began) * 1000,
@@ -142,34 +144,34 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
         "cycle_to_attempt": (attempt.created_at.timestamp() - cycle.started_at.timestamp()) * 1000,
         "snapshot": cycle.snapshot_ms,
         "decide": cycle.decide_ms,
-        "attempt_to_sent": (attempt.sent_at - attempt.created_at).total_seconds() * 1000,
+        "attempt_to_sent": (attempt.start_sent_at - attempt.created_at).total_seconds() * 1000,
         "network_by_hand": network_s * 1000,
-        "sent_to_running": (attempt.running_at - attempt.sent_at).total_seconds() * 1000,
+        "sent_to_running": (attempt.running_at - attempt.start_sent_at).total_seconds() * 1000,
     }
 
 
-def _story(job: str) -> str:
+def _timeline(job: str) -> str:
     from portal.models import JobEvent
 
     events = JobEvent.objects.filter(job__public_id=job).order_by("pk")
-    return "\n".join(f"{event.at:%T.%f} {event.before}>{event.after} {event.sentence}" for event in events)
+    return "\n".join(f"{event.at:%T.%f} {event.before}>{event.after} {event.message}" for event in events)
 
 
-def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
-    """Seconds for podman's create and start with the words of this job's container, under names of its own.
+def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
+    """Return seconds of podman's create and start with this job's arguments under other names.
 
-    The second figure is what a network of its own takes, which every job of ours has and a person would not make.
+    The second figure is the time for a separate network, which every job has and a manual start would not.
     """
     name = machine.podman(
         "ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}"
     ).strip()
     if not name:
-        raise SystemExit(f"job {job} has no container:\n{_story(job)}")
+        raise SystemExit(f"job {job} has no container:\n{_timeline(job)}")
     words = json.loads(machine.podman("inspect", "--format", "{{json .Config.CreateCommand}}", name))
-    folder = f"{HAND}/{job}"  # without the name, which is replaced below
+    folder = f"{MANUAL_ROOT}/{job}"  # without the name, which is replaced below
     pid_file = words[words.index("--pidfile") + 1]
     task_folder = str(Path(pid_file).parent)
-    shell.run(f"mkdir -p {HAND} && cp -a {shlex.quote(task_folder)} {folder}")
+    shell.run(f"mkdir -p {MANUAL_ROOT} && cp -a {shlex.quote(task_folder)} {folder}")
     mine = [
         word.replace(task_folder, folder)
         .replace("fairway.", "hand.", 1 if words[index - 1] == "--label" else 0)
@@ -181,9 +183,9 @@ def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
         f"path={folder}/log" if word.startswith("path=") and mine[index - 1] == "--log-opt" else word
         for index, word in enumerate(mine)
     ]
-    # what a variable holds is in no argument list: its file was there until the container was made
-    told = json.loads(machine.podman("inspect", "--format", "{{json .Config.Env}}", name))
-    variables = "".join(f"{each}\n" for each in told if "\n" not in each)
+    # values of variables are in no argument list: their file was removed after the container was created
+    reported = json.loads(machine.podman("inspect", "--format", "{{json .Config.Env}}", name))
+    variables = "".join(f"{each}\n" for each in reported if "\n" not in each)
     shell.run(f"printf %s {shlex.quote(variables)} > {mine[mine.index('--env-file') + 1]}")
     create = shlex.join(mine)
     began = time.perf_counter()
@@ -196,19 +198,19 @@ def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
     return took_s, network_s
 
 
-# -- what it runs on -------------------------------------------------------------------------------
+# -- environment ---------------------------------------------------------------------------------------
 
 
 def enter_portal(portal: Any) -> Any:
-    """Sets Django up on the record of a Fairway that runs; gives its first admin."""
-    from portal.config import places
+    """Set Django up on the database of a running Fairway; return its first administrator."""
+    from portal.config import data_paths
 
     data = portal.folder / "data"
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "portal.config.settings",
         "FAIRWAY_DATA_DIR": str(data),
-        "DATABASE_URL": places.database_url(data),
-        "REDIS_URL": places.redis_url(data),
+        "DATABASE_URL": data_paths.database_url(data),
+        "REDIS_URL": data_paths.redis_url(data),
     }
     import logging
 
@@ -222,18 +224,18 @@ def enter_portal(portal: Any) -> Any:
 
 
 def prepare_node(portal: Any, machine: Any, image: str) -> str:
-    """Makes the machine a node of this Fairway; gives an API token of its first admin."""
+    """Add the machine as a node of this Fairway; return an API token of its first administrator."""
     admin = enter_portal(portal)
     from portal.models import Environment, Node
-    from portal.services.enrolment import get_script
-    from portal.services.nodes import do_add_node, do_add_pool
-    from portal.services.tokens import Scope, do_create_token
+    from portal.services.accounts.tokens import Scope, do_create_token
+    from portal.services.nodes.enrolment import get_script
+    from portal.services.nodes.nodes import do_create_node, do_create_pool
 
     machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
-    do_add_node(
+    do_create_node(
         admin,
         name=machine.name,
-        pool=do_add_pool(admin, "bench"),
+        pool=do_create_pool(admin, "bench"),
         host=machine.address,
         port=machine.port,
         host_key=machine.host_key(),
@@ -244,7 +246,7 @@ def prepare_node(portal: Any, machine: Any, image: str) -> str:
         if time.monotonic() > deadline_s:
             raise SystemExit("the node does not become ready:\n" + portal.tail())
         time.sleep(0.2)
-    time.sleep(3)  # the first comparison and the first samples
+    time.sleep(3)  # wait for the first reconciliation and the first samples
     return do_create_token(admin, name="bench", scopes=list(Scope))[1]
 
 
@@ -258,14 +260,14 @@ def client_of(url: str, token: str) -> Iterator[Any]:
 
 
 class _Shell:
-    """A root shell on the node, over an SSH session that stays open."""
+    """A root shell on the node over an open SSH session."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._heard = b""
 
     def run(self, command: str) -> None:
-        """Runs a command to its end; raises when it fails."""
+        """Run a command; raise when it fails."""
         mark = f"done-{secrets.token_hex(4)}"
         self._channel.sendall(f"{{ {command}\n}} 2>&1; code=$?; echo; echo {mark} $code\n".encode())
         end = f"\n{mark} ".encode()

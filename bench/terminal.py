@@ -1,9 +1,9 @@
-"""A key's echo in a web terminal of a container on an SSH node, beside that of a plain SSH terminal on the same node.
+"""Echo time of a key in a web terminal of a container on an SSH node, beside a plain SSH terminal.
 
     python -m bench terminal [--keys N]
 
-A whole Fairway (``manage.py up``) with a rig node of podman. In both terminals ``cat`` runs, so that the echo is the
-pseudo terminal's own; keys are pressed in turns, one here and one there. Needs what the rig needs (root, podman, sshd).
+A complete Fairway (``manage.py up``) with a rig node of podman. Both terminals run ``cat``, so that the echo
+is the pseudo terminal's own; keys alternate between the two. Needs what the rig needs (root, podman, sshd).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.line import percentile, say
+from bench.report import percentile, print_figure
 from bench.start import client_of, prepare_node
 
 TARGET_MS = 50.0
@@ -25,15 +25,15 @@ BETWEEN_S = 0.02
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the lines of median and p95."""
+    """Print the lines of median and p95."""
     parser = argparse.ArgumentParser(prog="bench terminal")
     parser.add_argument("--keys", type=int, default=300)
     wanted = parser.parse_args(arguments)
-    from tests.rig.needs import why_no_rig
+    from tests.rig.needs import missing_for_rig
 
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
-        say("terminal_echo", skipped=reason)
+        print_figure("terminal_echo", skipped=reason)
         return 0
     from tests.rig.images import rig_image
     from tests.rig.rig import Rig
@@ -47,10 +47,10 @@ def main(arguments: list[str]) -> int:
             _web(portal, client) as ours,
             _plain(rig.nodes[0]) as plain,
         ):
-            rows = [(_press(*ours), _press(*plain)) for _ in range(wanted.keys)]
+            rows = [(_echo_time(*ours), _echo_time(*plain)) for _ in range(wanted.keys)]
     for name, at in (("median", 0.5), ("p95", 0.95)):
         here, there = (percentile([row[side] for row in rows], at) for side in (0, 1))
-        say(
+        print_figure(
             f"terminal_echo_{name}",
             ours=round(here, 2),
             reference=round(there, 2),
@@ -68,8 +68,8 @@ Send = Callable[[bytes], Any]
 Receive = Callable[[], bytes]
 
 
-def _press(send: Send, receive: Receive) -> float:
-    """Milliseconds from a key to its echo."""
+def _echo_time(send: Send, receive: Receive) -> float:
+    """Return milliseconds from a key to its echo."""
     time.sleep(BETWEEN_S)
     began = time.perf_counter()
     send(b"x")
@@ -80,13 +80,13 @@ def _press(send: Send, receive: Receive) -> float:
 
 @contextlib.contextmanager
 def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
-    """A terminal of a job that runs, as a browser enters it."""
+    """Open a terminal of a running job, as a browser does."""
     from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
     from websockets.sync.client import connect
 
     from portal.models import Job, Task, User
-    from portal.services.session_store import SessionStore
-    from portal.services.terminals import do_open_terminal
+    from portal.services.accounts.session_store import SessionStore
+    from portal.services.workspaces.terminals import do_open_terminal
 
     request = {"name": "echo", "project": "default", "environment": "bench", "command": ["sleep", "600"]}
     answer = client.post("/jobs/", json=request | {"gpus_per_task": 1, "memory_mib": 256})
@@ -122,7 +122,7 @@ def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
 
 @contextlib.contextmanager
 def _plain(machine: Any) -> Iterator[tuple[Send, Receive]]:
-    """A terminal of an account on the node itself."""
+    """Open a terminal of an account on the node itself."""
     import paramiko
 
     password = secrets.token_urlsafe(12)

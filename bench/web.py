@@ -1,10 +1,10 @@
-"""Small requests to the web process as `up` starts it: with shared connections, and beside it with one each.
+"""Small requests to the web process as `up` starts it: with pooled connections, and with one each.
 
     DATABASE_URL=... REDIS_URL=... python -m bench web [--rounds N] [--at-once N]
 
-Two web processes stand before the same small record, of which one has FAIRWAY_DATABASE_POOL=0, and are asked in
-turns over their unix sockets: one request after the other, then by several at once. Makes a database of its own and
-drops it.
+Two web processes use the same small database, one of them with FAIRWAY_DATABASE_POOL=0, and are measured
+alternately over their unix sockets: one request after the other, then several at once. Creates a database of
+its own and drops it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from typing import Any
 import httpx
 
 from bench.gateway import _process
-from bench.line import percentile, say
-from bench.own_database import own_database
+from bench.report import percentile, print_figure
+from bench.scratch_database import scratch_database
 
 PAGES = {"/api/v1/me/": "token", "/api/v1/jobs/?limit=50": "token", "/jobs/": "session", "/": "session"}
 WARM = 20
-TURNS = 4
+ROUNDS = 4
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each page, and one for many at once."""
+    """Print a line for each page, and one for many at once."""
     parser = argparse.ArgumentParser(prog="bench web")
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--at-once", type=int, default=16)
     wanted = parser.parse_args(arguments)
-    with own_database() as url:
-        from portal.standalone.processes import _uvicorn
+    with scratch_database() as url:
+        from portal.standalone.process_table import _uvicorn
 
-        headers = _scene()
+        headers = _credentials()
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
             clients: dict[str, httpx.Client] = {}
             for name, size in {"shared": "20", "own": "0"}.items():
@@ -48,20 +48,20 @@ def main(arguments: list[str]) -> int:
                 words = [*_uvicorn(socket), "--log-level", "error"]
                 stack.enter_context(_process(sys.executable, *words, **environment))
                 clients[name] = stack.enter_context(_client(socket))
-            for path, door in PAGES.items():
-                _one_by_one(path, headers[door], clients, wanted.rounds)
+            for path, connection in PAGES.items():
+                _one_by_one(path, headers[connection], clients, wanted.rounds)
             _at_once("/api/v1/me/", headers["token"], clients, wanted.at_once, wanted.rounds)
     return 0
 
 
-def _scene() -> dict[str, dict[str, str]]:
-    from portal.services.tokens import Scope, do_create_token
-    from tests import record
-    from tests.gateway.stand import sign_in
+def _credentials() -> dict[str, dict[str, str]]:
+    from portal.services.accounts.tokens import Scope, do_create_token
+    from tests import factories
+    from tests.gateway.gateway_harness import sign_in
 
-    made = record.scene()
+    made = factories.basic_cluster()
     for _ in range(20):
-        record.job(made["owner"], made["project"], made["environment"])
+        factories.job(made["owner"], made["project"], made["environment"])
     token = do_create_token(made["owner"], name="bench", scopes=[Scope.READ])[1]
     return {
         "token": {"Authorization": f"Bearer {token}"},
@@ -80,7 +80,7 @@ def _client(socket: Path) -> httpx.Client:
     )
 
 
-def _ask(client: httpx.Client, path: str, headers: dict[str, str]) -> float:
+def _request_duration(client: httpx.Client, path: str, headers: dict[str, str]) -> float:
     began_s = time.perf_counter()
     answer = client.get(path, headers=headers)
     took_ms = (time.perf_counter() - began_s) * 1000
@@ -92,30 +92,32 @@ def _one_by_one(path: str, headers: dict[str, str], clients: dict[str, httpx.Cli
     took: dict[str, list[float]] = {name: [] for name in clients}
     for turn in range(WARM + rounds):
         for name, client in clients.items():
-            ms = _ask(client, path, headers)
+            ms = _request_duration(client, path, headers)
             if turn >= WARM:
                 took[name].append(ms)
-    _tell(path, took)
+    _print_rows(path, took)
 
 
 def _at_once(
-    path: str, headers: dict[str, str], clients: dict[str, httpx.Client], hands: int, rounds: int
+    path: str, headers: dict[str, str], clients: dict[str, httpx.Client], clients_count: int, rounds: int
 ) -> None:
     took: dict[str, list[float]] = {name: [] for name in clients}
     spent_s = dict.fromkeys(clients, 0.0)
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for name, client in clients.items():
-            with ThreadPoolExecutor(hands) as pool:
+            with ThreadPoolExecutor(clients_count) as pool:
                 began_s = time.perf_counter()
-                took[name] += pool.map(lambda _, c=client: _ask(c, path, headers), range(rounds // TURNS))
+                took[name] += pool.map(
+                    lambda _, c=client: _request_duration(c, path, headers), range(rounds // ROUNDS)
+                )
                 spent_s[name] += time.perf_counter() - began_s
     rates = {f"{name}_per_s": round(len(took[name]) / spent_s[name]) for name in clients}
-    _tell(f"{path}, {hands} at once", took, **rates)
+    _print_rows(f"{path}, {clients_count} at once", took, **rates)
 
 
-def _tell(row: str, took: dict[str, list[float]], **more: Any) -> None:
+def _print_rows(row: str, took: dict[str, list[float]], **more: Any) -> None:
     ours, own = (statistics.median(took[name]) for name in ("shared", "own"))
-    say(
+    print_figure(
         row,
         ours=round(ours, 1),
         reference=round(own, 1),

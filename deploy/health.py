@@ -1,4 +1,4 @@
-"""Health checks of the containers, with the standard library alone: `http PLACE PATH` or `process WORD`."""
+"""Health checks of the containers, with the standard library only: `http PLACE PATH` or `process WORD`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _OverSocket(http.client.HTTPConnection):
 
 
 def answers(place: str, path: str) -> bool:
-    """Whether a GET there is answered with 200; the place is `host:port` or the path of a unix socket."""
+    """Return whether a GET answers 200; `place` is `host:port` or the path of a unix socket."""
     connection = (
         _OverSocket(place) if place.startswith("/") else http.client.HTTPConnection(place, timeout=LIMIT_S)
     )
@@ -41,7 +41,7 @@ def answers(place: str, path: str) -> bool:
 
 
 def runs(word: str) -> bool:
-    """Whether the container's first process is the one that is meant, and neither stopped nor dead."""
+    """Return whether the container's first process has `word` in its command line and runs."""
     command = Path("/proc/1/cmdline").read_bytes().decode(errors="replace")
     state = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[0]
     return word in command and state not in "TtZX"

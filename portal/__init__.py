@@ -1,1 +1,1 @@
-"""The portal remembers and serves: the record of users, projects, quotas and jobs, and every door to it."""
+"""The portal: users, projects, quotas and jobs, with pages, REST, WebSockets and the gateway."""

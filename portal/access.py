@@ -1,7 +1,9 @@
-"""The one policy door: who may do what to which row. Pages, REST, sockets, logs and the gateway ask here.
+"""The access policy: which user may do what to which row.
 
-Rules in short: an admin may do everything but enter another person's workspace; a manager runs a project,
-a member runs jobs in it and controls their own, a viewer sees. What one may not see does not exist (404).
+Pages, REST, WebSockets, logs and the gateway use it.
+
+Administrators may do everything except enter another user's workspace. A manager runs a project; a member
+submits jobs and controls their own; a viewer reads. A row that a user may not see is answered with 404.
 """
 
 from __future__ import annotations
@@ -13,132 +15,141 @@ from typing import Any, TypeVar
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Q, QuerySet
 
-from portal.errors import NotAllowed, NotThere, SignInNeeded
-from portal.lineage import lineage
+from portal.domain.project_tree import path_to_root
+from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
+from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,
     AuditEntry,
     Environment,
-    Excuse,
-    Extension,
     Gpu,
-    GpuAlarm,
+    GpuAlert,
+    IdleExemption,
     InvalidRow,
     Job,
     Membership,
     Node,
     NodePool,
+    OrphanContainer,
     Project,
     Quota,
     Reservation,
     Secret,
     Template,
+    TimeLimitExtension,
     Topology,
-    UnknownContainer,
-    UsageLedger,
+    UsageInterval,
     User,
     Volume,
 )
-from portal.one_look import asked_once
-from portal.words.states import ROLE_RANK, JobKind, NodeState, Role
+from portal.request_cache import cached
 
-Person = User | AnonymousUser | None
+Requester = User | AnonymousUser | None
 
 
-class Verb(StrEnum):
-    """What a person may want of a row."""
+class Permission(StrEnum):
+    """What a user can do to a row."""
 
-    SEE = "see"
-    SUBMIT = "submit"  # a job into a project
-    CONTROL = "control"  # cancel, hold, change a job
+    VIEW = "see"
+    SUBMIT = "submit"  # submit a job to a project
+    CONTROL = "control"  # cancel, hold or edit a job
     ENTER = "enter"  # open a workspace, its terminal or its secrets
     READ_LOGS = "read_logs"
-    MANAGE = "manage"  # members of a project
-    CHANGE = "change"  # quotas, nodes, environments, people
+    MANAGE = "manage"  # manage the members of a project
+    CHANGE = "change"  # change quotas, nodes, environments or users
 
 
-class Policy(StrEnum):
-    """What a route or a socket demands before it looks at any row; every one declares exactly one."""
+class AccessPolicy(StrEnum):
+    """What a route or WebSocket requires before any row is checked.
+
+    Every route and consumer declares exactly one.
+    """
 
     PUBLIC = "public"
     SIGNED_IN = "signed-in"
     ADMIN = "admin"
-    WORKSPACE = "workspace"  # the gateway: a workspace session of that origin
+    WORKSPACE = "workspace"  # gateway only: a workspace session for that origin
 
 
-_Route = TypeVar("_Route", bound=Callable[..., Any] | type)
+_View = TypeVar("_View", bound=Callable[..., Any] | type)
 
 
-def policy(demand: Policy) -> Callable[[_Route], _Route]:
-    """Declares the policy of a view or a consumer. A test fails for any that declares none."""
+def access_policy(required: AccessPolicy) -> Callable[[_View], _View]:
+    """Declare the access policy of a view or consumer. A test fails for any view without one."""
 
-    def mark(route: _Route) -> _Route:
-        route.access_policy = demand  # type: ignore[union-attr]
+    def mark(route: _View) -> _View:
+        route.access_policy = required  # type: ignore[union-attr]
         return route
 
     return mark
 
 
-def signed_in(person: Person) -> User:
-    """The person as an active user, or SignInNeeded."""
-    if isinstance(person, User) and person.is_active:
-        return person
-    raise SignInNeeded("Sign in first.")
+def require_user(requester: Requester) -> User:
+    """Return the requester as an active user. Raise Unauthenticated otherwise."""
+    if isinstance(requester, User) and requester.is_active:
+        return requester
+    raise Unauthenticated("Sign in first.")
 
 
-def demand(person: Person, wanted: Policy) -> None:
-    """Raises unless the person satisfies the route's policy."""
-    if wanted is Policy.PUBLIC:
+def enforce(requester: Requester, required: AccessPolicy) -> None:
+    """Raise Unauthenticated or Forbidden unless the requester satisfies the policy."""
+    if required is AccessPolicy.PUBLIC:
         return
-    user = signed_in(person)
-    if wanted is Policy.ADMIN:
+    user = require_user(requester)
+    if required is AccessPolicy.ADMIN:
         require_admin(user, "can do this")
 
 
-def require_admin(user: User, act: str) -> None:
-    """Raises NotAllowed for anybody but an administrator. ``act`` is what only they do: "change quotas"."""
+def require_admin(user: User, action: str) -> None:
+    """Raise Forbidden unless the user is an administrator.
+
+    ``action`` completes the message "Only administrators ...".
+    """
     if not user.is_admin:
-        raise NotAllowed(f"Only administrators {act}.")
+        raise Forbidden(f"Only administrators {action}.")
 
 
 # -- roles -----------------------------------------------------------------------------------------
 
 
 def role_in(user: User, project: Project) -> Role | None:
-    """The person's strongest role in the project or one of its ancestors; None for a stranger."""
-    line = lineage(project, lambda below: below.parent)
+    """Return the user's strongest role in the project or its ancestors, or None if they have none."""
+    line = path_to_root(project, lambda below: below.parent)
     roles = [
         Role(r) for r in Membership.objects.filter(user=user, project__in=line).values_list("role", flat=True)
     ]
     return max(roles, key=lambda role: ROLE_RANK[role], default=None)
 
 
-def has_role(user: User, project: Project, least: Role) -> bool:
-    """True when the person's role in the project is at least ``least``."""
+def has_role(user: User, project: Project, min_role: Role) -> bool:
+    """Return True if the user's role in the project is at least ``min_role``."""
     role = role_in(user, project)
-    return role is not None and ROLE_RANK[role] >= ROLE_RANK[least]
+    return role is not None and ROLE_RANK[role] >= ROLE_RANK[min_role]
 
 
-def roles_of(person: Person) -> dict[int, Role]:
-    """The person's strongest role by project row, inherited from ancestors: two queries, once in a look."""
-    own, parents = _own_roles(signed_in(person)), parent_rows()
+def roles_by_project(requester: Requester) -> dict[int, Role]:
+    """Return the user's strongest role by project id, inherited from ancestors.
+
+    Two queries, cached for the request.
+    """
+    own, parents = _own_roles(require_user(requester)), project_parents()
     found: dict[int, Role] = {}
     for project in parents:
-        roles = [own[row] for row in lineage(project, parents.get) if row in own]
+        roles = [own[row] for row in path_to_root(project, parents.get) if row in own]
         if roles:
             found[project] = max(roles, key=lambda role: ROLE_RANK[role])
     return found
 
 
-def project_ids(user: User, least: Role = Role.VIEWER) -> set[int]:
-    """Row numbers of the projects where the person has at least this role, or above it: as ``roles_of``."""
-    roles = roles_of(user)
-    return {row for row, role in roles.items() if ROLE_RANK[role] >= ROLE_RANK[least]}
+def project_ids(user: User, min_role: Role = Role.VIEWER) -> set[int]:
+    """Return the ids of the projects in which the user has at least ``min_role``, also if inherited."""
+    roles = roles_by_project(user)
+    return {row for row, role in roles.items() if ROLE_RANK[role] >= ROLE_RANK[min_role]}
 
 
-def parent_rows() -> Mapping[int, int | None]:
-    """The tree of projects by row numbers; one query, once in a look."""
-    return asked_once("parents", lambda: dict(Project.objects.values_list("id", "parent_id")))
+def project_parents() -> Mapping[int, int | None]:
+    """Return the parent id of each project by its id. One query, cached for the request."""
+    return cached("parents", lambda: dict(Project.objects.values_list("id", "parent_id")))
 
 
 def _own_roles(user: User) -> Mapping[int, Role]:
@@ -146,213 +157,230 @@ def _own_roles(user: User) -> Mapping[int, Role]:
         rows = Membership.objects.filter(user=user).values_list("project_id", "role")
         return {project: Role(role) for project, role in rows}
 
-    return asked_once(("roles", user.pk), ask)
+    return cached(("roles", user.pk), ask)
 
 
 # -- single rows -----------------------------------------------------------------------------------
 
 
-def can(person: Person, verb: Verb, thing: Any) -> bool:
-    """Whether this person may do this to this row. Anonymous and inactive people may do nothing."""
-    if not isinstance(person, User) or not person.is_active:
+def can(requester: Requester, verb: Permission, obj: Any) -> bool:
+    """Return True if the requester has this permission on the row. Anonymous and inactive users have none."""
+    if not isinstance(requester, User) or not requester.is_active:
         return False
-    match thing:
+    match obj:
         case Job():
-            return _can_job(person, verb, thing)
+            return _can_access_job(requester, verb, obj)
         case Project():
-            return _can_project(person, verb, thing)
+            return _can_access_project(requester, verb, obj)
         case Quota():
-            return person.is_admin if verb is Verb.CHANGE else can(person, Verb.SEE, thing.project)
-        case Extension():
-            return _can_extension(person, verb, thing)
-        case UnknownContainer() | GpuAlarm() | InvalidRow():
-            return person.is_admin
+            return (
+                requester.is_admin
+                if verb is Permission.CHANGE
+                else can(requester, Permission.VIEW, obj.project)
+            )
+        case TimeLimitExtension():
+            return _can_access_extension(requester, verb, obj)
+        case OrphanContainer() | GpuAlert() | InvalidRow():
+            return requester.is_admin
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
-            return person.is_admin or verb is Verb.SEE
+            return requester.is_admin or verb is Permission.VIEW
         case User():
-            return person.is_admin or (thing.pk == person.pk and verb in {Verb.SEE, Verb.CHANGE})
+            return requester.is_admin or (
+                obj.pk == requester.pk and verb in {Permission.VIEW, Permission.CHANGE}
+            )
         case ApiToken():
-            return thing.owner_id == person.pk
+            return obj.owner_id == requester.pk
         case AuditEntry():
-            return person.is_admin and verb is Verb.SEE
+            return requester.is_admin and verb is Permission.VIEW
     return False
 
 
-def allowed(person: Person, verb: Verb, jobs: Iterable[Job]) -> set[int]:
-    """Row numbers of those jobs to which the person may do this: two queries, whatever their number."""
-    if not isinstance(person, User) or not person.is_active:
+def permitted_job_ids(requester: Requester, verb: Permission, jobs: Iterable[Job]) -> set[int]:
+    """Return the ids of the jobs on which the requester has this permission, in at most two queries."""
+    if not isinstance(requester, User) or not requester.is_active:
         return set()
-    roles = {} if person.is_admin and verb is not Verb.ENTER else roles_of(person)
-    return {job.pk for job in jobs if _may_job(person, roles.get(job.project_id), verb, job)}
+    roles = {} if requester.is_admin and verb is not Permission.ENTER else roles_by_project(requester)
+    return {job.pk for job in jobs if _role_permits_job(requester, roles.get(job.project_id), verb, job)}
 
 
-def _can_job(user: User, verb: Verb, job: Job) -> bool:
-    asks_role = verb is Verb.ENTER or not user.is_admin
-    return _may_job(user, role_in(user, job.project) if asks_role else None, verb, job)
+def _can_access_job(user: User, verb: Permission, job: Job) -> bool:
+    asks_role = verb is Permission.ENTER or not user.is_admin
+    return _role_permits_job(user, role_in(user, job.project) if asks_role else None, verb, job)
 
 
-def _may_job(user: User, role: Role | None, verb: Verb, job: Job) -> bool:
-    """The rule for a job, once the person's role in its project is known."""
-    if verb is Verb.ENTER:
-        # Not even an admin: what runs there runs as the owner, with the owner's files.
+def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job) -> bool:
+    """Apply the permission rules of a job, given the user's role in its project."""
+    if verb is Permission.ENTER:
+        # Administrators may not enter either: a workspace runs as its owner, with the owner's files.
         member = role is not None and ROLE_RANK[role] >= ROLE_RANK[Role.MEMBER]
         return job.owner_id == user.pk and (member or user.is_admin)
     if user.is_admin:
         return True
     if role is None:
         return False
-    if verb is Verb.SEE:
+    if verb is Permission.VIEW:
         return True
     if role is Role.MANAGER:
-        return verb is Verb.CONTROL or (verb is Verb.READ_LOGS and job.kind != JobKind.WORKSPACE.value)
-    if verb is Verb.READ_LOGS and job.kind != JobKind.WORKSPACE.value:
+        return verb is Permission.CONTROL or (
+            verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value
+        )
+    if verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value:
         return True
-    return job.owner_id == user.pk and role is not Role.VIEWER and verb in {Verb.CONTROL, Verb.READ_LOGS}
+    return (
+        job.owner_id == user.pk
+        and role is not Role.VIEWER
+        and verb in {Permission.CONTROL, Permission.READ_LOGS}
+    )
 
 
-def has_role_or_admin(user: User, project: Project, least: Role) -> bool:
-    """As ``has_role``; admins pass."""
-    return user.is_admin or has_role(user, project, least)
+def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
+    return user.is_admin or has_role(user, project, min_role)
 
 
-def _can_project(user: User, verb: Verb, project: Project) -> bool:
-    if verb is Verb.SUBMIT:
+def _can_access_project(user: User, verb: Permission, project: Project) -> bool:
+    if verb is Permission.SUBMIT:
         return project.archived_at is None and has_role_or_admin(user, project, Role.MEMBER)
     if user.is_admin:
         return True
-    if verb is Verb.SEE:
+    if verb is Permission.VIEW:
         return has_role(user, project, Role.VIEWER)
-    if verb is Verb.MANAGE:
+    if verb is Permission.MANAGE:
         return has_role(user, project, Role.MANAGER)
     return False
 
 
-def _can_extension(user: User, verb: Verb, asked: Extension) -> bool:
-    """Whoever sees the job sees what was asked for it; where it delays only the project's own, managers decide."""
-    if verb is Verb.SEE:
-        return _can_job(user, Verb.SEE, asked.job)
-    if verb is Verb.CHANGE:
-        return user.is_admin or (not asked.beyond and has_role(user, asked.job.project, Role.MANAGER))
+def _can_access_extension(user: User, verb: Permission, extension: TimeLimitExtension) -> bool:
+    """Users who see the job may view; managers may decide if only jobs of the project are delayed."""
+    if verb is Permission.VIEW:
+        return _can_access_job(user, Permission.VIEW, extension.job)
+    if verb is Permission.CHANGE:
+        return user.is_admin or (
+            not extension.affects_other_projects and has_role(user, extension.job.project, Role.MANAGER)
+        )
     return False
 
 
-def decidable(user: User, rows: Iterable[Extension]) -> set[int]:
-    """Row numbers of those requests for more time on which the person may decide: two queries at most."""
+def approvable_extensions(user: User, rows: Iterable[TimeLimitExtension]) -> set[int]:
+    """Return the ids of the extension requests that the user may decide, in at most two queries."""
     if user.is_admin:
         return {row.pk for row in rows}
-    roles = roles_of(user)
-    return {row.pk for row in rows if not row.beyond and roles.get(row.job.project_id) is Role.MANAGER}
+    roles = roles_by_project(user)
+    return {
+        row.pk
+        for row in rows
+        if not row.affects_other_projects and roles.get(row.job.project_id) is Role.MANAGER
+    }
 
 
-def require(person: Person, verb: Verb, thing: Any) -> None:
-    """Raises NotThere when the row may not even be seen, NotAllowed when it may be seen but not this."""
-    if can(person, verb, thing):
+def require_permission(requester: Requester, verb: Permission, obj: Any) -> None:
+    """Raise NotFound if the requester may not see the row, Forbidden if they only lack the permission."""
+    if can(requester, verb, obj):
         return
-    signed_in(person)
-    if can(person, Verb.SEE, thing):
-        raise NotAllowed("You may see this, but not do that.")
-    raise NotThere
+    require_user(requester)
+    if can(requester, Permission.VIEW, obj):
+        raise Forbidden("You may see this, but not do that.")
+    raise NotFound
 
 
 # -- sets of rows ----------------------------------------------------------------------------------
 
 
-def visible_projects(person: Person) -> QuerySet[Project]:
-    """The projects a person may see: all for admins, else those of their memberships and below."""
-    user = signed_in(person)
+def visible_projects(requester: Requester) -> QuerySet[Project]:
+    """Return all projects for administrators, otherwise the user's projects and their descendants."""
+    user = require_user(requester)
     return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=project_ids(user))
 
 
-def namable_projects(person: Person) -> QuerySet[Project]:
-    """The projects whose names a person may read: the visible ones and those above, whose limits bind them."""
-    user = signed_in(person)
-    return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=_lines(user))
+def nameable_projects(requester: Requester) -> QuerySet[Project]:
+    """Return the visible projects and their ancestors, whose limits apply to them too."""
+    user = require_user(requester)
+    return (
+        Project.objects.all()
+        if user.is_admin
+        else Project.objects.filter(pk__in=_projects_and_ancestors(user))
+    )
 
 
-def visible_jobs(person: Person) -> QuerySet[Job]:
-    """The jobs a person may see: those of visible projects."""
-    user = signed_in(person)
+def visible_jobs(requester: Requester) -> QuerySet[Job]:
+    user = require_user(requester)
     return Job.objects.all() if user.is_admin else Job.objects.filter(project_id__in=project_ids(user))
 
 
-def visible_extensions(person: Person) -> QuerySet[Extension]:
-    """The requests for more time that a person may see: those of visible projects' jobs."""
-    user = signed_in(person)
-    rows = Extension.objects.all()
+def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:
+    user = require_user(requester)
+    rows = TimeLimitExtension.objects.all()
     return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
 
 
-def visible_excuses(person: Person) -> QuerySet[Excuse]:
-    """The reasons to keep idle workspaces that a person may see: those of visible projects' jobs."""
-    user = signed_in(person)
-    rows = Excuse.objects.all()
+def visible_idle_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
+    user = require_user(requester)
+    rows = IdleExemption.objects.all()
     return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
 
 
-def visible_quotas(person: Person) -> QuerySet[Quota]:
-    """The quotas a person may see: those of visible projects."""
-    user = signed_in(person)
+def visible_quotas(requester: Requester) -> QuerySet[Quota]:
+    user = require_user(requester)
     return Quota.objects.all() if user.is_admin else Quota.objects.filter(project_id__in=project_ids(user))
 
 
-def visible_usage(person: Person) -> QuerySet[UsageLedger]:
-    """The usage a person may see: their own, and that of projects they manage."""
-    user = signed_in(person)
+def visible_usage(requester: Requester) -> QuerySet[UsageInterval]:
+    """Return the user's own usage, and the usage of projects that they manage."""
+    user = require_user(requester)
     if user.is_admin:
-        return UsageLedger.objects.all()
-    return UsageLedger.objects.filter(Q(user=user) | Q(project_id__in=project_ids(user, Role.MANAGER)))
+        return UsageInterval.objects.all()
+    return UsageInterval.objects.filter(Q(user=user) | Q(project_id__in=project_ids(user, Role.MANAGER)))
 
 
-def visible_nodes(person: Person) -> QuerySet[Node]:
-    """The nodes a person may see: everybody sees the cluster, nobody needs the retired."""
-    signed_in(person)
+def visible_nodes(requester: Requester) -> QuerySet[Node]:
+    """Return all nodes except retired ones; every signed-in user sees the cluster."""
+    require_user(requester)
     return Node.objects.exclude(state=NodeState.RETIRED.value)
 
 
-def visible_people(person: Person) -> QuerySet[User]:
-    """The people a person may see by name: those who share a project with them; all for admins."""
-    user = signed_in(person)
+def visible_users(requester: Requester) -> QuerySet[User]:
+    """Return all users for administrators, otherwise the users who share a project with the requester."""
+    user = require_user(requester)
     if user.is_admin:
         return User.objects.all()
     shared = Membership.objects.filter(project_id__in=project_ids(user)).values("user_id")
     return User.objects.filter(Q(pk=user.pk) | Q(pk__in=shared))
 
 
-def visible_volumes(person: Person) -> QuerySet[Volume]:
-    """The declared volumes a person may see: all for admins, else those that some project of theirs may use."""
-    user = signed_in(person)
+def visible_volumes(requester: Requester) -> QuerySet[Volume]:
+    """Return all declared volumes for administrators, otherwise those that the user's projects may use."""
+    user = require_user(requester)
     rows = Volume.objects.filter(owner__isnull=True)
     if user.is_admin:
         return rows
-    return rows.filter(Q(projects__isnull=True) | Q(projects__in=_lines(user))).distinct()
+    return rows.filter(Q(projects__isnull=True) | Q(projects__in=_projects_and_ancestors(user))).distinct()
 
 
-def visible_secrets(person: Person) -> QuerySet[Secret]:
-    """The secrets a person may know of: their own, and those of projects where they may run jobs."""
-    user = signed_in(person)
+def visible_secrets(requester: Requester) -> QuerySet[Secret]:
+    """Return the user's own secrets, and those of projects in which they may submit jobs."""
+    user = require_user(requester)
     shared = {"project__isnull": False} if user.is_admin else {"project__in": project_ids(user, Role.MEMBER)}
     return Secret.objects.filter(Q(owner=user) | Q(**shared)).select_related("project")
 
 
 def usable_secrets(owner: User, project: Project) -> QuerySet[Secret]:
-    """Those that a job of this person in this project may name: the person's own, and the project's."""
+    """Return the secrets that a job of this owner in this project may reference."""
     return Secret.objects.filter(Q(owner=owner) | Q(project=project)).select_related("project")
 
 
-def visible_environments(person: Person) -> QuerySet[Environment]:
-    """The environments a person may launch: those offered to some project of theirs; all for admins."""
-    user = signed_in(person)
+def visible_environments(requester: Requester) -> QuerySet[Environment]:
+    """Return all environments for administrators, otherwise those available to one of the user's projects."""
+    user = require_user(requester)
     if user.is_admin:
         return Environment.objects.all()
     limits = Environment.projects.through.objects.values(
         "environment_id"
     )  # no join: callers count other rows
-    theirs = Q(pk__in=limits.filter(project_id__in=_lines(user))) | ~Q(pk__in=limits)
+    theirs = Q(pk__in=limits.filter(project_id__in=_projects_and_ancestors(user))) | ~Q(pk__in=limits)
     return Environment.objects.filter(theirs, enabled=True)
 
 
-def _lines(user: User) -> set[int]:
-    """Row numbers of the projects a person is in, and of all above these: what is lent to one is lent below it."""
-    own, parents = _own_roles(user).keys(), parent_rows()
-    lines = [lineage(row, parents.get) for row in parents]
+def _projects_and_ancestors(user: User) -> set[int]:
+    """Return the ids of the user's projects and their ancestors: a grant to a project covers descendants."""
+    own, parents = _own_roles(user).keys(), project_parents()
+    lines = [path_to_root(row, parents.get) for row in parents]
     return {above for line in lines if not own.isdisjoint(line) for above in line}

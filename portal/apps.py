@@ -1,4 +1,4 @@
-"""The one Django app of the portal."""
+"""The Django app of the portal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,17 @@ from django.core import checks
 
 
 class PortalConfig(AppConfig):
-    """Registers the portal's models under the label ``portal``."""
+    """The app, with the label ``portal``."""
 
     name = "portal"
     label = "portal"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        checks.register(own_site, checks.Tags.security)
+        checks.register(check_separate_site, checks.Tags.security)
 
 
-def own_site(app_configs: Sequence[AppConfig] | None, **options: Any) -> list[checks.CheckMessage]:
-    """Warn where pages of workspaces can set cookies for the portal."""
+def check_separate_site(app_configs: Sequence[AppConfig] | None, **options: Any) -> list[checks.CheckMessage]:
+    """Warn if pages of workspaces can set cookies for the portal."""
     found = settings.SAME_SITE_WARNING
     return [checks.Warning(found, id="portal.W001")] if found else []

@@ -1,6 +1,6 @@
-"""Refusals: each with a stable code, a sentence for people and, where it helps, the nearest thing that works.
+"""Errors for users: each has a stable code, a message and, if possible, the nearest acceptable request.
 
-Services raise these; pages show the sentence, the API answers problem+json with the code.
+Services raise them; pages show the message, and REST answers problem+json with the code.
 """
 
 from __future__ import annotations
@@ -10,99 +10,99 @@ from typing import Any
 
 
 class FairwayError(Exception):
-    """A refusal that a person should read. ``status`` is its HTTP answer."""
+    """An error with a message for the user. ``status`` is the HTTP status."""
 
     status = 500
     code = "error"
     retry_after_s: int | None = None
-    """Sent as Retry-After."""
+    """Value of the Retry-After header, seconds."""
 
     def __init__(
-        self, sentence: str, *, code: str | None = None, facts: Mapping[str, Any] | None = None
+        self, message: str, *, code: str | None = None, details: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+        super().__init__(message)
+        self.message = message
         self.code = code or self.code
-        self.facts: dict[str, Any] = dict(facts or {})
+        self.details: dict[str, Any] = dict(details or {})
 
 
-class Invalid(FairwayError):
-    """Input that cannot be carried out: 400 on pages, 422 in REST, with a sentence for each field."""
+class InvalidRequest(FairwayError):
+    """Invalid input: 400 on pages, 422 in REST, with a message for each field."""
 
     status = 400
     code = "invalid"
 
-    def __init__(self, sentence: str = "", *, fields: Mapping[str, str] | None = None, **more: Any) -> None:
+    def __init__(self, message: str = "", *, fields: Mapping[str, str] | None = None, **more: Any) -> None:
         self.fields: dict[str, str] = dict(fields or {})
-        super().__init__(sentence or " ".join(self.fields.values()) or "The request is not valid.", **more)
+        super().__init__(message or " ".join(self.fields.values()) or "The request is not valid.", **more)
 
 
-class MalformedRequest(Invalid):
-    """A request that does not have the described shape: 400, also in REST, which answers 422 to the others."""
+class MalformedRequest(InvalidRequest):
+    """A request that does not match the schema: 400, in REST too."""
 
 
-class SignInNeeded(FairwayError):
-    """Nobody is signed in: 401."""
+class Unauthenticated(FairwayError):
+    """No user is signed in: 401."""
 
     status = 401
-    code = "sign_in_needed"
+    code = "unauthenticated"
 
 
-class NotAllowed(FairwayError):
-    """Known, but not permitted: 403."""
+class Forbidden(FairwayError):
+    """The user lacks the permission: 403."""
 
     status = 403
-    code = "not_allowed"
+    code = "forbidden"
 
 
-class NotThere(FairwayError):
-    """Not there, or not for this person to know of: 404."""
+class NotFound(FairwayError):
+    """The object does not exist, or the user may not see it: 404."""
 
     status = 404
     code = "not_found"
 
-    def __init__(self, sentence: str = "There is nothing here under that name.", **more: Any) -> None:
-        super().__init__(sentence, **more)
+    def __init__(self, message: str = "There is nothing here under that name.", **more: Any) -> None:
+        super().__init__(message, **more)
 
 
 class Conflict(FairwayError):
-    """The object is in a state in which this cannot be done: 409."""
+    """The object's state does not permit the operation: 409."""
 
     status = 409
     code = "conflict"
 
 
-class Stale(FairwayError):
-    """Somebody changed it since it was read: 412. ``facts['current']`` holds what stands now."""
+class PreconditionFailed(FairwayError):
+    """The object was changed since it was read: 412. ``details['current']`` holds its present version."""
 
     status = 412
-    code = "stale"
+    code = "precondition_failed"
 
 
-class Impossible(FairwayError):
-    """A request that this cluster could never serve: 422, with the nearest one that it could."""
+class Unsatisfiable(FairwayError):
+    """A request that this cluster can never satisfy: 422, with the nearest one that it can."""
 
     status = 422
-    code = "impossible"
+    code = "unsatisfiable"
 
 
-class PreconditionNeeded(FairwayError):
-    """A change that must name the version it is based on: 428."""
+class PreconditionRequired(FairwayError):
+    """The change must name the version that it is based on: 428."""
 
     status = 428
-    code = "precondition_needed"
+    code = "precondition_required"
 
 
-class TooBusy(FairwayError):
-    """As much of this is under way as may be at once: 429, to be tried again after ``retry_after_s``."""
+class TooManyRequests(FairwayError):
+    """A rate or concurrency limit is reached: 429; retry after ``retry_after_s``."""
 
     status = 429
-    code = "too_busy"
+    code = "too_many_requests"
     retry_after_s = 1
 
 
-class Unavailable(FairwayError):
-    """Something that is needed does not answer: 503, to be tried again after ``retry_after_s``."""
+class ServiceUnavailable(FairwayError):
+    """A required service does not answer: 503; retry after ``retry_after_s``."""
 
     status = 503
     code = "unavailable"

@@ -1,4 +1,4 @@
-"""A log as a file over HTTP, whole or a range of it (RFC 9110, 14): what pages and REST answer alike."""
+"""A log as a file over HTTP, whole or as a byte range (RFC 9110, section 14), for pages and REST."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from portal.errors import NotThere
-from portal.selectors import log_text
-from portal.selectors.log_files import awaited
-from portal.selectors.logs import LogFile
+from portal.errors import NotFound
+from portal.selectors.logs import text
+from portal.selectors.logs.files import iterate_in_thread
+from portal.selectors.logs.lines import LogFile
 
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
-PLAIN = "text/plain; charset=utf-8"
+PLAIN_TEXT = "text/plain; charset=utf-8"
 
 
-def log_download(request: HttpRequest, log: LogFile, *, job: str, stamps: bool = False) -> HttpResponseBase:
-    """Everything mirrored when it is asked for, or one range of that; several ranges at once are answered with all.
+def log_download_response(
+    request: HttpRequest, log: LogFile, *, job: str, timestamps: bool = False
+) -> HttpResponseBase:
+    """Return everything mirrored so far, or one byte range; a request for several ranges gets the whole log.
 
-    Once the log is complete it has a strong ETag, which If-Range may name; before, bytes that were once answered
-    never change, but there are more later. Raises NotThere where nothing was written, or it was removed.
+    A complete log has a strong ETag for If-Range; an incomplete one is append-only. Raise NotFound if the log
+    does not exist or was removed.
     """
     if not log.path.is_file():
-        if log.removed:
-            raise NotThere("This log is older than logs are kept here.", code="log_removed")
-        raise NotThere("This rank has written no log yet.", code="no_log_yet")
+        if log.is_expired:
+            raise NotFound("This log is older than logs are kept here.", code="log_expired")
+        raise NotFound("This rank has written no log yet.", code="no_log_yet")
     upto = log.size_bytes
-    tag = f'"{job}-{log.attempt}-{log.rank}-{upto}-{"s" if stamps else "p"}"' if log.complete else ""
+    tag = f'"{job}-{log.attempt}-{log.rank}-{upto}-{"s" if timestamps else "p"}"' if log.complete else ""
     asked = _RANGE.fullmatch(request.headers.get("Range", "").strip())
     same = request.headers.get("If-Range", tag) == tag
     pieces: Iterator[bytes]
     if asked is None or asked.groups() == ("", "") or not same or request.method != "GET":
-        pieces = log_text.whole(log, stamps=stamps, upto=upto)
-        answer: HttpResponseBase = _stream(request, pieces)
+        pieces = text.read_all(log, timestamps=timestamps, max_bytes=upto)
+        answer: HttpResponseBase = _streaming_response(request, pieces)
     else:
-        size = log_text.size_of(log, stamps=stamps, upto=upto)
-        span = _span(asked[1], asked[2], size)
+        size = text.text_size(log, timestamps=timestamps, max_bytes=upto)
+        span = _byte_range(asked[1], asked[2], size)
         if span is None:
             return HttpResponse(
                 status=416, headers={"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
             )
-        pieces = log_text.part(log_text.whole(log, stamps=stamps, upto=upto), span.start, span.stop)
-        answer = _stream(request, pieces, status=206)
+        pieces = text.slice_chunks(
+            text.read_all(log, timestamps=timestamps, max_bytes=upto), span.start, span.stop
+        )
+        answer = _streaming_response(request, pieces, status=206)
         answer["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
         answer["Content-Length"] = str(len(span))
     if tag:
@@ -55,13 +59,17 @@ def log_download(request: HttpRequest, log: LogFile, *, job: str, stamps: bool =
     return answer
 
 
-def _stream(request: HttpRequest, pieces: Iterator[bytes], status: int = 200) -> StreamingHttpResponse:
+def _streaming_response(
+    request: HttpRequest, pieces: Iterator[bytes], status: int = 200
+) -> StreamingHttpResponse:
     served = isinstance(request, ASGIRequest)
-    return StreamingHttpResponse(awaited(pieces) if served else pieces, content_type=PLAIN, status=status)
+    return StreamingHttpResponse(
+        iterate_in_thread(pieces) if served else pieces, content_type=PLAIN_TEXT, status=status
+    )
 
 
-def _span(first: str, last: str, size: int) -> range | None:
-    """The bytes that a range means of so many; None where it lies beyond them, or begins after its end."""
+def _byte_range(first: str, last: str, size: int) -> range | None:
+    """Return the byte range of a file of ``size`` bytes, or None if it is beyond the end or empty."""
     if not first:
         start, stop = max(0, size - int(last)), size
     else:

@@ -1,7 +1,7 @@
-"""What a person may read of rows whose existence they may know of: variables and secrets of jobs, and names.
+"""Which fields of a visible row a user may read: job variables and secrets, and job and project names.
 
-Who sees a job sees its command. Its variables and the names of its secrets are for those who may control it. Nodes,
-GPUs and the queue are seen by everybody, but jobs and projects there are named only to those who may see them.
+Users who see a job see its command; its variables and secret names require permission to control it. Nodes,
+GPUs and the queue are visible to all, but jobs and projects in them are named only to users who may see them.
 """
 
 from __future__ import annotations
@@ -10,50 +10,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from portal.access import Person, Verb, can, project_ids, signed_in
+from portal.access import Permission, Requester, can, project_ids, require_user
 from portal.models import Job, Project, User
 
-ANOTHER_PROJECT = "another project"
-"""In place of the name of a project that the reader may not see."""
+HIDDEN_PROJECT_NAME = "another project"
+"""Replaces the name of a project that the reader may not see."""
 
 
 @dataclass(frozen=True)
-class Visibility:
-    """Whose names a person may read: None as ``projects`` is everybody's."""
+class NameVisibility:
+    """The projects whose names a user may read, by id; None for all."""
 
     user: User
     projects: frozenset[int] | None
 
-    def sees(self, job: Job) -> bool:
-        """True when the job may be named."""
-        return self.sees_project(job.project_id)
+    def can_name_job(self, job: Job) -> bool:
+        return self.can_name_project(job.project_id)
 
-    def sees_project(self, row: int) -> bool:
-        """True when the project with this row number may be named."""
+    def can_name_project(self, row: int) -> bool:
         return self.projects is None or row in self.projects
 
-    def name_of(self, project: Project) -> str:
-        """The project's name, or what stands in its place."""
-        return project.name if self.sees_project(project.pk) else ANOTHER_PROJECT
+    def project_name(self, project: Project) -> str:
+        """Return the project's name, or a placeholder if it is hidden."""
+        return project.name if self.can_name_project(project.pk) else HIDDEN_PROJECT_NAME
 
 
-def visibility_of(person: Person) -> Visibility:
-    """Two queries, none for administrators."""
-    user = signed_in(person)
-    return Visibility(user, None if user.is_admin else frozenset(project_ids(user)))
+def visibility_of(requester: Requester) -> NameVisibility:
+    """Return whose names the requester may read, in two queries, or none for administrators."""
+    user = require_user(requester)
+    return NameVisibility(user, None if user.is_admin else frozenset(project_ids(user)))
 
 
 class PrivateFields(NamedTuple):
-    """What a job holds for those who may control it; None for others."""
+    """Fields of a job for users who may control it; None for others."""
 
-    environ: Mapping[str, str] | None
+    env: Mapping[str, str] | None
     secrets: list[dict[str, Any]] | None
 
 
-def private_fields(person: Person, job: Job) -> PrivateFields:
-    """The variables of a job, whose values may be secret, and which secrets it gets."""
+def private_fields(requester: Requester, job: Job) -> PrivateFields:
+    """Return the job's variables and secret references if the requester may control it."""
     return (
-        PrivateFields(job.environ, job.secrets)
-        if can(person, Verb.CONTROL, job)
+        PrivateFields(job.env, job.secrets)
+        if can(requester, Permission.CONTROL, job)
         else PrivateFields(None, None)
     )

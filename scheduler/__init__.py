@@ -1,1 +1,1 @@
-"""The engine: photographs the record, decides purely, writes back, and carries out on the nodes."""
+"""Scheduling engine: reads a snapshot, decides with pure functions, commits and executes the plan."""

@@ -1,4 +1,4 @@
-"""One scheduling cycle: photograph the record, decide purely, write back. One page."""
+"""One scheduling cycle: take a snapshot, decide, commit the plan."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from django.db import DataError, InterfaceError, OperationalError, transaction
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from portal.events import announce
-from portal.killpoints import killpoint
+from portal.domain.reasons import VerdictCode
+from portal.failpoints import failpoint
+from portal.live_events import publish_on_commit
 from portal.models import ClusterSettings, Cycle
-from portal.words.reasons import VerdictCode
 from scheduler import leases
-from scheduler.album import INVALID_DATA
-from scheduler.collection import no_collection
-from scheduler.commit import Refusal, commit_evictions, commit_starts
-from scheduler.core.cluster import Snapshot
-from scheduler.core.plan import Plan, Start, Verdict
-from scheduler.core.policy import Policy
-from scheduler.expectations import Expectations
-from scheduler.failed import keep_failed
-from scheduler.forecasts import write_intervals
-from scheduler.isolation import report_faults, use_valid_rows
-from scheduler.keeps import write_keeps
-from scheduler.leases import Held
-from scheduler.recall import TELLS_EVERY_S
-from scheduler.remembered import Remembered
-from scheduler.snapshot import Photo, take_photo
-from scheduler.standings import RENEWED_AT_ONCE
-from scheduler.totals import count_cycle
+from scheduler.commit.plan_writer import CommitRefusal, commit_evictions, commit_starts
+from scheduler.commit.verdict_store import MAX_REFRESHED
+from scheduler.core.model.plan import JobPlacement, Plan, Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.counters import count_cycle
+from scheduler.cycle_state import CycleState
+from scheduler.failed_cycles import save_failed_cycle
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.forecast.forecast_store import save_intervals
+from scheduler.incremental import EXPLAIN_INTERVAL_S
+from scheduler.leases import HeldLease
+from scheduler.nominations import save_nominations
+from scheduler.python_gc import gc_paused
+from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
+from scheduler.snapshot.invalid_rows import report_faults, use_valid_rows
+from scheduler.snapshot.row_cache import INVALID_DATA
 
 log = logging.getLogger(__name__)
 
@@ -40,169 +40,179 @@ Decide = Callable[[Snapshot, Policy], Plan]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a cycle did; ``again`` when the next should follow at once, ``told`` when it told all why they wait."""
+class CycleResult:
+    """What a cycle did. ``rerun``: start the next at once. ``explained``: all pending jobs have verdicts."""
 
     started: int
-    refused: tuple[Refusal, ...]
-    again: bool
-    told: bool = True
+    refused: tuple[CommitRefusal, ...]
+    rerun: bool
+    explained: bool = True
 
 
 def run_cycle(
-    cause: str,
+    trigger: str,
     holder: str,
-    remembered: Remembered | None = None,
+    state: CycleState | None = None,
     *,
     decide: Decide | None = None,
-    hurries: Callable[[], bool] = bool,
-) -> Outcome | None:
-    """Runs one cycle as leader; None when another scheduler leads. Raises Deposed when replaced meanwhile.
+    next_cycle_requested: Callable[[], bool] = bool,
+) -> CycleResult | None:
+    """Run one cycle as leader; return None when another scheduler leads. Raise LeaseLostError when the lease
+    is lost.
 
-    ``remembered`` is what this process knows from its last cycle; ``decide`` stands in for its decision. Where many
-    wait, it says why once everything else is done, until ``hurries`` says that the next cycle is asked for; of
-    some it does so every ``TELLS_EVERY_S`` all the same.
+    ``state`` carries caches from the last cycle; ``decide`` replaces the decision function. When many jobs
+    are pending, their verdicts are written after the commit until ``next_cycle_requested`` returns True, but
+    at least one batch every ``EXPLAIN_INTERVAL_S``.
     """
-    leader = leases.claim(leases.LEADER, holder, leases.LEADER_TTL_S)
+    leader = leases.acquire(leases.LEADER, holder, leases.LEADER_TTL_S)
     if leader is None:
         return None
-    remembered = remembered or Remembered()
-    remembered.cycles += 1
-    with no_collection(remembered.cycles):
-        return _run(leader, cause, remembered, decide, hurries)
+    state = state or CycleState()
+    state.cycle_count += 1
+    with gc_paused(state.cycle_count):
+        return _run(leader, trigger, state, decide, next_cycle_requested)
 
 
 def _run(
-    leader: Held, cause: str, remembered: Remembered, decide: Decide | None, hurries: Callable[[], bool]
-) -> Outcome:
+    leader: HeldLease,
+    trigger: str,
+    state: CycleState,
+    decide: Decide | None,
+    next_cycle_requested: Callable[[], bool],
+) -> CycleResult:
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
-    photo: Photo | None = None
+    inputs: DecisionInput | None = None
     try:
-        remembered.open()
-        photo = take_photo(settings, remembered.album)
-        photo = replace(photo, snapshot=_expected(photo, remembered))
-        photo_s = time.monotonic()
-        killpoint("cycle.photographed")
-        policy, before = photo.policy, photo.snapshot
-        plan, photo = use_valid_rows(
-            photo,
-            lambda snapshot: (decide or remembered.recall.decide)(snapshot, policy),
-            had_faults=bool(remembered.faults),
+        state.reset_if_database_changed()
+        inputs = take_snapshot(settings, state.snapshot_cache)
+        inputs = replace(inputs, snapshot=_with_duration_estimates(inputs, state))
+        snapshot_taken_s = time.monotonic()
+        failpoint("cycle.snapshot_taken")
+        policy, before = inputs.policy, inputs.snapshot
+        plan, inputs = use_valid_rows(
+            inputs,
+            lambda snapshot: (decide or state.decider.decide)(snapshot, policy),
+            had_faults=bool(state.reported_faults),
         )
         decided_s = time.monotonic()
     except (OperationalError, InterfaceError):
-        raise  # the record is away: that says nothing of what stands in it
-    except Exception as wrong:  # what the core refuses, or a fault of ours: no guess is better than none
-        remembered.forget()
-        sentence = keep_failed(leader, settings, photo, wrong, cause)
-        _alarm(leader, settings, sentence)
-        return Outcome(0, (), again=False)
-    _alarm(leader, settings, "")
-    if photo.faults != remembered.faults:
-        report_faults(leader, before, photo.faults)
-        remembered.faults = photo.faults
-    killpoint("cycle.decided")
+        raise  # the database is unreachable, which says nothing about its content
+    except Exception as error:  # invalid input or a bug in the core: decide nothing rather than guess
+        state.reset()
+        message = save_failed_cycle(leader, settings, inputs, error, trigger)
+        _set_alert(leader, settings, message)
+        return CycleResult(0, (), rerun=False)
+    _set_alert(leader, settings, "")
+    if inputs.faults != state.reported_faults:
+        report_faults(leader, before, inputs.faults)
+        state.reported_faults = inputs.faults
+    failpoint("cycle.decided")
     leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
-    refused = _commit(leader, photo, plan, remembered)
-    killpoint("cycle.committed")
+    refused = _commit(leader, inputs, plan, state)
+    failpoint("cycle.committed")
     row = Cycle(
         started_at=started_at,
         epoch=leader.epoch,
-        woken_by=cause[:40],
-        snapshot_ms=(photo_s - begin_s) * 1000,
-        decide_ms=(decided_s - photo_s) * 1000,
+        trigger=trigger[:40],
+        snapshot_ms=(snapshot_taken_s - begin_s) * 1000,
+        decide_ms=(decided_s - snapshot_taken_s) * 1000,
         commit_ms=(time.monotonic() - decided_s) * 1000,
-        pending=len(photo.pending_rows),
-        started_jobs=0 if photo.adopt_only else len(plan.starts) - len(refused),
-        evicted_jobs=0 if photo.adopt_only else len(plan.evictions),
+        pending=len(inputs.pending_row_ids),
+        started_jobs=0 if inputs.recovery_mode else len(plan.starts) - len(refused),
+        evicted_jobs=0 if inputs.recovery_mode else len(plan.evictions),
         refused_commits=len(refused),
         steps=plan.steps_used,
         truncated=plan.truncated,
-        receipts=[asdict(receipt) for receipt in plan.receipts],
+        fair_share_breakdown=[asdict(breakdown) for breakdown in plan.share_breakdowns],
     )
     with transaction.atomic():
         leases.check(leader)
         row.save()
-        count_cycle(row, plan, committed=not photo.adopt_only)
-        announce("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
-    again = bool(refused) and row.started_jobs > 0
-    told = plan.told
-    if not told:
+        count_cycle(row, plan, committed=not inputs.recovery_mode)
+        publish_on_commit("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
+    rerun = bool(refused) and row.started_jobs > 0
+    explained = plan.explained
+    if not explained:
         try:
-            told = _tell(leader, photo, remembered, hurries)
-        except (DatabaseError, leases.Deposed):
+            explained = _write_deferred_verdicts(leader, inputs, state, next_cycle_requested)
+        except (DatabaseError, leases.LeaseLostError):
             raise
-        except Exception as wrong:  # what was decided stands, and is written down
-            remembered.forget()
-            _alarm(leader, settings, keep_failed(leader, settings, photo, wrong, cause))
-    return Outcome(row.started_jobs, tuple(refused), again=again, told=told)
+        except Exception as error:  # the plan is already committed
+            state.reset()
+            _set_alert(leader, settings, save_failed_cycle(leader, settings, inputs, error, trigger))
+    return CycleResult(row.started_jobs, tuple(refused), rerun=rerun, explained=explained)
 
 
-def _expected(photo: Photo, remembered: Remembered) -> Snapshot:
-    """The snapshot with what is expected of its jobs; without, where jobs that ended cannot be read."""
+def _with_duration_estimates(inputs: DecisionInput, state: CycleState) -> Snapshot:
+    """Return the snapshot with duration estimates, or unchanged when the rows of ended jobs are invalid."""
     try:
-        return remembered.expectations.fill(photo.snapshot, photo.policy)
+        return state.duration_estimator.fill(inputs.snapshot, inputs.policy)
     except (DataError, *INVALID_DATA):
         log.exception("this cycle predicts nothing: a job that ended cannot be read")
-        remembered.expectations = Expectations()
-        return photo.snapshot
+        state.duration_estimator = DurationEstimator()
+        return inputs.snapshot
 
 
-def _tell(leader: Held, photo: Photo, remembered: Remembered, hurries: Callable[[], bool]) -> bool:
-    """Says why jobs wait, piece by piece; False when it stopped before all were told."""
-    if hurries() and time.monotonic() - remembered.told_s < TELLS_EVERY_S:
+def _write_deferred_verdicts(
+    leader: HeldLease, inputs: DecisionInput, state: CycleState, next_cycle_requested: Callable[[], bool]
+) -> bool:
+    """Write deferred verdicts in batches; return False when interrupted before the last."""
+    if next_cycle_requested() and time.monotonic() - state.verdicts_written_s < EXPLAIN_INTERVAL_S:
         return False
-    goes_on = False
-    while verdicts := remembered.recall.tell():
-        renewed = RENEWED_AT_ONCE * len(verdicts) // max(1, len(photo.pending_rows))
-        remembered.standings.write(leader, photo.pending_rows, verdicts, renewed, goes_on=goes_on)
-        goes_on, remembered.told_s = True, time.monotonic()
-        if remembered.recall.tells_on and hurries():
+    continued = False
+    while verdicts := state.decider.explain_next():
+        max_refreshed = MAX_REFRESHED * len(verdicts) // max(1, len(inputs.pending_row_ids))
+        state.verdict_store.write(
+            leader, inputs.pending_row_ids, verdicts, max_refreshed, continued=continued
+        )
+        continued, state.verdicts_written_s = True, time.monotonic()
+        if state.decider.has_unexplained and next_cycle_requested():
             return False
         leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
     return True
 
 
-def _commit(leader: Held, photo: Photo, plan: Plan, remembered: Remembered) -> list[Refusal]:
-    """Evictions first, then starts, then the verdicts of those that wait on."""
-    refused: list[Refusal] = []
+def _commit(leader: HeldLease, inputs: DecisionInput, plan: Plan, state: CycleState) -> list[CommitRefusal]:
+    """Commit evictions, then starts, then verdicts."""
+    refused: list[CommitRefusal] = []
     verdicts = plan.verdicts
-    if photo.adopt_only:
-        verdicts = (*map(_after_restore, plan.starts), *verdicts)
+    if inputs.recovery_mode:
+        verdicts = (*map(_recovery_verdict, plan.starts), *verdicts)
     else:
         for refusal in commit_evictions(leader, plan.evictions):
-            log.info("eviction of %s refused: %s", refusal.job, refusal.sentence)
+            log.info("eviction of %s refused: %s", refusal.job, refusal.message)
         refused = commit_starts(leader, plan.starts)
         for refusal in refused:
-            log.info("start of %s refused: %s", refusal.job, refusal.sentence)
-    if not photo.adopt_only:
-        write_keeps(leader, photo.kept, plan)
-    if plan.told or photo.adopt_only:
-        remembered.standings.write(leader, photo.pending_rows, (*verdicts, *photo.left_out))
-    elif photo.left_out:
-        remembered.standings.write(leader, photo.pending_rows, photo.left_out)
-    write_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
+            log.info("start of %s refused: %s", refusal.job, refusal.message)
+    if not inputs.recovery_mode:
+        save_nominations(leader, inputs.nominations, plan)
+    if plan.explained or inputs.recovery_mode:
+        state.verdict_store.write(leader, inputs.pending_row_ids, (*verdicts, *inputs.excluded))
+    elif inputs.excluded:
+        state.verdict_store.write(leader, inputs.pending_row_ids, inputs.excluded)
+    save_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 
 
-def _after_restore(start: Start) -> Verdict:
+def _recovery_verdict(start: JobPlacement) -> Verdict:
     return Verdict(
         start.job,
-        VerdictCode.DELAYED_UNTIL,
+        VerdictCode.BEGIN_TIME,
         "The record was restored from a backup; nothing starts until every node has been compared with it.",
     )
 
 
-def _alarm(leader: Held, settings: ClusterSettings, sentence: str) -> None:
-    """Raises or clears the alarm that admins see, when it changed."""
-    if settings.alarm == sentence[:1000]:
+def _set_alert(leader: HeldLease, settings: ClusterSettings, message: str) -> None:
+    """Set or clear the scheduler alert that administrators see, if it changed."""
+    if settings.scheduler_alert == message[:1000]:
         return
-    log.error("%s", sentence) if sentence else log.info("the scheduler works again")
+    log.error("%s", message) if message else log.info("the scheduler works again")
     with transaction.atomic():
         leases.check(leader)
         ClusterSettings.objects.filter(id=1).update(
-            alarm=sentence[:1000], alarm_at=timezone.now() if sentence else None
+            scheduler_alert=message[:1000], scheduler_alert_at=timezone.now() if message else None
         )
-        settings.alarm = sentence[:1000]
-        announce("cluster", {"kind": "alarm"})  # the sentence names rows, and is for administrators
+        settings.scheduler_alert = message[:1000]
+        # no message: it names rows that only administrators may see
+        publish_on_commit("cluster", {"kind": "alarm"})

@@ -1,8 +1,7 @@
-"""Rights held for a time as rows with epochs: to schedule (``leader``), or to speak to a node (law 5).
+"""Leases as rows with epochs: the right to schedule (``leader``) or to send commands to a node.
 
-Times are the database's, never the host's. A new holder gets an epoch above every epoch given before, so one
-number fences commits and commands alike: a write or a command that carries a lower one is refused. Epochs come from
-the database alone: nothing that a node says changes one.
+Times are the database's. A new holder gets an epoch above all earlier ones, so one number fences commits and
+commands: those with a lower epoch are refused. Epochs come only from the database, never from a node.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ LEADER_TTL_S = 8.0
 NODE_TTL_S = 15.0
 
 
-class Deposed(Exception):
-    """Another holder has the lease: this process must not write any more."""
+class LeaseLostError(Exception):
+    """Another holder has the lease; this process must stop writing."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A lease that was ours when the database last said so."""
+class HeldLease:
+    """A lease that this process held when it last asked the database."""
 
     name: str
     holder: str
@@ -36,22 +35,22 @@ class Held:
 
 
 def new_holder() -> str:
-    """A name for this process that no other process has, before or after it."""
+    """Return a holder name that is unique across processes and restarts."""
     return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def node_lease(node: str) -> str:
-    """The lease name of the right to speak to a node (public id)."""
+    """Return the name of the lease for commands to a node (public id)."""
     return f"node:{node}"
 
 
-def claim(name: str, holder: str, ttl_s: float) -> Held | None:
-    """Takes or renews a lease; None while another holder has it."""
-    kept = renew([name], holder, ttl_s)
-    if kept:
-        return kept[0]
+def acquire(name: str, holder: str, ttl_s: float) -> HeldLease | None:
+    """Acquire or renew a lease; return None while another holder has it."""
+    renewed = renew([name], holder, ttl_s)
+    if renewed:
+        return renewed[0]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.TURN])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])
         cursor.execute(
             """
             INSERT INTO portal_lease AS lease (name, holder, epoch, expires_at)
@@ -65,13 +64,13 @@ def claim(name: str, holder: str, ttl_s: float) -> Held | None:
             {"name": name, "holder": holder, "ttl": ttl_s},
         )
         row = cursor.fetchone()
-    return Held(name, holder, row[0]) if row else None
+    return HeldLease(name, holder, row[0]) if row else None
 
 
-def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[Held]:
-    """Prolongs those of the leases that are still ours, and gives them.
+def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[HeldLease]:
+    """Extend and return those of the leases that this holder still has.
 
-    One that ran out but was taken by nobody is still ours: nobody else has acted under its name.
+    An expired lease that no one else acquired is still held.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -79,11 +78,11 @@ def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[Held]:
             " WHERE name = ANY(%s) AND holder = %s RETURNING name, epoch",
             [ttl_s, list(names), holder],
         )
-        return [Held(name, holder, epoch) for name, epoch in cursor.fetchall()]
+        return [HeldLease(name, holder, epoch) for name, epoch in cursor.fetchall()]
 
 
-def let_go(names: Sequence[str], holder: str) -> None:
-    """Ends leases of ours at once, so that the next holder need not wait. The epochs stay."""
+def release(names: Sequence[str], holder: str) -> None:
+    """Expire leases of this holder at once, so that the next holder need not wait. Epochs are kept."""
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE portal_lease SET expires_at = to_timestamp(0) WHERE name = ANY(%s) AND holder = %s",
@@ -91,25 +90,25 @@ def let_go(names: Sequence[str], holder: str) -> None:
         )
 
 
-def check(held: Held) -> None:
-    """Raises Deposed unless the lease is still ours; nobody can take it before this transaction ends (I8)."""
+def check(lease: HeldLease) -> None:
+    """Raise LeaseLostError unless the lease is held; it cannot change before this transaction ends (I8)."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [held.name])
+        cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [lease.name])
         row = cursor.fetchone()
-    if row != (held.holder, held.epoch):
-        raise Deposed(f"The lease {held.name} has moved on to {row[0] if row else 'nobody'}.")
+    if row != (lease.holder, lease.epoch):
+        raise LeaseLostError(f"The lease {lease.name} has moved on to {row[0] if row else 'nobody'}.")
 
 
-def command_epoch(held: Held) -> int:
-    """The epoch for a command to the node of this lease: the newest of the leader's and its own.
+def command_epoch(lease: HeldLease) -> int:
+    """Return the epoch for commands to the node of this lease: the higher of the leader's and the lease's.
 
-    Raises Deposed when the lease is not ours any more.
+    Raise LeaseLostError when the lease is not held any more.
     """
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT name, holder, epoch FROM portal_lease WHERE name = ANY(%s)", [[LEADER, held.name]]
+            "SELECT name, holder, epoch FROM portal_lease WHERE name = ANY(%s)", [[LEADER, lease.name]]
         )
         rows = {name: (holder, epoch) for name, holder, epoch in cursor.fetchall()}
-    if rows.get(held.name) != (held.holder, held.epoch):
-        raise Deposed(f"The lease {held.name} is another worker's now.")
+    if rows.get(lease.name) != (lease.holder, lease.epoch):
+        raise LeaseLostError(f"The lease {lease.name} is another worker's now.")
     return max(int(epoch) for _, epoch in rows.values())

@@ -1,4 +1,4 @@
-"""The periodic pass that finds what was forgotten: deadlines, lost hints, silent nodes, old rows."""
+"""Periodic pass: enforces deadlines, resends lost messages, marks unreachable nodes and deletes old rows."""
 
 from __future__ import annotations
 
@@ -9,112 +9,115 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.models import Attempt, BrowserSession, Cycle, Forecast, Node, Outbox, Question, Task
-from portal.selectors.time_limits import limited
-from portal.services import lifecycle, node_acts, nodes, reservations, restored, time_limits, trust
-from portal.services.dependencies import cancel_dependents
-from portal.services.idempotency import forget_old_keys
-from portal.services.logs import remove_old_logs
-from portal.services.terminals import forget_old_terminals
-from portal.wake import send_hints
-from portal.words.amounts import span
-from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import AttemptState, JobKind, NodeState
-from scheduler.failed import drop_old_failures
-from scheduler.forecasts import FORECASTS_KEPT, score_started
+from portal.domain.formatting import format_duration
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import AttemptState, JobKind, NodeState
+from portal.models import Attempt, BrowserSession, Cycle, EngineQuery, Forecast, Node, OutboxMessage, Task
+from portal.outbox import send_outbox_rows
+from portal.selectors.jobs.time_limits import attempts_with_limit
+from portal.services.cluster import recovery, reservations
+from portal.services.idempotency import delete_expired_keys
+from portal.services.jobs import time_limits
+from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.jobs.logs import delete_expired_logs
+from portal.services.lifecycle import job_control
+from portal.services.nodes import nodes, operations, quarantine
+from portal.services.workspaces.terminals import delete_old_terminals
+from scheduler.failed_cycles import delete_old_failed_cycles
+from scheduler.forecast.forecast_store import RETENTION, score_started
 
 log = logging.getLogger(__name__)
 
 READY_WITHIN_S = 120
 SILENT_AFTER_S = 45
 UNSENT_AFTER_S = 20
-GANG_WAITS_S = 20
-"""So long a gang waits for a node that does not answer, before those of it that are ready are undone."""
+GANG_NODE_WAIT_S = 20
+"""A gang waits this long for an unreachable node before its prepared tasks are stopped."""
 OUTBOX_AFTER_S = 1
-OUTBOX_KEPT = dt.timedelta(hours=1)
-CYCLES_KEPT = dt.timedelta(days=14)
-QUESTIONS_KEPT = dt.timedelta(hours=1)
-TRIMMED_AT_ONCE = 20_000
+OUTBOX_RETENTION = dt.timedelta(hours=1)
+CYCLE_RETENTION = dt.timedelta(days=14)
+QUERY_RETENTION = dt.timedelta(hours=1)
+MAX_DELETED = 20_000
 
 
 def sweep() -> None:
-    """One pass. Each part stands alone and can be repeated."""
-    end_overdue()
+    """Run one pass; each part is independent and idempotent."""
+    stop_overdue_attempts()
     time_limits.warn_before_ends()
-    time_limits.drop_lapsed()
-    end_never_ready()
-    end_unsent_on_silent_nodes()
-    end_gangs_on_silent_nodes()
-    mark_silent_nodes()
-    node_acts.give_up_overdue()
-    node_acts.tidy_nodes()
-    trust.look_again()
-    reservations.clear_begun()
-    restored.end_looking()
+    time_limits.close_lapsed_extensions()
+    stop_unready_workspaces()
+    stop_unsent_on_unreachable_nodes()
+    stop_gangs_on_unreachable_nodes()
+    mark_unreachable_nodes()
+    operations.fail_overdue_operations()
+    operations.request_due_gc()
+    quarantine.evaluate_breakers()
+    reservations.drain_started_reservations()
+    recovery.end_recovery_if_complete()
     cancel_dependents()
     score_started()
 
 
-def end_overdue() -> None:
-    """Stops attempts that have run for their time limit."""
-    rows = limited().filter(ends_at__lt=Now())
+def stop_overdue_attempts() -> None:
+    """Stop attempts that reached their time limit."""
+    rows = attempts_with_limit().filter(ends_at__lt=Now())
     for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
-        sentence = end_sentence(EndReason.TIME_LIMIT, limit=span(seconds or 0))
-        lifecycle.want_stop(attempt, EndReason.TIME_LIMIT, sentence=sentence)
+        message = end_message(EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
+        job_control.request_stop(attempt, EndReason.TIME_LIMIT, message=message)
 
 
-def end_never_ready() -> None:
-    """Stops workspaces whose server has not answered in time."""
+def stop_unready_workspaces() -> None:
+    """Stop workspaces whose server is not ready in time."""
     rows = Attempt.objects.filter(
         state=AttemptState.RUNNING.value,
-        stop_wanted_at__isnull=True,
+        stop_requested_at__isnull=True,
         ready_at__isnull=True,
         job__kind=JobKind.WORKSPACE.value,
         running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S),
     )
-    # a node that cannot be asked says nothing about the server on it
+    # an unreachable node reports nothing about the server
     for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
-        sentence = end_sentence(EndReason.NEVER_READY, seconds=READY_WITHIN_S)
-        lifecycle.want_stop(attempt, EndReason.NEVER_READY, sentence=sentence)
+        message = end_message(EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
+        job_control.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=message)
 
 
-def end_unsent_on_silent_nodes() -> None:
-    """Frees the GPUs of attempts that no start command ever left for, when a node of theirs is away."""
+def stop_unsent_on_unreachable_nodes() -> None:
+    """End attempts that were never sent to their nodes when one of these is unreachable; frees their GPUs."""
     rows = Attempt.objects.filter(
         state=AttemptState.CONFIGURING.value,
-        stop_wanted_at__isnull=True,
-        sent_at__isnull=True,
+        stop_requested_at__isnull=True,
+        start_sent_at__isnull=True,
         created_at__lt=Now() - dt.timedelta(seconds=UNSENT_AFTER_S),
         task_rows__node__reachable=False,
     )
     for attempt in rows.distinct().select_related("job"):
         away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
         if away is not None:
-            sentence = end_sentence(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
-            lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED, sentence=sentence)
+            message = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
+            job_control.request_stop(attempt.pk, EndReason.START_REFUSED, message=message)
 
 
-def end_gangs_on_silent_nodes() -> None:
-    """Stops gangs that cannot begin as one, because a node of theirs is away before its task runs.
+def stop_gangs_on_unreachable_nodes() -> None:
+    """Stop gangs with an unreachable node whose task does not run yet.
 
-    What the other nodes prepared or began ends there; what the silent one may hold stays held until it answers.
+    Tasks on the other nodes end; GPUs on the unreachable node stay allocated until it answers.
     """
     rows = Task.objects.filter(
-        attempt__together=True,
+        attempt__gang_start=True,
         attempt__state=AttemptState.CONFIGURING.value,
-        attempt__stop_wanted_at__isnull=True,
-        attempt__sent_at__isnull=False,
+        attempt__stop_requested_at__isnull=True,
+        attempt__start_sent_at__isnull=False,
         state=AttemptState.CONFIGURING.value,
         node__reachable=False,
-        node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_WAITS_S),
+        node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_NODE_WAIT_S),
     )
     for attempt, node in rows.values_list("attempt_id", "node__name"):
-        sentence = end_sentence(EndReason.START_REFUSED, node=node, detail="it does not answer.")
-        lifecycle.want_stop(attempt, EndReason.START_REFUSED, sentence=sentence)
+        message = end_message(EndReason.START_REFUSED, node=node, detail="it does not answer.")
+        job_control.request_stop(attempt, EndReason.START_REFUSED, message=message)
 
 
-def mark_silent_nodes() -> None:
-    """Marks nodes that no worker has heard from, also when no worker lives to say so."""
+def mark_unreachable_nodes() -> None:
+    """Mark nodes silent for ``SILENT_AFTER_S`` as unreachable, also when no worker-nodes process runs."""
     rows = Node.objects.filter(
         reachable=True, last_seen_at__lt=Now() - dt.timedelta(seconds=SILENT_AFTER_S)
     ).exclude(state=NodeState.RETIRED.value)
@@ -123,31 +126,31 @@ def mark_silent_nodes() -> None:
 
 
 def send_outbox() -> int:
-    """Sends the hints whose message was lost; gives how many went out."""
+    """Resend messages that were not sent; return their number."""
     with transaction.atomic():
         rows = (
-            Outbox.objects.select_for_update(skip_locked=True)
+            OutboxMessage.objects.select_for_update(skip_locked=True)
             .filter(sent_at__isnull=True, created_at__lt=Now() - dt.timedelta(seconds=OUTBOX_AFTER_S))
             .order_by("id")[:500]
         )
-        return send_hints(list(rows))
+        return send_outbox_rows(list(rows))
 
 
-def trim() -> None:
-    """Deletes rows that nobody will look at again, a bounded number at a time."""
+def delete_old_rows() -> None:
+    """Delete expired rows, a bounded number per pass."""
     now = timezone.now()
     for rows in (
-        Outbox.objects.filter(sent_at__lt=now - OUTBOX_KEPT),
-        Cycle.objects.filter(started_at__lt=now - CYCLES_KEPT),
-        Forecast.objects.filter(made_at__lt=now - FORECASTS_KEPT),
-        Question.objects.filter(asked_at__lt=now - QUESTIONS_KEPT),
+        OutboxMessage.objects.filter(sent_at__lt=now - OUTBOX_RETENTION),
+        Cycle.objects.filter(started_at__lt=now - CYCLE_RETENTION),
+        Forecast.objects.filter(made_at__lt=now - RETENTION),
+        EngineQuery.objects.filter(asked_at__lt=now - QUERY_RETENTION),
     ):
-        ids = list(rows.order_by("pk").values_list("pk", flat=True)[:TRIMMED_AT_ONCE])
+        ids = list(rows.order_by("pk").values_list("pk", flat=True)[:MAX_DELETED])
         rows.model._default_manager.filter(pk__in=ids).delete()
     BrowserSession.objects.filter(expire_date__lt=now).delete()
-    drop_old_failures()
-    trust.forget_old_troubles()
-    node_acts.forget_old_acts()
-    forget_old_keys()
-    forget_old_terminals()
-    remove_old_logs()
+    delete_old_failed_cycles()
+    quarantine.delete_old_incidents()
+    operations.delete_old_operations()
+    delete_expired_keys()
+    delete_old_terminals()
+    delete_expired_logs()

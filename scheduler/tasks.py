@@ -1,4 +1,4 @@
-"""Celery doors: each fetches by id and calls one function. What they say is a hint, the rows are the truth."""
+"""Celery tasks: each fetches rows by id and calls one function. Messages are hints; rows are the truth."""
 
 from __future__ import annotations
 
@@ -14,172 +14,172 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connection
 
 from portal.config.celery import app
-from portal.services.demo import keep_demo_alive
-from portal.services.dependencies import cancel_dependents
-from portal.wake import hints_wait
+from portal.outbox import has_queued_messages
+from portal.services.cluster.demo import replenish_demo_jobs
+from portal.services.jobs.dependencies import cancel_dependents
 from scheduler import leases, sweep
-from scheduler.answers import answer_question
 from scheduler.cycle import run_cycle
-from scheduler.foresee import Foresight, foresee
-from scheduler.idleness import look_for_idle
-from scheduler.node_checks import run_check, run_enrolment
-from scheduler.remembered import Remembered
-from scheduler.roster import ROSTER
+from scheduler.cycle_state import CycleState
+from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
+from scheduler.idle_pass import run_idle_pass
+from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
+from scheduler.nodes.node_checks import run_check, run_enrolment
+from scheduler.what_if import answer_query
 
 log = logging.getLogger(__name__)
 
-AGAIN_AT_MOST = 3
-WAIT_FOR_LEADER_S = 2.0
+MAX_CONSECUTIVE_CYCLES = 3
+LEADER_WAIT_S = 2.0
 
-_Door = TypeVar("_Door", bound=Callable[..., None])
+_TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., None])
 
 
-def _door(name: str) -> Callable[[_Door], _Door]:
-    """Makes a function the Celery task of this name; database connections that broke are dropped around it."""
+def _celery_task(name: str) -> Callable[[_TaskFunction], _TaskFunction]:
+    """Register a function as the Celery task ``name``; broken database connections are closed around it."""
 
-    def register(function: _Door) -> _Door:
+    def register(function: _TaskFunction) -> _TaskFunction:
         @functools.wraps(function)
-        def opened(*arguments: Any, **named: Any) -> None:
+        def run(*arguments: Any, **named: Any) -> None:
             close_old_connections()
             try:
                 function(*arguments, **named)
             finally:
                 close_old_connections()
 
-        task: _Door = app.task(name=name)(opened)
+        task: _TaskFunction = app.task(name=name)(run)
         return task
 
     return register
 
 
-class CycleGate:
-    """Lets one cycle run at a time in this process, and skips hints whose cause a cycle has already seen.
+class CycleRunner:
+    """Runs one cycle at a time in this process, and skips messages that an earlier cycle has already covered.
 
-    A cycle that left somebody untold why it waits, since hints came, is followed by one more when these were all old.
+    When a cycle left verdicts unwritten, an old message still starts one more cycle.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._began_s = 0.0
+        self._started_s = 0.0
         self._holder = leases.new_holder()
-        self._all_told = True
-        self._remembered = Remembered()
+        self._all_explained = True
+        self._state = CycleState()
 
-    def run(self, cause: str, sent_s: float | None) -> None:
-        """Runs a cycle unless one has begun after ``sent_s``; another at once when its plan was refused."""
+    def run(self, trigger: str, sent_s: float | None) -> None:
+        """Run a cycle unless one began after ``sent_s``; run again when parts of its plan were refused."""
         with self._lock:
-            if sent_s is not None and sent_s < self._began_s and (self._all_told or _hurries()):
+            if (
+                sent_s is not None
+                and sent_s < self._started_s
+                and (self._all_explained or _next_cycle_requested())
+            ):
                 return
-            for _ in range(AGAIN_AT_MOST):
-                self._began_s = time.time()
-                if not self._once(cause):
+            for _ in range(MAX_CONSECUTIVE_CYCLES):
+                self._started_s = time.time()
+                if not self._run_once(trigger):
                     return
 
-    def _once(self, cause: str) -> bool:
-        deadline_s = time.monotonic() + WAIT_FOR_LEADER_S
+    def _run_once(self, trigger: str) -> bool:
+        deadline_s = time.monotonic() + LEADER_WAIT_S
         try:
             while True:
-                outcome = run_cycle(cause, self._holder, self._remembered, hurries=_hurries)
+                outcome = run_cycle(
+                    trigger, self._holder, self._state, next_cycle_requested=_next_cycle_requested
+                )
                 if outcome is not None or time.monotonic() > deadline_s:
                     break
                 time.sleep(0.1)
-            leases.let_go([leases.LEADER], self._holder)  # whoever gets the next hint may lead at once
-        except leases.Deposed as replaced:
-            log.warning("stepping down: %s", replaced)
+            leases.release([leases.LEADER], self._holder)  # any process may lead the next cycle at once
+        except leases.LeaseLostError as error:
+            log.warning("stepping down: %s", error)
             return False
-        except DatabaseError as trouble:
-            log.warning("no cycle, the database does not answer: %s", trouble)
+        except DatabaseError as error:
+            log.warning("no cycle, the database does not answer: %s", error)
             connection.close()
             return False
-        self._all_told = outcome is None or outcome.told
-        return outcome is not None and outcome.again
+        self._all_explained = outcome is None or outcome.explained
+        return outcome is not None and outcome.rerun
 
 
-def _hurries() -> bool:
-    """True when another cycle is asked for already."""
-    return hints_wait("cycle")
+def _next_cycle_requested() -> bool:
+    """Return True when another cycle message is queued."""
+    return has_queued_messages("cycle")
 
 
-GATE = CycleGate()
-FORESEEN = Foresight()
-"""What the process that foresees starts keeps from pass to pass."""
+CYCLE_RUNNER = CycleRunner()
+FORECAST_STATE = ForecastState()
+"""State that the forecasting process keeps between passes."""
 
 
-@_door("scheduler.cycle")
-def cycle(cause: str = "period") -> None:
-    """A scheduling cycle."""
-    GATE.run(cause, _sent_s())
+@_celery_task("scheduler.cycle")
+def cycle(trigger: str = "period") -> None:
+    CYCLE_RUNNER.run(trigger, _sent_s())
 
 
-@_door("scheduler.dependents")
+@_celery_task("scheduler.dependents")
 def dependents() -> None:
-    """A job ended after which others were to start: some are cancelled now, some may start."""
+    """Cancel or start the jobs that depended on a job that ended."""
     cancel_dependents()
-    GATE.run("dependency", _sent_s())
+    CYCLE_RUNNER.run("dependency", _sent_s())
 
 
-@_door("scheduler.node_hint")
-def node_hint(node: str, verb: str, what: str = "") -> None:
-    """Puts a hint into the inbox of a node's actor."""
-    ROSTER.hint(node, verb)
+@_celery_task("scheduler.notify_node")
+def notify_node(node: str, verb: str, detail: str = "") -> None:
+    """Notify the actor of a node."""
+    ACTOR_SUPERVISOR.notify(node, verb)
 
 
-@_door("scheduler.answer")
-def answer(question: str) -> None:
-    """Answers a question."""
-    answer_question(question)
+@_celery_task("scheduler.answer_query")
+def answer(query: str) -> None:
+    answer_query(query)
 
 
-@_door("scheduler.check_node")
-def check_node(check: str) -> None:
-    """Begins the live test of a node."""
-    threading.Thread(target=run_check, args=(check,), name=f"check-{check}", daemon=True).start()
+@_celery_task("scheduler.check_node")
+def check_node(operation: str) -> None:
+    """Start the live test of a node in a thread."""
+    threading.Thread(target=run_check, args=(operation,), name=f"check-{operation}", daemon=True).start()
 
 
-@_door("scheduler.enrol_node")
-def enrol_node(check: str) -> None:
-    """Begins the enrolment of a node by a sudo login."""
-    threading.Thread(target=run_enrolment, args=(check,), name=f"enrol-{check}", daemon=True).start()
+@_celery_task("scheduler.enrol_node")
+def enrol_node(operation: str) -> None:
+    """Start the enrolment of a node by a sudo login in a thread."""
+    threading.Thread(target=run_enrolment, args=(operation,), name=f"enrol-{operation}", daemon=True).start()
 
 
-@_door("scheduler.sweep")
-def sweep_record() -> None:
-    """Finds deadlines that have passed and nodes that fell silent."""
+@_celery_task("scheduler.sweep")
+def run_sweep() -> None:
     sweep.sweep()
 
 
-@_door("scheduler.idle")
+@_celery_task("scheduler.idle")
 def idle() -> None:
-    """Looks for workspaces that nobody uses."""
-    look_for_idle()
+    run_idle_pass()
 
 
-@_door("scheduler.outbox")
+@_celery_task("scheduler.outbox")
 def outbox() -> None:
-    """Sends hints whose message was lost."""
+    """Resend messages that were lost."""
     sweep.send_outbox()
 
 
-@_door("scheduler.demo")
+@_celery_task("scheduler.demo")
 def demo() -> None:
-    """Keeps the demo's queue alive; without a demo it does nothing."""
-    keep_demo_alive()
+    """Replenish the demo's queue; does nothing without a demo."""
+    replenish_demo_jobs()
 
 
-@_door("scheduler.foresee")
-def foresee_starts() -> None:
-    """Works out when waiting jobs should start."""
-    foresee(kept=FORESEEN)
+@_celery_task("scheduler.forecast")
+def forecast() -> None:
+    run_forecast_pass(state=FORECAST_STATE)
 
 
-@_door("scheduler.trim")
+@_celery_task("scheduler.trim")
 def trim() -> None:
-    """Deletes rows nobody will look at again."""
-    sweep.trim()
+    sweep.delete_old_rows()
 
 
 def _sent_s() -> float | None:
-    """When the message of the running task was sent, by the sender's clock; None for those of beat."""
+    """Return when the message of the running task was sent (sender's clock); None for messages of beat."""
     request: Any = current_task.request
     sent = (request.headers or {}).get("fairway_sent_s", request.get("fairway_sent_s"))
     return float(sent) if sent is not None else None

@@ -1,6 +1,7 @@
-"""The Celery entry: ``celery -A scheduler.worker worker -Q cycle|ask|nodes`` and ``... beat``.
+"""Celery entry point: ``celery -A scheduler.worker worker -Q cycle|ask|nodes`` and ``... beat``.
 
-worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, worker-nodes with ``-P threads``.
+worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, worker-nodes with ``-P
+threads``.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from portal.config.celery import app
 
 django.setup()
 
-from agents.openings import MANY_THREADS_S  # noqa: E402
-from portal.database.turns import share_connections  # noqa: E402
+from agents.connect_limiter import SWITCH_INTERVAL_S  # noqa: E402
+from portal.database.pool_middleware import enable_pooling  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
-from scheduler.answers import say_alive  # noqa: E402
-from scheduler.roster import ROSTER  # noqa: E402
+from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR  # noqa: E402
+from scheduler.what_if import send_heartbeats  # noqa: E402
 
 __all__ = ["app", "tasks"]
 
-TURN_WITHIN_S = 10.0
-"""So long a thread of worker-nodes waits for its turn at the database: longer than a request, as nobody looks on."""
+DATABASE_CHECKOUT_LIMIT_S = 10.0
+"""How long a thread of worker-nodes waits for a database connection; longer than a web request may."""
 CYCLE_EVERY_S = 5.0
 SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
-FORESEE_EVERY_S = 20.0
+FORECAST_EVERY_S = 20.0
 IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 
@@ -42,7 +43,7 @@ app.conf.beat_schedule = {
         ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
-        ("foresee", "scheduler.foresee", FORESEE_EVERY_S, "replay"),
+        ("forecast", "scheduler.forecast", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
     )
@@ -50,7 +51,7 @@ app.conf.beat_schedule = {
 
 
 class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks after nodes for as long as a worker of the queue ``nodes`` runs."""
+    """Runs the actor supervisor while a worker consumes the queue ``nodes``."""
 
     requires = {"celery.worker.components:Pool"}
 
@@ -61,17 +62,17 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Any) -> None:
         if "nodes" in parent.app.amqp.queues.consume_from:
             self._started = True
-            share_connections(wait_s=TURN_WITHIN_S)
-            sys.setswitchinterval(MANY_THREADS_S)
-            ROSTER.start()
+            enable_pooling(wait_s=DATABASE_CHECKOUT_LIMIT_S)
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            ACTOR_SUPERVISOR.start()
 
     def stop(self, parent: Any) -> None:
         if self._started:
-            ROSTER.stop()
+            ACTOR_SUPERVISOR.stop()
 
 
 class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Tells for as long as a worker of the queue ``ask`` runs that questions are answered."""
+    """Sends heartbeats while a worker consumes the queue ``ask``."""
 
     requires = {"celery.worker.components:Pool"}
 
@@ -81,7 +82,9 @@ class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         if "ask" in parent.app.amqp.queues.consume_from:
-            threading.Thread(target=say_alive, args=(self._stopping,), name="alive", daemon=True).start()
+            threading.Thread(
+                target=send_heartbeats, args=(self._stopping,), name="alive", daemon=True
+            ).start()
 
     def stop(self, parent: Any) -> None:
         self._stopping.set()
@@ -90,4 +93,4 @@ class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
 app.steps["worker"].update([NodesStep, AskStep])
 
 for chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
-    logging.getLogger(chatty).setLevel(logging.WARNING)  # two lines for each hint tell nobody anything
+    logging.getLogger(chatty).setLevel(logging.WARNING)  # they log two lines per message

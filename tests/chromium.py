@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, sync_playwright
 
-from portal.standalone import needs
+from portal.standalone import testing_requirements
 
 FLAGS = (
     "--no-sandbox",
@@ -28,7 +28,7 @@ def chromium() -> Iterator[Browser]:
     a fixture made of this lives no longer than one module, or asynchronous tests after it fail.
     """
     with sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=needs.chromium(), args=list(FLAGS))
+        browser = tool.chromium.launch(executable_path=testing_requirements.chromium(), args=list(FLAGS))
         try:
             yield browser
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from django.db import connection
 from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
-from portal.standalone.needs import NEEDS, missing, sentence
-from tests import emptying
+from portal.standalone.testing_requirements import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
+from tests import table_flush
 
-PATTERN = "pattern_of_tests"
-NOT_RUN = pytest.StashKey[Counter[str]]()
+TEMPLATE_DATABASE = "test_template"
+SKIP_REASONS = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,35 +26,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    emptying.by_delete()
+    table_flush.flush_by_delete()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
-    settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", *settings.PASSWORD_HASHERS]
+    settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", *settings.PASSWORD_HASHERS]
 
 
-def pytest_collection_finish() -> None:
-    if "hypothesis" in sys.modules:  # importing it takes as long as a small test file
+_loaded_profiles: set[str] = set()
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Load the profile before the first module that uses hypothesis, which takes half a second to import."""
+    if "fairway" not in _loaded_profiles and "hypothesis" in module_path.read_text():
         from hypothesis import settings as drawing
 
         # no test is timed: a busy machine is no fault
         drawing.register_profile("fairway", drawing.default, deadline=None)
         drawing.load_profile("fairway")
+        _loaded_profiles.add("fairway")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    lacking = {kind: missing(kind) for kind in NEEDS}
+    lacking = {kind: missing_requirements(kind) for kind in MACHINE_REQUIREMENTS}
     reasons: Counter[str] = Counter()
     for item in items:
         for kind, needs in lacking.items():
             if needs and item.get_closest_marker(kind):
-                reasons[sentence(kind, needs)] += 1
-                item.add_marker(pytest.mark.skip(reason=sentence(kind, needs)))
+                reasons[skip_reason(kind, needs)] += 1
+                item.add_marker(pytest.mark.skip(reason=skip_reason(kind, needs)))
                 break
         if item.get_closest_marker("long") and not config.getoption("--long"):
             reasons["long campaigns need --long"] += 1
             item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
-    config.stash[NOT_RUN] = reasons
-    items.sort(key=_turn)
+    config.stash[SKIP_REASONS] = reasons
+    items.sort(key=_priority)
 
 
 @pytest.fixture(scope="session")
@@ -72,27 +76,27 @@ def django_db_modify_db_settings(
     if not {"FAIRWAY_TESTS_OWN_SERVER", "PYTEST_XDIST_WORKER"} <= os.environ.keys():
         return
     named = connection.settings_dict
-    done = settings.DATA_DIR / "pattern"
-    with open(settings.DATA_DIR / "pattern.lock", "w") as lock, django_db_blocker.unblock():
+    done = settings.DATA_DIR / "template"
+    with open(settings.DATA_DIR / "template.lock", "w") as lock, django_db_blocker.unblock():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             kept = named["NAME"], named["TEST"]["NAME"]
-            named["TEST"]["NAME"] = PATTERN
+            named["TEST"]["NAME"] = TEMPLATE_DATABASE
             connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
             # a database is copied only while nobody is connected to it, also not a connection that is to be shared
             connection.close()
             connection.close_pool()
             named["NAME"], named["TEST"]["NAME"] = kept
             done.touch()
-    named["TEST"]["TEMPLATE"] = PATTERN
+    named["TEST"]["TEMPLATE"] = TEMPLATE_DATABASE
 
 
-def _turn(item: pytest.Item) -> int:
+def _priority(item: pytest.Item) -> int:
     """What takes long is begun first."""
     return 0 if item.get_closest_marker("early") else 1
 
 
-class Lanes(LoadScopeScheduling):
+class FileScheduling(LoadScopeScheduling):
     """xdist's `loadfile`, but one lane for all files whose tests have the one engine of this machine."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -101,9 +105,9 @@ class Lanes(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return Lanes(config, log)
+    return FileScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for reason, count in config.stash.get(NOT_RUN, Counter()).items():
+    for reason, count in config.stash.get(SKIP_REASONS, Counter()).items():
         terminalreporter.write_line(f"{count} not run: {reason}", yellow=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from django.test import Client
 
-from tests import record
+from tests import factories
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_unknown_host_is_one_line(log_lines: io.StringIO, path: str) -> None:
 @pytest.mark.parametrize("path", ["/audit/", "/api/v1/registries/"])
 def test_forbidden_page_is_one_line(log_lines: io.StringIO, path: str) -> None:
     client = Client()
-    client.force_login(record.person("ada"))
+    client.force_login(factories.user("ada"))
     assert client.get(path).status_code == 403
     (line,) = log_lines.getvalue().splitlines()
     assert path in line and "ada" in line
@@ -45,6 +45,6 @@ def test_failure_keeps_its_traceback(log_lines: io.StringIO, monkeypatch: pytest
     def broken(*_: object) -> None:
         raise ZeroDivisionError("unexpected")
 
-    monkeypatch.setattr("portal.web.signin.safe_next", broken)
+    monkeypatch.setattr("portal.web.sign_in.safe_next", broken)
     assert Client(raise_request_exception=False).get("/sign-in/").status_code == 500
     assert "ZeroDivisionError: unexpected" in log_lines.getvalue()

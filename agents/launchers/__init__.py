@@ -1,18 +1,26 @@
-"""How the ranks of a job are told of each other: pure functions from its shape to command and environment.
+"""Launchers: pure functions from the shape of a job to command and environment of each rank.
 
-A launcher is chosen by name with a job. To add one: write the function in a file of its own, and name it here.
+A job names its launcher. To add one, write the function in its own module and register it here.
 """
 
 from __future__ import annotations
 
-from agents.launchers.launch import Gang, Launch, Launcher, Meeting, Rank
-from agents.launchers.none import none
-from agents.launchers.torchrun import torchrun
+from agents.launchers.launcher import GangShape, Launcher, LaunchSpec, RankNetwork, RendezvousPoint
+from agents.launchers.plain import launch_plain
+from agents.launchers.torchrun import launch_torchrun
 
-LAUNCHERS: dict[str, Launcher] = {"none": none, "torchrun": torchrun}
-"""By name; ``none`` is what a job has that chose none."""
+LAUNCHERS: dict[str, Launcher] = {"none": launch_plain, "torchrun": launch_torchrun}
+"""Launchers by name; ``none`` is the default of a job."""
 
-NEED_THE_OTHERS = frozenset({"torchrun"})
-"""Launchers whose ranks cannot work without reaching each other."""
+REQUIRES_RENDEZVOUS = frozenset({"torchrun"})
+"""Launchers whose ranks must reach each other."""
 
-__all__ = ["LAUNCHERS", "NEED_THE_OTHERS", "Gang", "Launch", "Launcher", "Meeting", "Rank"]
+__all__ = [
+    "LAUNCHERS",
+    "REQUIRES_RENDEZVOUS",
+    "GangShape",
+    "LaunchSpec",
+    "Launcher",
+    "RankNetwork",
+    "RendezvousPoint",
+]

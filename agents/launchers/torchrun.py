@@ -1,28 +1,35 @@
-"""PyTorch's own launcher: a process for each GPU of a task, and its store at the port where the ranks meet.
+"""PyTorch's launcher: one process per GPU of a task, with its store at the rendezvous port.
 
-https://docs.pytorch.org/docs/stable/elastic/run.html, "Usage": a fixed number of nodes with a static rendezvous.
+https://docs.pytorch.org/docs/stable/elastic/run.html, "Usage": a fixed number of nodes with a static
+rendezvous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.launchers.launch import Gang, Launch, Rank, by_interface, rendezvous
+from agents.launchers.launcher import (
+    GangShape,
+    LaunchSpec,
+    RankNetwork,
+    interface_variables,
+    rendezvous_variables,
+)
 
 
-def torchrun(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
-    """``torchrun`` before the command; it gives its processes their RANK, LOCAL_RANK and WORLD_SIZE.
+def launch_torchrun(gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:
+    """Prefix the command with ``torchrun``, which sets RANK, LOCAL_RANK and WORLD_SIZE of its processes.
 
-    A task without a GPU has one process. Where to meet is told by variables, which ``torchrun`` reads (PET_ and the
-    name of its option), for on one node only that node knows the address; it joins address and port by a colon, so
-    one of IPv6 stands in brackets. Raises ValueError for several tasks that cannot reach each other.
+    A task without GPUs has one process. The rendezvous is passed by variables (PET_ and the option's name),
+    because for gangs on one node only the node knows the address. ``torchrun`` joins address and port by a
+    colon, so IPv6 addresses are in brackets. Raise ValueError for several tasks without rendezvous.
     """
     options = [f"--nproc-per-node={max(1, gang.gpus)}"]
     if gang.tasks == 1:
-        return Launch(("torchrun", "--no-python", "--standalone", *options, *command))
-    if gang.meeting is None:
+        return LaunchSpec(("torchrun", "--no-python", "--standalone", *options, *command))
+    if gang.rendezvous is None:
         raise ValueError("torchrun needs an address at which its tasks meet")
     options += [f"--nnodes={gang.tasks}", f"--node-rank={rank.number}"]
-    met = {"PET_MASTER_ADDR": gang.meeting.host, "PET_MASTER_PORT": str(gang.meeting.port)}
-    told = rendezvous(gang.meeting) | met | {"NODE_RANK": str(rank.number)}
-    return Launch(("torchrun", "--no-python", *options, *command), told, by_interface(rank))
+    met = {"PET_MASTER_ADDR": gang.rendezvous.host, "PET_MASTER_PORT": str(gang.rendezvous.port)}
+    reported = rendezvous_variables(gang.rendezvous) | met | {"NODE_RANK": str(rank.number)}
+    return LaunchSpec(("torchrun", "--no-python", *options, *command), reported, interface_variables(rank))

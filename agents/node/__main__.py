@@ -1,4 +1,4 @@
-"""The command line on a node: ``control``, ``watch`` or ``bulk`` serve, ``preflight`` looks."""
+"""Command line of the agent: ``control``, ``watch`` and ``bulk`` serve a link, ``preflight`` runs checks."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ DEFAULT_SETTINGS = "/etc/fairway/node.json"
 
 
 def main() -> int:
-    """Runs what the command line asks for."""
     if len(sys.argv) == 3 and sys.argv[1] == "shim":
         from agents.node import shim
 
         return shim.main(sys.argv[2])
     if len(sys.argv) == 3 and sys.argv[1] == "mps":
-        from agents.node import mps_daemons
+        from agents.node.gpus import mps_daemons
 
         return mps_daemons.main(sys.argv[2])
     if len(sys.argv) == 3 and sys.argv[1] == "disk-usage":
-        from agents.node import disk_usage
+        from agents.node.storage import disk_usage
 
         return disk_usage.main(sys.argv[2])
     if sys.argv[1:] == ["terminal"]:
-        from agents.node import terminal
+        from agents.node.terminals import terminal
 
         return terminal.main()
     parser = argparse.ArgumentParser(prog="fairway-node", description="Fairway's program on a node.")
@@ -42,20 +41,20 @@ def main() -> int:
         sys.stdout.write(json.dumps(refusal) + "\n")
         return 2
     if arguments.role == "preflight":
-        from agents.node.preflight import preflight_of
+        from agents.node.maintenance.preflight import run_preflight_command
 
-        sys.stdout.write(json.dumps(preflight_of(settings, _own_command()), indent=2) + "\n")
+        sys.stdout.write(json.dumps(run_preflight_command(settings, _own_command()), indent=2) + "\n")
         return 0
-    from agents.node.serve import serve
+    from agents.node.server import serve
 
     own = _own_command()
     if own[1] == "-I" and os.path.isdir(settings.state_dir):
-        os.chdir(settings.state_dir)  # container monitors leave a note where they stand when memory ran out
+        os.chdir(settings.state_dir)  # container monitors write a note into their working directory on OOM
     return serve(settings, arguments.role, own)
 
 
 def _own_command() -> List[str]:
-    """How to run this very program again: the archive it came in, or the module."""
+    """Return the command that runs this program again: its archive, or the module."""
     program = os.path.abspath(sys.argv[0])
     if os.path.isfile(program) and not program.endswith("__main__.py"):
         return [sys.executable, "-I", program]

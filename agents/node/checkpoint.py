@@ -1,6 +1,6 @@
-"""When a task last saved its work: it touches a file that was made for it, and the time of the file is the word.
+"""Checkpoint reports: a task touches a file of its own, and the file's time is the time of the checkpoint.
 
-What is in the file is never read.
+The content of the file is never read.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import os
 import stat
 from typing import Optional
 
-from agents.node.word_files import CHECKPOINT, ago_s
+from agents.node.spec.report_files import CHECKPOINT_FILE, report_age_s
 
 
-def saved_ago_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
-    """Seconds since the task last said that it saved its work; None when it has not, or has no such file."""
+def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
+    """Return seconds since the last reported checkpoint; None without a report."""
     try:
-        facts = os.lstat(CHECKPOINT.path(folder))
+        facts = os.lstat(CHECKPOINT_FILE.path(folder))
     except OSError:
         return None
-    return ago_s(facts.st_mtime, started_s, now_s) if stat.S_ISREG(facts.st_mode) else None
+    return report_age_s(facts.st_mtime, started_s, now_s) if stat.S_ISREG(facts.st_mode) else None

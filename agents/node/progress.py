@@ -1,7 +1,6 @@
-"""How far a task has come: it writes a number into a file that was made for it.
+"""Progress reports: a task writes a number of completed units into a file of its own.
 
-The number counts what it has done so far, in units of its own. Of whatever else may be in the file, or in its
-place, nothing is followed, waited for or believed.
+The file is untrusted: links are not followed, reads never block, and other content is ignored.
 """
 
 from __future__ import annotations
@@ -11,34 +10,34 @@ import re
 import stat
 from typing import NamedTuple, Optional
 
-from agents.node.word_files import PROGRESS, ago_s
+from agents.node.spec.report_files import PROGRESS_FILE, report_age_s
 
-MOST_BYTES = 64
+MAX_BYTES = 64
 _NUMBER = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)\s*\Z")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Told(NamedTuple):
-    """What a task told last: a finite number of at least 0, and how many seconds ago it wrote it."""
+class ProgressReport(NamedTuple):
+    """Last report of a task: a finite number from 0, and its age in seconds."""
 
     done: float
-    ago_s: float
+    age_s: float
 
 
-def told(folder: str, started_s: Optional[float], now_s: float) -> Optional[Told]:
-    """What the task told last; None when it told nothing, or nothing that is a plain number."""
+def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
+    """Return the last report; None when there is none or it is invalid."""
     try:
-        descriptor = os.open(PROGRESS.path(folder), _FLAGS)
+        descriptor = os.open(PROGRESS_FILE.path(folder), _FLAGS)
     except OSError:
         return None
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
             return None
-        found = _NUMBER.match(os.read(descriptor, MOST_BYTES + 1))
+        found = _NUMBER.match(os.read(descriptor, MAX_BYTES + 1))
     except OSError:
         return None
     finally:
         os.close(descriptor)
-    since_s = ago_s(facts.st_mtime, started_s, now_s)
-    return Told(float(found.group(1)), since_s) if found and since_s is not None else None
+    since_s = report_age_s(facts.st_mtime, started_s, now_s)
+    return ProgressReport(float(found.group(1)), since_s) if found and since_s is not None else None

@@ -1,4 +1,4 @@
-"""What is true of this machine and of no other: folders, engines and their flags, GPU provider, addresses."""
+"""Settings of this machine: folders, engines and their flags, GPU provider, addresses."""
 
 from __future__ import annotations
 
@@ -11,77 +11,77 @@ DEFAULT_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class SettingsError(ValueError):
-    """The settings file cannot be used; the message says which key and why."""
+    """The settings file is invalid; the message names the key and the reason."""
 
 
 class RuntimeSettings(NamedTuple):
-    """One way of starting tasks on this machine."""
+    """A runtime on this machine."""
 
     kind: str  # podman, docker, process
     program: Tuple[str, ...]  # ("podman",) or ("sudo", "-n", "podman")
     global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime
     create_flags: Tuple[str, ...]  # after "create": --ulimit
-    gpus: Optional[str] = None  # how docker hands GPUs in: cdi or hook; None: as the daemon can
+    gpus: Optional[str] = None  # how docker passes GPUs: cdi or hook; None: automatic
 
 
 class Settings(NamedTuple):
-    """The machine's own settings, read once when an agent process starts."""
+    """Settings of the machine, read when an agent process starts."""
 
     cluster: str
     state_dir: str
     home_root: str
-    path_roots: Tuple[str, ...]
+    allowed_mount_roots: Tuple[str, ...]
     runtimes: Tuple[RuntimeSettings, ...]
-    gpus: str  # nvml, none, or file:PATH
+    gpu_provider: str  # nvml, none, or file:PATH
     boot_id_path: str
     loopback: str
     subnets: str
-    egress_deny: Tuple[str, ...]
+    denied_networks: Tuple[str, ...]
     firewall: bool
-    disk_floor_mib: int
-    disk_paths: Tuple[str, ...]
+    min_free_disk_mib: int
+    watched_disk_paths: Tuple[str, ...]
     scratch_root: str
-    log_mib: int
+    max_log_mib: int
     uid_first: int
     uid_count: int
     job_ports: Tuple[int, int]
-    gang_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
-    fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may be given
-    mps_control: Optional[str]  # the program by which shares of a GPU are enforced; None: they are not
-    upgrade_signers: Optional[str]
-    program_path: Optional[str]
+    rendezvous_ports: Tuple[int, int]  # first and last port for rendezvous, inclusive
+    fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may use
+    mps_control_program: Optional[str]  # program that enforces GPU shares; None: disabled
+    allowed_signers_path: Optional[str]
+    agent_path: Optional[str]
 
     def runtime(self, kind: str) -> Optional[RuntimeSettings]:
         return next((runtime for runtime in self.runtimes if runtime.kind == kind), None)
 
 
 _DEFAULTS: Dict[str, Any] = {
-    "path_roots": [],
+    "allowed_mount_roots": [],
     "runtimes": [{"kind": "process"}],
-    "gpus": "nvml",
+    "gpu_provider": "nvml",
     "boot_id_path": DEFAULT_BOOT_ID_PATH,
     "loopback": "127.77.0.1",
     "subnets": "10.197.0.0/16",
-    "egress_deny": [],
+    "denied_networks": [],
     "firewall": True,
-    "disk_floor_mib": 512,
-    "disk_paths": [],
+    "min_free_disk_mib": 512,
+    "watched_disk_paths": [],
     "scratch_root": None,
-    "log_mib": 128,
+    "max_log_mib": 128,
     "uid_first": 2_000_000_000,
     "uid_count": 60_000,
     "job_ports": [20_000, 32_000],
-    "gang_ports": [32_000, 32_700],
+    "rendezvous_ports": [32_000, 32_700],
     "fabric_devices": ["/dev/infiniband"],
-    "mps_control": "nvidia-cuda-mps-control",
-    "upgrade_signers": None,
-    "program_path": None,
+    "mps_control_program": "nvidia-cuda-mps-control",
+    "allowed_signers_path": None,
+    "agent_path": None,
 }
 _REQUIRED = ("cluster", "state_dir", "home_root")
 
 
 def read_settings(path: str) -> Settings:
-    """The settings in a JSON file; unknown keys are an error, so that a misspelt one is noticed."""
+    """Return the settings of a JSON file. Raise SettingsError, also for unknown keys."""
     try:
         with open(path, encoding="utf-8") as stream:
             raw = json.load(stream)
@@ -91,7 +91,6 @@ def read_settings(path: str) -> Settings:
 
 
 def parse_settings(raw: Any) -> Settings:
-    """Settings from a parsed JSON object."""
     if not isinstance(raw, dict):
         raise SettingsError("The settings are not a JSON object.")
     unknown = sorted(set(raw) - set(_DEFAULTS) - set(_REQUIRED))
@@ -109,26 +108,26 @@ def parse_settings(raw: Any) -> Settings:
     network = ipaddress.IPv4Network(merged["subnets"])
     if network.prefixlen > 24:
         raise SettingsError("subnets must be a network of /24 or larger.")
-    merged["path_roots"] = tuple(os.path.realpath(root) for root in merged["path_roots"])
-    merged["egress_deny"] = tuple(str(ipaddress.ip_network(each)) for each in merged["egress_deny"])
-    merged["disk_paths"] = tuple(merged["disk_paths"])
-    if not isinstance(merged["log_mib"], int) or merged["log_mib"] < 1:
-        raise SettingsError("log_mib is not a number of MiB.")
+    merged["allowed_mount_roots"] = tuple(os.path.realpath(root) for root in merged["allowed_mount_roots"])
+    merged["denied_networks"] = tuple(str(ipaddress.ip_network(each)) for each in merged["denied_networks"])
+    merged["watched_disk_paths"] = tuple(merged["watched_disk_paths"])
+    if not isinstance(merged["max_log_mib"], int) or merged["max_log_mib"] < 1:
+        raise SettingsError("max_log_mib is not a number of MiB.")
     merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
-    merged["gang_ports"] = _span(merged["gang_ports"])
+    merged["rendezvous_ports"] = _parse_port_range(merged["rendezvous_ports"])
     merged["fabric_devices"] = tuple(str(each).rstrip("/") for each in merged["fabric_devices"])
-    merged["runtimes"] = tuple(_runtime(each) for each in merged["runtimes"])
+    merged["runtimes"] = tuple(_parse_runtime(each) for each in merged["runtimes"])
     return Settings(**merged)
 
 
-def _span(raw: Any) -> Tuple[int, int]:
+def _parse_port_range(raw: Any) -> Tuple[int, int]:
     first, last = (int(each) for each in raw)
     if not 1024 <= first <= last <= 65_535:
-        raise SettingsError("gang_ports are two ports from 1024 to 65535, the smaller first.")
+        raise SettingsError("rendezvous_ports are two ports from 1024 to 65535, the smaller first.")
     return first, last
 
 
-def _runtime(raw: Any) -> RuntimeSettings:
+def _parse_runtime(raw: Any) -> RuntimeSettings:
     if not isinstance(raw, dict) or raw.get("kind") not in ("podman", "docker", "process"):
         raise SettingsError("A runtime is one of podman, docker, process.")
     unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags", "gpus"})

@@ -1,7 +1,7 @@
-"""The detached parent of one task of the runtime ``process``: starts it, waits, and writes how it ended.
+"""Detached parent of one task of the runtime ``process``: starts it, waits, and records how it ended.
 
-It outlives the agent. Whoever first creates the file ``claim`` decides: the shim (it runs) or a stop (it
-never runs). While the shim lives it holds ``shim.lock``; whatever its child leaves behind is ended with it.
+It survives the agent. Whoever creates the file ``claim`` first decides: the shim (the task runs) or a stop
+(it never runs). The shim holds ``shim.lock`` while it lives, and kills what its child leaves behind.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node import cgroup, machine, mounts
-from agents.node.durable import full_disk_refused, read_json, write_json
-from agents.node.task_log import TaskLog
+from agents.node.host import cgroup, mount_namespace, procfs
+from agents.node.host.atomic_files import disk_full_as_error, read_json, write_json
+from agents.node.task_log import TaskLogWriter
 
-ALREADY_CLAIMED = 17
+EXIT_ALREADY_CLAIMED = 17
 _FAILED = 1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
-_LOOK_EVERY_S = 0.25
+_POLL_INTERVAL_S = 0.25
 
 
-def claim(folder: str, word: str) -> bool:
-    """Decides whether the task runs; False when it was decided before."""
+def claim_task(folder: str, decision: str) -> bool:
+    """Decide whether the task runs; return False when that was decided before."""
     path = os.path.join(folder, "claim")
-    with full_disk_refused(path):
+    with disk_full_as_error(path):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return False
         try:
-            os.write(descriptor, word.encode())
+            os.write(descriptor, decision.encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -43,14 +43,14 @@ def claim(folder: str, word: str) -> bool:
 
 
 def main(folder: str) -> int:
-    """Starts the task of a folder in a process of its own and returns once it runs, or says why not."""
+    """Start the task of a folder in a new process; return once it runs, or report why not."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.close(reading)
         os.setsid()
         try:
             _run(folder, writing)
-        except BaseException as error:  # the last line of defence of a process of its own: said, then ended
+        except BaseException as error:  # report any error of the child process before it exits
             with contextlib.suppress(OSError):
                 os.write(writing, f"{type(error).__name__}: {error}".encode())
             os._exit(_FAILED)
@@ -59,26 +59,26 @@ def main(folder: str) -> int:
     with os.fdopen(reading, "rb") as stream:
         said = stream.read()
     if said == b"already":
-        return ALREADY_CLAIMED
+        return EXIT_ALREADY_CLAIMED
     if said != b"started":
         sys.stderr.write(said.decode(errors="replace") or "the shim ended before it started anything\n")
         return _FAILED
     return 0
 
 
-def _run(folder: str, report: int) -> None:
+def _run(folder: str, report_fd: int) -> None:
     lock = os.open(os.path.join(folder, "shim.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json")) or {}
-    if not claim(folder, "run"):
-        os.write(report, b"already")
+    order: Dict[str, Any] = read_json(os.path.join(folder, "launch.json")) or {}
+    if not claim_task(folder, "run"):
+        os.write(report_fd, b"already")
         return
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     limits = order["limits"]
-    group = cgroup.make(
+    group = cgroup.create(
         order["name"], memory_mib=limits["memory_mib"], pids=limits["pids"], cpu_milli=limits["cpu_milli"]
     )
     go_read, go_write = os.pipe()
@@ -87,12 +87,12 @@ def _run(folder: str, report: int) -> None:
     child = os.fork()
     if child == 0:
         os.close(go_write)
-        os.close(report)
-        _become(order, group, go_read, out_write, err_write)
+        os.close(report_fd)
+        _exec_task(order, group, go_read, out_write, err_write)
     for ours_no_more in (go_read, out_write, err_write):
         os.close(ours_no_more)
-    log = TaskLog(order["log_path"], order["log_mib"], out_read, err_read)
-    facts = machine.process(child)
+    log = TaskLogWriter(order["log_path"], order["max_log_mib"], out_read, err_read)
+    facts = procfs.read_process(child)
     write_json(
         os.path.join(folder, "pid.json"),
         {
@@ -104,22 +104,22 @@ def _run(folder: str, report: int) -> None:
     )
     os.write(go_write, b"go")
     os.close(go_write)
-    os.write(report, b"started")
-    os.close(report)
-    _let_go_of_streams()
-    _wait(folder, _Family(child, group), limits["memory_mib"], log)
+    os.write(report_fd, b"started")
+    os.close(report_fd)
+    _detach_streams()
+    _supervise(folder, _ProcessTree(child, group), limits["memory_mib"], log)
 
 
-def _let_go_of_streams() -> None:
+def _detach_streams() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
 
 
-class _Family:
-    """The child and everything that descends from it; orphans come to us because we are their reaper."""
+class _ProcessTree:
+    """The child and its descendants; orphans are reparented to the shim, which is a subreaper."""
 
-    def __init__(self, child: int, group: Optional[cgroup.OwnGroup]) -> None:
+    def __init__(self, child: int, group: Optional[cgroup.TaskCgroup]) -> None:
         self.child = child
         self.group = group
         self.status: Optional[int] = None
@@ -133,16 +133,16 @@ class _Family:
                 if pid == self.child:
                     self.status = status
 
-    def living(self) -> List[machine.ProcessFacts]:
-        everyone = machine.descendants(os.getpid(), machine.processes())[1:]
+    def running(self) -> List[procfs.ProcessInfo]:
+        everyone = procfs.descendants(os.getpid(), procfs.list_processes())[1:]
         return [each for each in everyone if each.state not in "ZX"]
 
-    def end(self) -> None:
-        """Kills until nothing is left, for at most four seconds."""
+    def kill_all(self) -> None:
+        """Kill repeatedly until no process is left, for at most 4 s."""
         for _ in range(400):
             if self.group is not None:
                 self.group.kill()
-            left = self.living()
+            left = self.running()
             for each in left:
                 with contextlib.suppress(OSError):
                     os.kill(each.pid, signal.SIGKILL)
@@ -152,27 +152,27 @@ class _Family:
             time.sleep(0.01)
 
 
-def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: TaskLog) -> None:
-    """Waits for the child, keeps it under its memory when no control group does, and records the end."""
+def _supervise(folder: str, tree: _ProcessTree, limit_mib: Optional[int], log: TaskLogWriter) -> None:
+    """Wait for the child, enforce its memory limit without a control group, and record the end."""
     peak_mib, oom_kills, over = 0.0, 0, False
-    group = family.group
+    group = tree.group
     while True:
-        family.reap()
+        tree.reap()
         if group is not None:
             usage = group.usage()
             peak_mib, oom_kills = max(peak_mib, usage.peak_memory_mib or 0), usage.oom_kills or 0
-        elif family.status is None:
-            used_mib = sum(each.resident_mib for each in family.living())
+        elif tree.status is None:
+            used_mib = sum(each.resident_mib for each in tree.running())
             peak_mib = max(peak_mib, used_mib)
             if limit_mib is not None and used_mib > limit_mib:
                 over = True
-                family.end()
-        if family.status is not None:
+                tree.kill_all()
+        if tree.status is not None:
             break
-        signal.sigtimedwait([signal.SIGCHLD], _LOOK_EVERY_S)
-    family.end()
-    log.end()
-    code = os.WEXITSTATUS(family.status) if os.WIFEXITED(family.status) else 128 + os.WTERMSIG(family.status)
+        signal.sigtimedwait([signal.SIGCHLD], _POLL_INTERVAL_S)
+    tree.kill_all()
+    log.wait()
+    code = os.WEXITSTATUS(tree.status) if os.WIFEXITED(tree.status) else 128 + os.WTERMSIG(tree.status)
     write_json(
         os.path.join(folder, "exit.json"),
         {
@@ -186,25 +186,27 @@ def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: TaskLog) 
         group.remove()
 
 
-def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, out: int, err: int) -> None:
-    """Turns the forked child into the task; never returns. What fails is said in the task's log."""
+def _exec_task(
+    order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd: int, stdout_fd: int, stderr_fd: int
+) -> None:
+    """Turn the forked child into the task; never returns. Errors go to the task's log."""
     try:
-        if order["own_uid"] is not None:
-            for stream in (out, err):
-                os.fchown(stream, order["own_uid"], -1)  # so that it can open /dev/stdout
+        if order["task_uid"] is not None:
+            for stream in (stdout_fd, stderr_fd):
+                os.fchown(stream, order["task_uid"], -1)  # so that it can open /dev/stdout
         os.setsid()
-        if os.read(go, 2) != b"go":
+        if os.read(go_fd, 2) != b"go":
             os._exit(127)
         if group is not None:
             group.join()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        limit(order)
-        if order["own_uid"] is not None:
-            _private_places(order)
-        become_account(order["own_uid"])
+        os.dup2(stdout_fd, 1)
+        os.dup2(stderr_fd, 2)
+        set_rlimits(order)
+        if order["task_uid"] is not None:
+            _enter_namespaces(order)
+        drop_privileges(order["task_uid"])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.umask(0o027)
         os.chdir(order["workdir"])
@@ -214,7 +216,8 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, ou
         os.closerange(3, 1024)
         os.execvpe(order["command"][0], order["command"], order["env"])  # noqa: S606 - no shell is the point
     except FileNotFoundError as error:
-        searched = isinstance(error.filename, bytes)  # the last place of PATH that was tried says little
+        # the last directory of PATH that was searched is no useful message
+        searched = isinstance(error.filename, bytes)
         missing = order["command"][0] if searched else error.filename or order["command"][0]
         os.write(2, f"fairway: {missing}: not found\n".encode())
         os._exit(127)
@@ -223,47 +226,57 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, ou
         os._exit(126)
 
 
-def limit(order: Dict[str, Any]) -> None:
-    """The limits of a task that no control group has."""
+def set_rlimits(order: Dict[str, Any]) -> None:
+    """Set resource limits that no control group covers."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pids = order["limits"]["pids"]
-    if pids is not None and order["own_uid"] is not None:
+    if pids is not None and order["task_uid"] is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
 
 
-def become_account(own_uid: Optional[int]) -> None:
-    """Gives up every other right for good; None: there is only the account we have."""
-    if own_uid is not None:
+def drop_privileges(task_uid: Optional[int]) -> None:
+    """Drop all privileges permanently; None: keep the current account."""
+    if task_uid is not None:
         os.setgroups([])
-        os.setresgid(own_uid, own_uid, own_uid)
-        os.setresuid(own_uid, own_uid, own_uid)
+        os.setresgid(task_uid, task_uid, task_uid)
+        os.setresuid(task_uid, task_uid, task_uid)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def _private_places(order: Dict[str, Any]) -> None:
-    """A mount namespace of its own: private /tmp and /dev/shm, declared mounts, others' processes unseen."""
+def _enter_namespaces(order: Dict[str, Any]) -> None:
+    """Enter a private mount namespace: own /tmp and /dev/shm, declared mounts, hidden foreign processes."""
     try:
-        mounts.leave_for_own(mounts.CLONE_NEWIPC)
+        mount_namespace.unshare(mount_namespace.CLONE_NEWIPC)
     except OSError:
         if order["binds"] or order.get("shm"):
             raise
         return
-    mounts.keep_apart()
+    mount_namespace.make_mounts_private()
     for source, target, read_only in order["binds"]:
-        mounts.mount(source, target, None, mounts.BIND)
-        flags = mounts.BIND | mounts.REMOUNT | mounts.NOSUID | mounts.NODEV
-        mounts.mount("none", target, None, flags | (mounts.RDONLY if read_only else 0))
+        mount_namespace.mount(source, target, None, mount_namespace.BIND)
+        flags = (
+            mount_namespace.BIND | mount_namespace.REMOUNT | mount_namespace.NOSUID | mount_namespace.NODEV
+        )
+        mount_namespace.mount("none", target, None, flags | (mount_namespace.RDONLY if read_only else 0))
     for key, folder in (("private_tmp", "/tmp"), ("private_var_tmp", "/var/tmp")):  # noqa: S108
         if order.get(key):
-            mounts.mount(order["tmp"], folder, None, mounts.BIND)
-    if order.get("shm"):  # it shares a GPU by a daemon, which it meets there
-        mounts.mount(order["shm"], "/dev/shm", None, mounts.BIND)  # noqa: S108
+            mount_namespace.mount(order["tmp"], folder, None, mount_namespace.BIND)
+    if order.get("shm"):  # shared with the MPS daemon of its GPU
+        mount_namespace.mount(order["shm"], "/dev/shm", None, mount_namespace.BIND)  # noqa: S108
     else:
         with contextlib.suppress(OSError):
             size = f"size={order['limits']['shm_mib'] or 64}m,mode=1777"
-            mounts.mount("tmpfs", "/dev/shm", "tmpfs", mounts.NOSUID | mounts.NODEV, size)  # noqa: S108
+            mount_namespace.mount(
+                "tmpfs",
+                "/dev/shm",  # noqa: S108
+                "tmpfs",
+                mount_namespace.NOSUID | mount_namespace.NODEV,
+                size,
+            )
     with contextlib.suppress(OSError):
-        mounts.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV, "hidepid=2")
+        mount_namespace.mount(
+            "proc", "/proc", "proc", mount_namespace.NOSUID | mount_namespace.NODEV, "hidepid=2"
+        )
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,4 +1,4 @@
-"""The log of a task of the runtime process: time, stream and F or P before each piece, up to a size."""
+"""Log writer of the process runtime: time, stream and F or P before each line, up to a size."""
 
 from __future__ import annotations
 
@@ -8,71 +8,71 @@ import threading
 import time
 from typing import Dict
 
-from agents.node import machine
+from agents.node.host import procfs
 
 STDOUT, STDERR = b"stdout", b"stderr"
 _READ_BYTES = 65_536
 _ENDS_WITHIN_S = 5.0
 
 
-class TaskLog:
-    """Writes what a task says, up to a size; the rest is read, counted and dropped, so that the task goes on.
+class TaskLogWriter:
+    """Writes the output of a task up to a size; the rest is read and dropped, so that the task continues.
 
-    Without it one task that prints for ever fills the disk that all tasks of the node share.
+    Otherwise one task with endless output would fill the node's disk.
     """
 
     def __init__(self, path: str, limit_mib: int, stdout: int, stderr: int) -> None:
         self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._left = limit_mib * machine.MIB - os.fstat(self._log).st_size
+        self._bytes_left = limit_mib * procfs.MIB - os.fstat(self._log).st_size
         self._limit_mib = limit_mib
         self._dropped_bytes = 0
         self._streams: Dict[int, bytes] = {stdout: STDOUT, stderr: STDERR}
         threading.stack_size(256 * 1024)
-        self._thread = threading.Thread(target=self._carry, name="log", daemon=True)
+        self._thread = threading.Thread(target=self._copy, name="log", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Returns when everything was written that the task has said."""
+    def wait(self) -> None:
+        """Wait until all output is written."""
         self._thread.join(timeout=_ENDS_WITHIN_S)
 
-    def _carry(self) -> None:
+    def _copy(self) -> None:
         while self._streams:
             ready, _, _ = select.select(list(self._streams), [], [])
             for reading in ready:
                 data = os.read(reading, _READ_BYTES)
                 if data:
-                    self._keep(self._streams[reading], data)
+                    self._append(self._streams[reading], data)
                 else:
                     del self._streams[reading]
         if self._dropped_bytes:
-            self._say(f"fairway: {self._dropped_bytes} bytes were dropped after this place.")
+            self._write_marker(f"fairway: {self._dropped_bytes} bytes were dropped after this place.")
 
-    def _keep(self, stream: bytes, data: bytes) -> None:
-        """Keeps what a stream said; from the first piece that does not fit nothing is kept any more."""
-        lines = stamped(stream, data, time.time_ns())
-        if len(lines) > self._left:
+    def _append(self, stream: bytes, data: bytes) -> None:
+        """Append output; after the first piece beyond the limit everything is dropped."""
+        lines = to_log_lines(stream, data, time.time_ns())
+        if len(lines) > self._bytes_left:
             if not self._dropped_bytes:
-                self._left = 0
-                self._say(log_cut(self._limit_mib))
+                self._bytes_left = 0
+                self._write_marker(log_cut_message(self._limit_mib))
             self._dropped_bytes += len(data)
             return
-        self._left -= len(lines)
+        self._bytes_left -= len(lines)
         self._write(lines)
 
-    def _say(self, words: str) -> None:
-        self._write(stamped(STDOUT, words.encode() + b"\n", time.time_ns()))
+    def _write_marker(self, words: str) -> None:
+        self._write(to_log_lines(STDOUT, words.encode() + b"\n", time.time_ns()))
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._log, view) :]
-        except OSError:  # the disk is full: what the task says is lost, and the task is not
+        except OSError:  # with a full disk the output is lost, but the task continues
             return
 
 
-def stamped(stream: bytes, data: bytes, now_ns: int) -> bytes:
-    """What a stream said at a moment as pieces of the log: whole lines (F), and one that goes on (P) at the end."""
+def to_log_lines(stream: bytes, data: bytes, now_ns: int) -> bytes:
+    """Return log lines: complete ones (F), and an incomplete one (P) at the end."""
     seconds, fraction = divmod(now_ns, 1_000_000_000)
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     head = f"{moment}.{fraction:09d}+00:00 ".encode() + stream
@@ -81,6 +81,6 @@ def stamped(stream: bytes, data: bytes, now_ns: int) -> bytes:
     return lines + (b"".join((head, b" P ", begun, b"\n")) if begun else b"")
 
 
-def log_cut(limit_mib: int) -> str:
-    """What stands in a log at the place where it reached its size."""
+def log_cut_message(limit_mib: int) -> str:
+    """Return the message at the end of a log that reached its limit."""
     return f"fairway: log cut at {limit_mib} MiB; what follows is not kept."

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Enrols this machine as a node of a Fairway cluster. Run it in a root shell; running it again is safe.
+# Enrols this machine as a node of a Fairway cluster. Run it in a root shell; it is idempotent.
 #
-# It makes an account without a password, installs the loader and the signed agent, allows three keys to do
-# three narrow things, and prints what it found. It opens no port and changes nothing of sshd's configuration.
+# It creates an account without a password, installs the loader and the signed agent, authorizes three keys with
+# restricted commands, and prints what it found. It opens no port and does not change sshd's configuration.
 set -eu
 umask 022
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -10,7 +10,7 @@ export PATH
 LC_ALL=C
 export LC_ALL
 
-# Each value of the portal is one quoted word, assigned to a variable and used nowhere else.
+# Each value from the portal is one quoted word that is only assigned to a variable.
 cluster=@CLUSTER@
 account=@ACCOUNT@
 engine=@ENGINE@
@@ -27,7 +27,7 @@ place=/var/lib/fairway-node
 say() { echo "fairway: $*"; }
 stop() { echo "fairway: stopped: $*" >&2; exit 1; }
 
-# ---- what must be here -------------------------------------------------------------------------------------
+# ---- requirements ------------------------------------------------------------------------------------------
 [ "$(id -u)" -eq 0 ] || stop "this script needs a root shell."
 command -v python3 > /dev/null || stop "python3 is missing; install it and run this script again."
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' ||
@@ -35,7 +35,7 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' ||
 command -v ssh-keygen > /dev/null || stop "ssh-keygen is missing; install OpenSSH and run this script again."
 command -v useradd > /dev/null || stop "useradd is missing."
 if [ "$engine" = auto ]; then
-    # Without root, a container's limits hold only where systemd lends its account a part of cgroup v2.
+    # Rootless containers have resource limits only where systemd delegates a cgroup v2 subtree to the account.
     if [ "$runtime" = podman ] && [ -f /sys/fs/cgroup/cgroup.controllers ] && [ -d /run/systemd/system ]; then
         engine=rootless
     else
@@ -63,7 +63,7 @@ if [ "$runtime" != process ] && ! command -v "$runtime" > /dev/null; then
     fi
 fi
 
-# ---- the account -------------------------------------------------------------------------------------------
+# ---- account -----------------------------------------------------------------------------------------------
 mkdir -p "$place"
 chmod 755 "$place"
 if ! id "$account" > /dev/null 2>&1; then
@@ -71,7 +71,7 @@ if ! id "$account" > /dev/null 2>&1; then
         --comment "Fairway agent" "$account"
     say "made the account $account"
 fi
-# No password can match '*'; sshd still lets keys in, which it does not for an account locked with '!'.
+# '*' matches no password; sshd still accepts keys, unlike for an account locked with '!'.
 usermod --password '*' --shell /bin/sh "$account"
 home=$(getent passwd "$account" | cut -d: -f6)
 mkdir -p "$home"
@@ -94,8 +94,8 @@ else
     owner=root
 fi
 
-# ---- the loader, the agent and their settings, all root's --------------------------------------------------
-put() {  # put MODE TARGET: writes stdin to TARGET in one step
+# ---- loader, agent and settings, owned by root -------------------------------------------------------------
+put() {  # put MODE TARGET: write stdin to TARGET atomically
     cat > "$2.new"
     chown root:root "$2.new"
     chmod "$1" "$2.new"
@@ -110,7 +110,7 @@ loader=@LOADER@
 printf '%s' "$loader" | put 755 "$library/fairway-node"
 echo "$engine" | put 644 "$config/engine"
 printf 'fairway-upgrade namespaces="fairway-node" %s\n' "$signing_key" | put 644 "$config/agent_signers"
-# What only this machine knows (its GPU provider, its engine's flags) stands in node.local.json and wins.
+# Local settings (GPU provider, engine flags) are in node.local.json and take precedence.
 merge='
 import json, os, sys
 settings = json.load(sys.stdin)
@@ -164,13 +164,13 @@ else
     rm -f /etc/sudoers.d/fairway
 fi
 
-# ---- the three keys ----------------------------------------------------------------------------------------
+# ---- keys --------------------------------------------------------------------------------------------------
 mkdir -p "$home/.ssh"
 printf '%s' "$authorized_keys" | put 644 "$home/.ssh/authorized_keys"
 chown root:root "$home/.ssh"
 chmod 755 "$home/.ssh"
 
-# ---- what this machine is ----------------------------------------------------------------------------------
+# ---- report ------------------------------------------------------------------------------------------------
 case $engine in
     rootless) access="rootless: the account runs containers itself" ;;
     *) access="rootful: a sudoers line for exactly the loader" ;;

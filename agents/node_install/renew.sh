@@ -1,6 +1,6 @@
 #!/bin/sh
-# Renews the loader of a node that was enrolled before: the one command that Fairway's keys may run there. Run it in a
-# root shell of the node, or send it there; running it again is safe. It changes no key, no setting and no agent.
+# Updates the loader of an enrolled node: the only command that Fairway's keys may run there. Run it in a root shell of
+# the node; it is idempotent. It does not change keys, settings or the agent.
 set -eu
 umask 022
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin

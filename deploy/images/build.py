@@ -5,7 +5,7 @@
     python3 deploy/images/build.py jupyterlab --out jupyterlab.tar
     python3 deploy/images/build.py tiny --also torch==2.13.0 --name localhost/fairway/torch:latest --out torch.tar
 
-Where a registry is at hand, the Containerfile beside each recipe builds the same image on a distribution's base.
+With a registry, the Containerfile beside each recipe builds the same image on a distribution's base.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ RECIPES = {
 
 
 def main() -> None:
-    """Builds the image that the command line names."""
+    """Build the image that the command line names."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def cache_key(recipe: str) -> str:
-    """Gives a name that changes when the image would: recipe, lock, this file, Python and system library."""
+    """Return a name that changes with the image: recipe, lock, this file, Python and system library."""
     parts = [
         Path(__file__).read_bytes(),
         sys.version.encode(),
@@ -103,7 +103,7 @@ def cache_key(recipe: str) -> str:
 
 
 def lay_out_system(root: Path) -> None:
-    """Makes the folders and the few commands that a terminal in a container is expected to have."""
+    """Create the folders and the few commands that a terminal in a container needs."""
     for folder in (
         "bin",
         "etc",
@@ -134,7 +134,7 @@ def lay_out_system(root: Path) -> None:
     for path in found:
         target = root / "usr/bin" / path.name
         _copy(path.resolve(), target)
-        target.chmod(0o755)  # no set-uid bit comes along
+        target.chmod(0o755)  # without set-uid bits
         if path.name in ("sh", "bash"):
             _copy(target, root / "bin" / path.name)
     for library in libraries(found):
@@ -142,7 +142,7 @@ def lay_out_system(root: Path) -> None:
 
 
 def put_python(root: Path) -> None:
-    """Copies this interpreter and its standard library to /usr/local, where it finds itself again."""
+    """Copy this interpreter and its standard library to /usr/local, where it finds them."""
     base = Path(sys.base_prefix)
     standard = Path(sysconfig.get_path("stdlib", vars={"installed_base": str(base), "base": str(base)}))
     interpreter = Path(sys.executable).resolve()
@@ -157,7 +157,7 @@ def put_python(root: Path) -> None:
     for library in needed:
         own = base in library.parents and base != Path(
             "/usr"
-        )  # the loader would look for it where it is here
+        )  # the loader looks for it at its path on this machine
         _copy(library, root / (searched / library.name if own else library).relative_to("/"))
     site = local / "lib" / PYTHON / "site-packages"
     site.mkdir()
@@ -166,7 +166,7 @@ def put_python(root: Path) -> None:
 
 
 def install(root: Path, *what: str) -> None:
-    """Installs what words for pip name into the image's Python."""
+    """Install pip requirements into the image's Python."""
     local = root / "usr/local"
     with tempfile.TemporaryDirectory(dir=root.parent) as folder:
         target = Path(folder)
@@ -203,7 +203,7 @@ def install(root: Path, *what: str) -> None:
     for library in libraries(site.rglob("*.so")):
         if library.parts[1] in ("lib", "lib64", "usr"):
             _copy(library, root / library.relative_to("/"))
-    for kernel in local.glob("share/jupyter/kernels/*/kernel.json"):  # names the Python that installed it
+    for kernel in local.glob("share/jupyter/kernels/*/kernel.json"):  # it names the Python that installed it
         described = json.loads(kernel.read_text())
         described["argv"][0] = f"/usr/local/bin/{PYTHON}"
         kernel.write_text(json.dumps(described, indent=1))
@@ -211,13 +211,13 @@ def install(root: Path, *what: str) -> None:
 
 
 def put_files(root: Path, files: Path) -> None:
-    """Copies a recipe's own files over the root."""
+    """Copy a recipe's own files over the root."""
     if files.exists():
         shutil.copytree(files, root, dirs_exist_ok=True)
 
 
 def libraries(programs: Iterable[Path]) -> list[Path]:
-    """Gives the shared libraries that programs are linked with, the loader included."""
+    """Return the shared libraries that programs are linked with, including the loader."""
     needed: set[Path] = set()
     paths = [str(path) for path in programs]
     for start in range(0, len(paths), 200):
@@ -225,7 +225,7 @@ def libraries(programs: Iterable[Path]) -> list[Path]:
             ["ldd", *paths[start : start + 200]], capture_output=True, text=True, timeout=60
         )
         for line in listed.stdout.splitlines():
-            if line.endswith(":"):  # the file that the following lines are about, as ldd writes it
+            if line.endswith(":"):  # ldd prints the file before its libraries
                 continue
             words = line.split()
             candidate = words[2] if len(words) > 2 and words[1] == "=>" else words[0] if words else ""
@@ -235,7 +235,7 @@ def libraries(programs: Iterable[Path]) -> list[Path]:
 
 
 def write_archive(root: Path, out: Path, name: str, command: list[str]) -> str:
-    """Writes a docker archive of one layer and gives the config digest. Equal roots give equal digests."""
+    """Write a docker archive of one layer and return the config digest. Equal roots give equal digests."""
     layer = root.parent / "layer.tar"
     with tarfile.open(layer, "w", format=tarfile.GNU_FORMAT) as packed:
         for path in sorted(root.rglob("*")):
@@ -283,13 +283,13 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _compile(folder: Path) -> None:
-    """Compiles ahead, since the person in the container may not write there; by content, for equal archives."""
+    """Compile ahead, since the user in the container may not write there; hash-based, for equal archives."""
     subprocess.run(
         [
             *(sys.executable, "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"),
             *("-s", str(folder), "-p", "/usr/local/lib", str(folder)),
         ],
-        check=False,  # a library may carry a file for another Python
+        check=False,  # libraries may contain files for other Python versions
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=600,
@@ -301,7 +301,7 @@ def _as_roots(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uname = entry.gname = "root"
     entry.mtime = 0
     runnable = entry.isdir() or entry.mode & 0o100
-    sticky = entry.mode & 0o1000  # the folders for everyone's temporary files
+    sticky = entry.mode & 0o1000  # shared temporary folders
     entry.mode = (0o755 if runnable else 0o644) if not sticky else 0o1777
     return entry
 

@@ -1,1 +1,1 @@
-"""Before Django exists: the virtual environment and the front end, made with the standard library alone."""
+"""Before Django exists: creates the virtual environment and the front end with the standard library only."""

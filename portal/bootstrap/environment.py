@@ -1,6 +1,6 @@
-"""Makes `.venv` from the hash-locked files when it is missing or stale, and runs the command inside it.
+"""Creates `.venv` from the hash-locked files when it is missing or outdated, and runs the command in it.
 
-The fast path compares one small stamp file with the hash of the lock files and costs a few milliseconds.
+The fast path compares one small stamp file with the hash of the lock files and takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 RUN_LOCK = "requirements.lock"
 DEV_LOCK = "requirements-dev.lock"
 STAMP = "fairway-locks.txt"
-INSTALL_LIMIT_S = 1_800
-ENTERED = "FAIRWAY_IN_ENVIRONMENT"
+INSTALL_TIMEOUT_S = 1_800
+ENTERED_VARIABLE = "FAIRWAY_IN_ENVIRONMENT"
 
 _PROBE = """
 import importlib.metadata, json, re, sys
@@ -38,43 +38,43 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)\s*(
 
 
 class BootstrapError(Exception):
-    """The environment cannot be made; the message is a sentence for the person at the keyboard."""
+    """The environment cannot be created; the message is for the person at the terminal."""
 
 
 def enter(root: Path, argv: Sequence[str]) -> list[str]:
-    """The arguments that are left for Django, once this process runs inside a matching `.venv`.
+    """Return the arguments for Django, once this process runs inside a matching `.venv`.
 
-    Outside of it, the environment is made or completed when needed and this call does not return: the
-    process becomes the environment's Python with the same arguments.
+    Outside of it, the environment is created or updated if needed and this call does not return: the process
+    executes the environment's Python with the same arguments.
     """
     wants_dev, rest = _wants_dev(root, argv)
     folder = root / ".venv"
     python = folder / "bin" / "python"
     make_environment(root, dev=wants_dev)
     if Path(sys.prefix).resolve() != folder.resolve():
-        if os.environ.get(ENTERED) == str(folder):
+        if os.environ.get(ENTERED_VARIABLE) == str(folder):
             raise BootstrapError(f"{python} does not run inside {folder}; remove that folder and try again.")
-        os.environ[ENTERED] = str(folder)
+        os.environ[ENTERED_VARIABLE] = str(folder)
         os.execv(python, [str(python), *rest])  # noqa: S606  (no shell is the point)
-    os.environ.pop(ENTERED, None)
+    os.environ.pop(ENTERED_VARIABLE, None)
     return rest
 
 
 def make_environment(root: Path, *, dev: bool) -> None:
-    """Brings `.venv` in step with the lock files; `dev` adds the tests and tools."""
+    """Update `.venv` to match the lock files; `dev` adds tests and tools."""
     locks = [root / RUN_LOCK, *([root / DEV_LOCK] if dev else [])]
     folder = root / ".venv"
     fingerprint = lock_fingerprint(locks)
-    if _stamped(folder, fingerprint):
+    if _is_up_to_date(folder, fingerprint):
         return
-    with _one_at_a_time(root):
-        if not _stamped(folder, fingerprint):
-            _make(folder, folder / "bin" / "python", locks)
-            _stamp(folder, fingerprint)
+    with _checkout_lock(root):
+        if not _is_up_to_date(folder, fingerprint):
+            _make_environment(folder, folder / "bin" / "python", locks)
+            _write_stamp(folder, fingerprint)
 
 
 def lock_fingerprint(locks: Sequence[Path]) -> str:
-    """One line per lock file: its name and the SHA-256 of its bytes."""
+    """Return one line per lock file: its name and the SHA-256 of its bytes."""
     try:
         return "".join(f"{lock.name} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n" for lock in locks)
     except FileNotFoundError as missing:
@@ -82,13 +82,13 @@ def lock_fingerprint(locks: Sequence[Path]) -> str:
 
 
 def pins(lock_text: str) -> list[tuple[str, str, str]]:
-    """Name, version and marker (empty when unconditional) of each package in a lock file."""
+    """Return name, version and marker (empty when unconditional) of each package in a lock file."""
     found = _PIN.findall(lock_text)
-    return [(_normal(name), version, marker.lstrip("; ").strip()) for name, version, marker in found]
+    return [(_normalize_name(name), version, marker.lstrip("; ").strip()) for name, version, marker in found]
 
 
 def unmet_pins(python: Path, locks: Sequence[Path]) -> list[str]:
-    """The packages of the lock files that this Python's environment lacks or has in another version."""
+    """Return the packages of the lock files that the environment lacks or has in another version."""
     wanted = sorted({pin for lock in locks for pin in pins(lock.read_text())})
     done = subprocess.run(
         [str(python), "-c", _PROBE],
@@ -107,15 +107,15 @@ def _wants_dev(root: Path, argv: Sequence[str]) -> tuple[bool, list[str]]:
     return (root / ".git").exists() and not refused, rest
 
 
-def _stamped(folder: Path, fingerprint: str) -> bool:
-    """Whether the environment was completed for these locks (or for these and more)."""
+def _is_up_to_date(folder: Path, fingerprint: str) -> bool:
+    """Return whether the environment is complete for these locks (or for these and more)."""
     try:
         return (folder / STAMP).read_text().startswith(fingerprint) and (folder / "bin" / "python").exists()
     except OSError:
         return False
 
 
-def _stamp(folder: Path, fingerprint: str) -> None:
+def _write_stamp(folder: Path, fingerprint: str) -> None:
     target = folder / STAMP
     beside = target.with_suffix(f".{os.getpid()}")
     beside.write_text(fingerprint)
@@ -123,8 +123,8 @@ def _stamp(folder: Path, fingerprint: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
-    """Holds the checkout's folder, so that two commands started together install once."""
+def _checkout_lock(root: Path) -> Iterator[None]:
+    """Lock the checkout's folder, so that concurrent commands install once."""
     handle = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -133,12 +133,12 @@ def _one_at_a_time(root: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
-    if not _runs(python):
-        _create(folder)
+def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None:
+    if not _is_runnable(python):
+        _create_environment(folder)
     elif not unmet_pins(python, locks):
         return
-    _say(
+    _print_message(
         f"Installing what {' and '.join(lock.name for lock in locks)} name (first start: a minute or two) ..."
     )
     command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
@@ -146,9 +146,9 @@ def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
     for lock in locks:
         command += ["-r", str(lock)]
     try:
-        done = subprocess.run(command, timeout=INSTALL_LIMIT_S, stdout=sys.stderr, check=False)
+        done = subprocess.run(command, timeout=INSTALL_TIMEOUT_S, stdout=sys.stderr, check=False)
     except subprocess.TimeoutExpired:
-        raise BootstrapError(f"Installing took longer than {INSTALL_LIMIT_S // 60} minutes.") from None
+        raise BootstrapError(f"Installing took longer than {INSTALL_TIMEOUT_S // 60} minutes.") from None
     if done.returncode:
         raise BootstrapError(
             "Installing failed; pip's last lines above say why. Run the command again once it can."
@@ -158,7 +158,7 @@ def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
         raise BootstrapError(f"After installing, the environment still lacks {', '.join(unmet[:5])}.")
 
 
-def _create(folder: Path) -> None:
+def _create_environment(folder: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     try:
         import ensurepip
@@ -173,7 +173,7 @@ def _create(folder: Path) -> None:
         raise BootstrapError(f"{folder} is a link to something that is not a working environment; remove it.")
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
         raise BootstrapError(f"{folder} exists and is not a virtual environment; move it away.")
-    _say(f"Making {folder} with Python {version} ...")
+    _print_message(f"Making {folder} with Python {version} ...")
     try:
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
     except (OSError, subprocess.CalledProcessError) as failure:
@@ -181,7 +181,7 @@ def _create(folder: Path) -> None:
         raise BootstrapError(f"The virtual environment could not be made: {failure}") from failure
 
 
-def _runs(python: Path) -> bool:
+def _is_runnable(python: Path) -> bool:
     probe = "import sys; sys.exit(0 if sys.version_info >= (3, 11) and sys.prefix != sys.base_prefix else 1)"
     try:
         return (
@@ -194,9 +194,9 @@ def _runs(python: Path) -> bool:
         return False
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)
+def _print_message(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

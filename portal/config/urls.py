@@ -9,7 +9,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("portal.web.urls")),
 ]
 
-handler400 = "portal.web.refusals.bad_request"
-handler403 = "portal.web.refusals.permission_denied"
-handler404 = "portal.web.refusals.not_found"
-handler500 = "portal.web.refusals.server_error"
+handler400 = "portal.web.middleware.error_pages.bad_request"
+handler403 = "portal.web.middleware.error_pages.permission_denied"
+handler404 = "portal.web.middleware.error_pages.not_found"
+handler500 = "portal.web.middleware.error_pages.server_error"

@@ -1,1 +1,1 @@
-"""PostgreSQL through Django's own backend: an end to every wait, and connections that requests share."""
+"""PostgreSQL through Django's own backend, with a time limit on every wait and pooled connections."""

@@ -1,4 +1,4 @@
-"""Django's PostgreSQL backend on impatient connections, shared where the process shares (Django names the module)."""
+"""Django's PostgreSQL backend with timeouts and an optional pool; Django requires the module name."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.postgresql import base as postgresql
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-from portal.database.impatient import PAUSE, ImpatientConnection, refuse_if_silent
-from portal.database.shared import SharedConnections
+from portal.database.connection_pool import ConnectionPool
+from portal.database.timeouts import DATABASE_BREAKER, TimeoutConnection, raise_if_breaker_open
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):
-    """One thread's connection; a lent one goes back when Django would close it, which is after each request."""
+    """The connection of one thread. A pooled one is returned when Django would close it."""
 
-    shared: SharedConnections | None = None
-    """Of the whole process."""
+    connection_pool: ConnectionPool | None = None
+    """Shared by the whole process; None: each thread opens its own connections."""
 
-    def get_new_connection(self, conn_params: dict[str, Any]) -> ImpatientConnection:
-        """A connection, or OperationalError after a few seconds."""
-        refuse_if_silent()
+    def get_new_connection(self, conn_params: dict[str, Any]) -> TimeoutConnection:
+        """Return a connection. Raise OperationalError after a few seconds without one."""
+        raise_if_breaker_open()
         self.isolation_level = IsolationLevel.READ_COMMITTED
-        if self.shared is None or self.alias != DEFAULT_DB_ALIAS:
+        if self.connection_pool is None or self.alias != DEFAULT_DB_ALIAS:
             return _connect(conn_params)
-        self.close_at = time.monotonic()  # a thread keeps none from one piece of work to the next
-        return self.shared.take(conn_params.get("dbname", ""), lambda: _connect(conn_params))
+        self.close_at = time.monotonic()  # return the connection to the pool after each unit of work
+        return self.connection_pool.check_out(conn_params.get("dbname", ""), lambda: _connect(conn_params))
 
-    def give_back(self) -> None:
-        """Gives a lent connection back before the end of its request; a transaction keeps it."""
-        if _is_lent(self.connection) and not self.in_atomic_block:
+    def return_to_pool(self) -> None:
+        """Return a pooled connection before the end of its request, unless a transaction is open."""
+        if _is_pooled(self.connection) and not self.in_atomic_block:
             self.close()
 
     def _close(self) -> None:
-        if self.shared is not None and _is_lent(self.connection):
+        if self.connection_pool is not None and _is_pooled(self.connection):
             connection, self.connection = self.connection, None
-            self.shared.give_back(connection)
+            self.connection_pool.check_in(connection)
         else:
             super()._close()  # type: ignore[misc]  # the stubs do not know it
 
     def close_pool(self) -> None:
-        """Leaves nobody connected, as Django's tests ask before they drop a database."""
-        if self.shared is not None:
-            self.shared.close_idle()
+        """Close all idle connections, as Django's tests require before they drop a database."""
+        if self.connection_pool is not None:
+            self.connection_pool.close_idle()
 
 
-def _is_lent(connection: Any) -> bool:
-    return connection is not None and connection.lent is not None
+def _is_pooled(connection: Any) -> bool:
+    return connection is not None and connection.finalizer is not None
 
 
-def _connect(conn_params: dict[str, Any]) -> ImpatientConnection:
+def _connect(conn_params: dict[str, Any]) -> TimeoutConnection:
     try:
-        return ImpatientConnection.connect(**conn_params)
+        return TimeoutConnection.connect(**conn_params)
     except psycopg.errors.ConnectionTimeout:
-        PAUSE.begin()
+        DATABASE_BREAKER.trip()
         raise

@@ -1,1 +1,1 @@
-"""The one public port: workspaces on origins of their own, everything else to web."""
+"""The public port: workspaces on origins of their own, everything else to web."""

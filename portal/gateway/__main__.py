@@ -7,12 +7,12 @@ import resource
 
 import uvicorn
 
-from portal.gateway.edge import EdgeProtocol
-from portal.gateway.pipe import PipeProtocol
+from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
+from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
 
 
 def main() -> None:
-    """Runs until it is told to stop; open sockets get a few seconds to close."""
+    """Run until a signal; open sockets get a few seconds to close."""
     options = argparse.ArgumentParser(prog="python -m portal.gateway", description=__doc__)
     options.add_argument("--bind", default="127.0.0.1")
     options.add_argument("--port", type=int, default=8000)
@@ -21,7 +21,8 @@ def main() -> None:
     options.add_argument("--tls-key")
     chosen = options.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a browser's socket to an SSH node takes four
+    # a browser's socket to an SSH node takes four descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvicorn.run(
         "portal.gateway.asgi:application",
         host=chosen.bind,
@@ -30,10 +31,11 @@ def main() -> None:
         ssl_certfile=chosen.tls_cert,
         ssl_keyfile=chosen.tls_key,
         loop="uvloop",
-        http=EdgeProtocol,
-        ws=PipeProtocol,
+        http=GatewayHttpProtocol,
+        ws=RawWebSocketProtocol,
         lifespan="on",
-        proxy_headers=False,  # what a client says about itself is dropped; see web.py for trusted peers
+        # forwarded headers of clients are dropped; see portal_app.py for trusted proxies
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         access_log=False,

@@ -1,7 +1,7 @@
-"""Watches whether workspaces are used: by what their tools say, and by what passes; told to the record each minute.
+"""Records whether workspaces are in use, from reports of their tools and from traffic, once a minute.
 
-JupyterLab says it of its kernels and terminals. Its open page asks for lists all the time, so that of its requests
-those count that change something. Of tools without a word of their own each request counts, and an open socket.
+JupyterLab reports activity of kernels and terminals. Its open page polls lists, so only its requests that
+change something count. For tools that report nothing, each request and an open socket count.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from typing import Any
 
 from django.db import Error as DatabaseError
 
-from portal.gateway.client import BrokenOff, NoAnswer
-from portal.gateway.guard import Guard
-from portal.gateway.rights import Rights, Target, open_targets
-from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Scope
-from portal.services.idle import record_tool_use
+from portal.gateway.access.authorization import Authorizer, Target, running_targets
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
+from portal.gateway.asgi_types import Headers, Scope
+from portal.gateway.proxy.http_client import IncompleteResponseError, NoResponseError
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.services.workspaces.idle import record_tool_activity
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 60.0
-ANSWER_WITHIN_S = 10.0
-ANSWER_BYTES = 1024 * 1024
-AT_ONCE = 20
-OWN_WORD = frozenset({"jupyterlab"})
-"""Tools that say themselves whether they are used."""
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+POLL_INTERVAL_S = 60.0
+REQUEST_TIMEOUT_S = 10.0
+MAX_RESPONSE_BYTES = 1024 * 1024
+MAX_CONCURRENT_POLLS = 20
+SELF_REPORTING_TOOLS = frozenset({"jupyterlab"})
+"""Tools that report their activity."""
+_READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def is_use(tool: str, scope: Scope) -> bool:
-    """Whether a request says that somebody uses the tool."""
-    if tool not in OWN_WORD:
+def is_activity(tool: str, scope: Scope) -> bool:
+    """Return whether a request shows that a person uses the tool."""
+    if tool not in SELF_REPORTING_TOOLS:
         return True
-    return scope["type"] == "http" and scope["method"] not in _READS
+    return scope["type"] == "http" and scope["method"] not in _READ_METHODS
 
 
-def used_ago_s(
+def inactive_for_s(
     now: dt.datetime, kernels: Iterable[Mapping[str, Any]], terminals: Iterable[Mapping[str, Any]]
 ) -> float | None:
-    """How long ago JupyterLab was last used, by its own clock ``now``; 0 while a kernel computes, None: never.
+    """Return seconds since the last use of JupyterLab by its own clock ``now``.
 
-    Raises ValueError or KeyError for what is no answer of JupyterLab.
+    0 while a kernel is busy, None: never used. Raise ValueError or KeyError for a malformed response.
     """
     kernels = list(kernels)
     if any(kernel["execution_state"] == "busy" for kernel in kernels):
@@ -60,103 +60,118 @@ def used_ago_s(
     return max(0.0, min(ages)) if ages else None
 
 
-class Lookout:
-    """Asks each running workspace once a minute, and remembers what passed in between."""
+class ActivityTracker:
+    """Poll each running workspace once a minute, and record traffic in between."""
 
-    def __init__(self, rights: Rights, guard: Guard, upstreams: Upstreams, every_s: float = EVERY_S) -> None:
-        self._rights, self._guard, self._upstreams = rights, guard, upstreams
-        self._every_s = every_s
-        self._passed_at: dict[int, float] = {}
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        monitor: AuthorizationMonitor,
+        upstreams: Upstreams,
+        interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
+        self._authorizer, self._monitor, self._upstreams = authorizer, monitor, upstreams
+        self._interval_s = interval_s
+        self._last_request_at: dict[int, float] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def passed(self, target: Target, scope: Scope) -> None:
-        """A request passes to a workspace."""
-        if is_use(target.tool, scope):
-            self._passed_at[target.row] = monotonic()
+    def record_request(self, target: Target, scope: Scope) -> None:
+        """Record a request to a workspace."""
+        if is_activity(target.tool, scope):
+            self._last_request_at[target.attempt_pk] = monotonic()
 
-    def typed(self, row: int) -> None:
-        """Somebody types into a terminal of this attempt (row number)."""
-        self._passed_at[row] = monotonic()
+    def record_terminal_input(self, row: int) -> None:
+        """Record input to a terminal of this attempt (primary key)."""
+        self._last_request_at[row] = monotonic()
 
     def start(self) -> None:
-        """Begins to look; belongs to the running loop."""
+        """Start polling in the running loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Looks no more."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def look(self) -> None:
-        """One look at all of them. Raises DatabaseError when the record does not answer."""
-        targets = await self._rights.in_thread(open_targets)
-        turn = asyncio.Semaphore(AT_ONCE)
+    async def poll(self) -> None:
+        """Poll all workspaces once. Raise DatabaseError when the database does not answer."""
+        targets = await self._authorizer.run_in_thread(running_targets)
+        turn = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
 
         async def one(target: Target) -> tuple[bool, float | None]:
             async with turn:
-                return await self._used(target)
+                return await self._last_activity(target)
 
         found = await asyncio.gather(*(one(target) for target in targets))
-        told = {target.row: ago_s for target, (known, ago_s) in zip(targets, found, strict=True) if known}
-        await self._rights.in_thread(record_tool_use, told)
-        live = {target.row for target in targets}
-        self._passed_at = {row: at for row, at in self._passed_at.items() if row in live}
+        reported = {
+            target.attempt_pk: ago_s for target, (known, ago_s) in zip(targets, found, strict=True) if known
+        }
+        await self._authorizer.run_in_thread(record_tool_activity, reported)
+        live = {target.attempt_pk for target in targets}
+        self._last_request_at = {row: at for row, at in self._last_request_at.items() if row in live}
 
     async def _run(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.poll()
             except (DatabaseError, OSError, TimeoutError) as problem:
                 log.warning("whether workspaces are used was not written down: %s", problem)
-            except Exception:  # one look that fails must not be the last
+            except Exception:  # a failed poll must not end the loop
                 log.exception("the look at workspaces broke")
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._interval_s)
 
-    async def _used(self, target: Target) -> tuple[bool, float | None]:
-        """Whether it is known how a workspace is used, and how many seconds ago it last was."""
+    async def _last_activity(self, target: Target) -> tuple[bool, float | None]:
+        """Return whether activity is known, and seconds since the last one."""
         ages = []
-        if (passed_at := self._passed_at.get(target.row)) is not None:
+        if (passed_at := self._last_request_at.get(target.attempt_pk)) is not None:
             ages.append(monotonic() - passed_at)
-        if target.tool not in OWN_WORD:
-            if target.row in self._guard.in_use:
+        if target.tool not in SELF_REPORTING_TOOLS:
+            if target.attempt_pk in self._monitor.active_attempts:
                 ages.append(0.0)
             return True, min(ages, default=None)
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                at, kernels = await self._asked(target, "/api/kernels")
-                _, terminals = await self._asked(target, "/api/terminals", or_none=True)
-            own_s = used_ago_s(at, kernels, terminals)
-        except (NoAnswer, BrokenOff, TimeoutError, OSError, ValueError, KeyError, TypeError) as problem:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                at, kernels = await self._fetch_list(target, "/api/kernels")
+                _, terminals = await self._fetch_list(target, "/api/terminals", missing_ok=True)
+            own_s = inactive_for_s(at, kernels, terminals)
+        except (
+            NoResponseError,
+            IncompleteResponseError,
+            TimeoutError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as problem:
             log.info("%s does not say whether it is used: %s", target.job, problem or type(problem).__name__)
             return False, None
         if own_s is not None:
             ages.append(own_s)
         return True, min(ages, default=None)
 
-    async def _asked(
-        self, target: Target, path: str, *, or_none: bool = False
+    async def _fetch_list(
+        self, target: Target, path: str, *, missing_ok: bool = False
     ) -> tuple[dt.datetime, list[dict[str, Any]]]:
-        """The server's clock, and the list it gives under ``path``; ``or_none``: empty where it has no such thing."""
+        """Return the server's clock and the list at ``path``; with ``missing_ok``, empty on 404."""
         way = self._upstreams.port(target.node, target.port)
-        connection = await way.connection(fresh=True)
+        connection = await way.acquire(new=True)
         try:
             head = (
                 f"GET {path}?no_track_activity=1 HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n"
                 f"authorization: {target.authorization}\r\n\r\n"
             )
-            connection.begin(head.encode("ascii"), head_request=False)
-            await connection.head()
+            connection.send_head(head.encode("ascii"), head_request=False)
+            await connection.read_head()
             body = b""
             while piece := await connection.read():
                 body += piece
-                if len(body) > ANSWER_BYTES:
+                if len(body) > MAX_RESPONSE_BYTES:
                     raise ValueError("its answer is too long")
-            status, at = connection.status, _date(connection.headers)
+            status, at = connection.status, _response_time(connection.headers)
         finally:
             connection.close()
-        if status == 404 and or_none:
+        if status == 404 and missing_ok:
             return at, []
         rows = json.loads(body) if status == 200 else None
         if not isinstance(rows, list):
@@ -164,7 +179,7 @@ class Lookout:
         return at, rows
 
 
-def _date(headers: Headers) -> dt.datetime:
-    """When an answer was made, by its maker's clock."""
-    told = next((value for name, value in headers if name == b"date"), b"")
-    return parsedate_to_datetime(told.decode("ascii", "replace"))
+def _response_time(headers: Headers) -> dt.datetime:
+    """Return the server's Date of a response."""
+    reported = next((value for name, value in headers if name == b"date"), b"")
+    return parsedate_to_datetime(reported.decode("ascii", "replace"))

@@ -1,59 +1,59 @@
-"""The gateway as one ASGI application: checks the framing, then shows each request to its door."""
+"""The gateway as one ASGI application: checks the framing, then selects the application by host and path."""
 
 from __future__ import annotations
 
-from portal.gateway.activity import Lookout
-from portal.gateway.door import WorkspaceDoor
-from portal.gateway.framing import METHODS, WEBDAV, fault
-from portal.gateway.guard import Guard
-from portal.gateway.hosts import addressed
-from portal.gateway.pages import say
-from portal.gateway.rights import Rights
-from portal.gateway.terminals import TerminalDoor
-from portal.gateway.upstream import Upstreams
-from portal.gateway.web import WebDoor
-from portal.gateway.wire import Receive, Scope, Send
+from portal.gateway.access.authorization import Authorizer
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
+from portal.gateway.activity import ActivityTracker
+from portal.gateway.addresses import match_workspace_host
+from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.terminal_app import TerminalApp
+from portal.gateway.apps.workspace_app import WorkspaceApp
+from portal.gateway.asgi_types import Receive, Scope, Send
+from portal.gateway.protocol.error_responses import send_error
+from portal.gateway.protocol.framing import METHODS, WEBDAV, framing_error
+from portal.gateway.proxy.upstreams import Upstreams
 
-TERMINALS = b"/terminals/"
+TERMINALS_PREFIX = b"/terminals/"
 
 
 class Gateway:
-    """Workspace hosts to their servers, terminals to theirs, everything else to web."""
+    """Route workspace hosts and terminals to their servers, everything else to web."""
 
     def __init__(
         self,
         apps_domain: str,
         *,
-        web: WebDoor,
-        workspaces: WorkspaceDoor,
-        terminals: TerminalDoor,
-        rights: Rights,
-        guard: Guard,
+        web: PortalApp,
+        workspaces: WorkspaceApp,
+        terminals: TerminalApp,
+        authorizer: Authorizer,
+        monitor: AuthorizationMonitor,
         upstreams: Upstreams,
-        lookout: Lookout,
+        activity: ActivityTracker,
     ) -> None:
         self._apps_domain = apps_domain
         self._web, self._workspaces, self._terminals = web, workspaces, terminals
-        self._rights, self._guard, self._upstreams = rights, guard, upstreams
-        self._lookout = lookout
+        self._authorizer, self._monitor, self._upstreams = authorizer, monitor, upstreams
+        self._activity = activity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        problem = fault(scope["headers"], scope["raw_path"], scope["query_string"])
+        problem = framing_error(scope["headers"], scope["raw_path"], scope["query_string"])
         if problem is not None:
-            await say(send, scope, 400, "ambiguous_request", "Bad request", problem, close=True)
+            await send_error(send, scope, 400, "ambiguous_request", "Bad request", problem, close=True)
             return
         host = next(value for name, value in scope["headers"] if name == b"host").decode("latin-1")
-        workspace = addressed(host, self._apps_domain)
+        workspace = match_workspace_host(host, self._apps_domain)
         known = METHODS if workspace is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
-            sentence = "This method is not supported here."
-            await say(
-                send, scope, 405, "method_not_allowed", "Not supported", sentence, allow=known, close=True
+            message = "This method is not supported here."
+            await send_error(
+                send, scope, 405, "method_not_allowed", "Not supported", message, allow=known, close=True
             )
-        elif workspace is None and scope["raw_path"].startswith(TERMINALS):
+        elif workspace is None and scope["raw_path"].startswith(TERMINALS_PREFIX):
             await self._terminals(scope, receive, send)
         elif workspace is None:
             await self._web(scope, receive, send)
@@ -65,13 +65,13 @@ class Gateway:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 await self._terminals.start()
-                self._lookout.start()
+                self._activity.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                await self._lookout.stop()
-                self._guard.close()
+                await self._activity.stop()
+                self._monitor.close()
                 self._terminals.close()
                 await self._upstreams.close()
-                self._rights.close()
+                self._authorizer.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return

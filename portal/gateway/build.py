@@ -1,4 +1,4 @@
-"""Puts the gateway together from the settings of this process."""
+"""Builds the gateway from the settings of this process."""
 
 from __future__ import annotations
 
@@ -8,47 +8,54 @@ from pathlib import Path
 
 from django.conf import settings
 
-from portal.gateway.activity import EVERY_S, Lookout
+from portal.gateway.access.authorization import Authorizer
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
+from portal.gateway.activity import POLL_INTERVAL_S, ActivityTracker
 from portal.gateway.app import Gateway
-from portal.gateway.door import Places, WorkspaceDoor
-from portal.gateway.guard import Guard
-from portal.gateway.rights import Rights
-from portal.gateway.terminals import TerminalDoor, decide_terminal
-from portal.gateway.upstream import Upstreams
-from portal.gateway.web import WebDoor
+from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.terminal_app import TerminalApp, decide_terminal_access
+from portal.gateway.apps.workspace_app import GatewayAddresses, WorkspaceApp
+from portal.gateway.proxy.upstreams import Upstreams
 
 log = logging.getLogger(__name__)
 
 
-def build_gateway(web_socket: str | None = None, look_every_s: float = EVERY_S) -> Gateway:
-    """The gateway of this process, by its settings and environment: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY,
-    FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB. So often it looks whether workspaces are used.
+def build_gateway(web_socket: str | None = None, activity_poll_s: float = POLL_INTERVAL_S) -> Gateway:
+    """Build the gateway from settings and environment.
+
+    Variables: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY, FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB.
+    ``activity_poll_s`` is the interval of activity polls.
     """
     if settings.SAME_SITE_WARNING:
         log.warning(settings.SAME_SITE_WARNING)
     socket = web_socket or os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
     trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
     key = settings.KEY_FILES["tunnel"]
-    rights = Rights()
-    guard = Guard(rights)
+    authorizer = Authorizer()
+    monitor = AuthorizationMonitor(authorizer)
     upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
-    lookout = Lookout(rights, guard, upstreams, look_every_s)
+    activity = ActivityTracker(authorizer, monitor, upstreams, activity_poll_s)
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
-    terminal_rights = Rights(decide_terminal, used=None, threads=2)  # who types is told of by the door
-    places = Places(
-        settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None
+    terminal_authorizer = Authorizer(
+        decide_terminal_access, on_use=None, threads=2
+    )  # TerminalApp extends the session on input
+    addresses = GatewayAddresses(
+        settings.PORTAL_URL.rstrip("/"),
+        settings.APPS_DOMAIN,
+        settings.HTTPS_ENABLED,
+        upload_mib * 1024**2 or None,
     )
     return Gateway(
         settings.APPS_DOMAIN,
-        web=WebDoor(
+        web=PortalApp(
             upstreams,
-            secure=settings.SECURE,
+            secure=settings.HTTPS_ENABLED,
             trusted_peers=frozenset(peer.strip() for peer in trusted.split(",") if peer.strip()),
         ),
-        workspaces=WorkspaceDoor(places, rights, guard, upstreams, lookout),
-        terminals=TerminalDoor(places, terminal_rights, upstreams, lookout),
-        rights=rights,
-        guard=guard,
+        workspaces=WorkspaceApp(addresses, authorizer, monitor, upstreams, activity),
+        terminals=TerminalApp(addresses, terminal_authorizer, upstreams, activity),
+        authorizer=authorizer,
+        monitor=monitor,
         upstreams=upstreams,
-        lookout=lookout,
+        activity=activity,
     )

@@ -1,96 +1,105 @@
-"""The record: every noun of Fairway as a table, a file a noun."""
+"""Database tables, one module per resource."""
 
-from portal.models.access_tokens import ApiToken, Invitation, SignInLink
-from portal.models.alarms import GpuAlarm, InvalidRow
+from portal.models.alerts import GpuAlert, InvalidRow
 from portal.models.audit import AuditEntry
-from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation, ReservedNode, Topology
-from portal.models.engine import (
-    ClusterSettings,
-    Cycle,
-    FailedCycle,
-    Lease,
-    Outbox,
-    Question,
-    Standing,
-    Totals,
-)
-from portal.models.environments import Environment, EnvironmentOnNode, Template
-from portal.models.extensions import Extension
+from portal.models.credentials import ApiToken, Invitation, MagicLink
+from portal.models.environments import Environment, ImagePresence, Template
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
-from portal.models.idle import Activity, Excuse
+from portal.models.job_signals import JobSignal
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
-from portal.models.people import User
-from portal.models.progress import Progress
+from portal.models.node_incidents import NodeIncident
+from portal.models.node_operations import AgentRollout
+from portal.models.nodes import (
+    Gpu,
+    GpuLink,
+    Node,
+    NodeOperation,
+    NodePool,
+    Reservation,
+    ReservationNode,
+    Topology,
+)
+from portal.models.orphan_containers import OrphanContainer
+from portal.models.progress import AttemptProgress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.registries import RegistryLogin
-from portal.models.restored import UnknownContainer
-from portal.models.rollouts import Rollout
+from portal.models.scheduler import (
+    ClusterSettings,
+    Cycle,
+    EngineQuery,
+    FailedCycle,
+    JobVerdict,
+    Lease,
+    OutboxMessage,
+    SchedulerCounters,
+)
 from portal.models.secrets import Secret
-from portal.models.sent_signals import SentSignal
 from portal.models.sessions import BrowserSession
 from portal.models.terminals import Terminal
-from portal.models.trouble import NodeTrouble
-from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
+from portal.models.time_limit_extensions import TimeLimitExtension
+from portal.models.usage import AttemptEnergy, NodeMetricsMinute, UsageInterval
+from portal.models.users import User
 from portal.models.volumes import Volume
+from portal.models.workspace_activity import IdleExemption, WorkspaceActivity
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
-    "Activity",
+    "AgentRollout",
     "Allocation",
     "ApiToken",
     "Attempt",
     "AttemptEnergy",
+    "AttemptProgress",
     "AuditEntry",
     "BrowserSession",
     "ClusterSettings",
     "Cycle",
     "Dependency",
+    "EngineQuery",
     "Environment",
-    "EnvironmentOnNode",
-    "Excuse",
-    "Extension",
     "FailedCycle",
     "Forecast",
     "Gpu",
-    "GpuAlarm",
+    "GpuAlert",
+    "GpuLink",
     "IdempotencyKey",
+    "IdleExemption",
+    "ImagePresence",
     "InvalidRow",
     "Invitation",
     "Job",
     "JobEvent",
+    "JobSignal",
+    "JobVerdict",
     "Lease",
-    "Link",
+    "MagicLink",
     "Membership",
     "Node",
-    "NodeCheck",
+    "NodeIncident",
+    "NodeMetricsMinute",
+    "NodeOperation",
     "NodePool",
-    "NodeTrouble",
-    "Outbox",
-    "Progress",
+    "OrphanContainer",
+    "OutboxMessage",
     "Project",
-    "Question",
     "Quota",
     "QuotaChange",
     "RegistryLogin",
     "Rendezvous",
     "Reservation",
-    "ReservedNode",
-    "Rollout",
+    "ReservationNode",
+    "SchedulerCounters",
     "Secret",
-    "SentSignal",
-    "SignInLink",
-    "Standing",
     "Task",
     "Template",
     "Terminal",
+    "TimeLimitExtension",
     "Topology",
-    "Totals",
-    "UnknownContainer",
-    "UsageLedger",
-    "UsageMinute",
+    "UsageInterval",
     "User",
     "Volume",
+    "WorkspaceActivity",
     "WorkspaceSession",
     "WorkspaceTicket",
 ]

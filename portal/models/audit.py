@@ -1,4 +1,4 @@
-"""The audit trail: who did what to which object, in the same transaction as the act."""
+"""The audit trail: who did what to which object, written in the transaction of the action."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class AuditEntry(models.Model):
-    """One act. Append-only: a trigger refuses UPDATE and DELETE."""
+    """One action. Append-only: a trigger refuses UPDATE and DELETE."""
 
     at = models.DateTimeField(auto_now_add=True)
     actor = models.ForeignKey(
@@ -18,7 +18,7 @@ class AuditEntry(models.Model):
         db_constraint=False,
     )
     actor_name = models.CharField(max_length=100)
-    act = models.CharField(max_length=60)
+    action = models.CharField(max_length=60)
     object_kind = models.CharField(max_length=40)
     object_id = models.CharField(max_length=64)
     object_name = models.CharField(max_length=200, blank=True)

@@ -1,4 +1,4 @@
-"""What a job runs in: environments, and templates that fill the launch form."""
+"""Environments that jobs run in, and templates that fill the launch form."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from django.db import models
 
+from portal.domain.driver_versions import required_cuda
+from portal.domain.states import RuntimeKind
 from portal.models.public_id import PublicIdField, slug_validator
-from portal.words.driver import cuda_needed
-from portal.words.states import RuntimeKind
 
 
 class Environment(models.Model):
@@ -89,24 +89,24 @@ class Environment(models.Model):
 
     @property
     def cuda(self) -> str:
-        """The CUDA version that drivers of its nodes must know; blank: any will do."""
-        return cuda_needed(self.image_cuda, self.min_cuda)
+        """The CUDA version that a node's driver must support; blank: any."""
+        return required_cuda(self.image_cuda, self.min_cuda)
 
 
-class EnvironmentOnNode(models.Model):
-    """Whether a node already has an environment's image, and whether an administrator wants it brought there."""
+class ImagePresence(models.Model):
+    """Whether a node has an environment's image, and whether an administrator requested it there."""
 
-    environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="on_nodes")
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="environments")
+    environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="image_presences")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="image_presences")
     state = models.CharField(max_length=10)  # present, missing, loading, failed
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
-    wanted_at = models.DateTimeField(
+    pull_requested_at = models.DateTimeField(
         null=True,
         blank=True,
         help_text="Since when it is to be brought there; null: nobody asked, or it is over.",
     )
-    ahead = models.BooleanField(
+    prefetched = models.BooleanField(
         default=False,
         db_default=False,
         help_text="An administrator wanted it there ahead of jobs: it stays while it is offered.",
@@ -136,21 +136,21 @@ class EnvironmentOnNode(models.Model):
         indexes = [
             models.Index(
                 fields=["node"],
-                condition=models.Q(wanted_at__isnull=False),
-                name="environment_on_node_wanted",
+                condition=models.Q(pull_requested_at__isnull=False),
+                name="image_presence_pull_requested",
             ),
         ]
         constraints = [
-            models.UniqueConstraint(fields=["environment", "node"], name="environment_on_node_once"),
+            models.UniqueConstraint(fields=["environment", "node"], name="image_presence_once"),
             models.CheckConstraint(
                 condition=models.Q(state__in=["present", "missing", "loading", "failed"]),
-                name="environment_on_node_state",
+                name="image_presence_state",
             ),
         ]
 
 
 class Template(models.Model):
-    """A filled launch form under a name."""
+    """A saved launch form."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])

@@ -1,4 +1,4 @@
-"""When waiting jobs were expected to start, kept so that every forecast can be held against what came."""
+"""Start forecasts of pending jobs, kept so that each can be compared with the actual start."""
 
 from __future__ import annotations
 
@@ -7,38 +7,36 @@ from django.db.models import F, Q
 
 
 class Forecast(models.Model):
-    """One answer to "when does it start": nominally 8 of 10 such intervals, from p10 to p90, hold.
+    """A predicted start interval from p10 to p90, nominally correct in 8 of 10 cases.
 
-    The first of a job (``at_submit``) is the one that is scored, once, when the job starts.
+    The first forecast of a job (``is_first``) is scored once, when the job starts.
     """
 
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
     made_at = models.DateTimeField()
-    at_submit = models.BooleanField(default=False)
+    is_first = models.BooleanField(default=False)
     p10_at = models.DateTimeField()
     p50_at = models.DateTimeField()
     p90_at = models.DateTimeField()
-    played_s = models.FloatField(
+    simulated_s = models.FloatField(
         null=True,
         help_text="In how many seconds the queue played forward had it start, before any correction.",
     )
     code = models.CharField(max_length=32, blank=True, help_text="Its verdict then.")
-    ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
+    jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
     started_at = models.DateTimeField(
         null=True, blank=True, help_text="When the job started, on the first one."
     )
-    inside = models.BooleanField(null=True, help_text="None: not scored; the job waited less than a minute.")
+    covered = models.BooleanField(null=True, help_text="None: not scored; the job waited less than a minute.")
     score_s = models.FloatField(
         null=True, help_text="Winkler's interval score, alpha 0.2, seconds; less is better."
     )
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(
-                fields=["job"], condition=Q(at_submit=True), name="forecast_one_at_submit"
-            ),
+            models.UniqueConstraint(fields=["job"], condition=Q(is_first=True), name="forecast_one_first"),
             models.CheckConstraint(
-                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_in_order"
+                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_quantile_order"
             ),
         ]
         indexes = [
@@ -46,7 +44,7 @@ class Forecast(models.Model):
             models.Index(
                 fields=["job"],
                 name="forecast_unscored",
-                condition=Q(at_submit=True, started_at__isnull=True),
+                condition=Q(is_first=True, started_at__isnull=True),
             ),
-            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(inside__isnull=False)),
+            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(covered__isnull=False)),
         ]

@@ -1,4 +1,4 @@
-"""Answers already given, by ``Idempotency-Key``: the same key and body give the same answer again."""
+"""Responses by ``Idempotency-Key``: the same key and body get the same response again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class IdempotencyKey(models.Model):
-    """One key of one person; the row is inserted before the work, so a twin in flight meets it."""
+    """One key of one user; the row is inserted before the work, so that a concurrent duplicate finds it."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
     key = models.CharField(max_length=255)

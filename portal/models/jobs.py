@@ -1,6 +1,7 @@
-"""Jobs and how they ran: job, attempts, tasks (ranks), allocations and events.
+"""Jobs and their execution: attempts, tasks (ranks), allocations and events.
 
-States and their moves are tables in ``portal.words.states``; only ``portal.services.lifecycle`` writes them.
+States and their transitions are tables in ``portal.domain.states``; only ``portal.services.lifecycle`` writes
+them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models.public_id import PublicIdField
-from portal.words.states import AttemptState, Desired, JobKind, JobState
 
 
-def _states(words: type[JobState] | type[AttemptState] | type[Desired] | type[JobKind]) -> list[str]:
+def _states(words: type[JobState] | type[AttemptState] | type[DesiredState] | type[JobKind]) -> list[str]:
     return [word.value for word in words]
 
 
 class Job(models.Model):
-    """What a person asked for: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
+    """What a user submitted: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
 
-    An elastic one starts with ``min_tasks`` of them, and grows and shrinks between the two while it runs.
+    An elastic job starts with ``min_tasks`` of them, and grows and shrinks between the two while it runs.
     """
 
     public_id = PublicIdField()
@@ -56,10 +57,10 @@ class Job(models.Model):
     )
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
-    desired = models.CharField(max_length=10, default=Desired.RUN.value)
+    desired_state = models.CharField(max_length=10, default=DesiredState.RUN.value)
     held = models.BooleanField(default=False)
     reason = models.CharField(max_length=40, blank=True, help_text="Code of the last move.")
-    sentence = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
+    message = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
     version = models.PositiveIntegerField(default=1, help_text="Moves with each write; a plan compares it.")
 
     tasks = models.PositiveIntegerField(default=1)
@@ -74,7 +75,7 @@ class Job(models.Model):
         max_length=32, blank=True, help_text="It asks for MIG slices of this profile; blank: for whole GPUs."
     )
     min_compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 8.0.")
-    near = models.JSONField(
+    topology_constraint = models.JSONField(
         null=True,
         blank=True,
         help_text="How close together its tasks stand: {topology, required, preferred}; levels or null.",
@@ -84,7 +85,7 @@ class Job(models.Model):
     shm_mib = models.PositiveIntegerField(default=64)
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
-    environ = models.JSONField(default=dict)
+    env = models.JSONField(default=dict)
     volumes = models.JSONField(
         default=list, db_default=[], help_text="[{volume (by name), target, read_only}, ...]"
     )
@@ -94,11 +95,11 @@ class Job(models.Model):
     priority = models.IntegerField(default=0)
     preemptible = models.BooleanField(default=True)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
-    stop_grace_s = models.PositiveIntegerField(default=30)
+    termination_grace_s = models.PositiveIntegerField(default=30)
     max_attempts = models.PositiveIntegerField(
         default=3, help_text="Tries after failures of the cluster's making."
     )
-    retry_failures = models.BooleanField(
+    retry_on_failure = models.BooleanField(
         default=False, db_default=False, help_text="A command that fails is tried again, too."
     )
     launcher = models.CharField(
@@ -106,19 +107,19 @@ class Job(models.Model):
     )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
-    queued_at = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
-    kept = models.JSONField(
+    pending_since = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
+    nominated_placement = models.JSONField(
         null=True,
         help_text="Places that the scheduler keeps for it: [rank, node, [[GPU uuid, milli], ...]] each.",
     )
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
-    attempts_made = models.PositiveIntegerField(default=0)
+    attempt_count = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
-    stub = models.BooleanField(
+    is_placeholder = models.BooleanField(
         default=False, help_text="Known only by its container, found after a restore: it cannot start again."
     )
-    after_any = models.BooleanField(
+    ignore_dependency_failure = models.BooleanField(
         default=False, help_text="It starts after others however these end; else they must complete."
     )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
@@ -130,7 +131,9 @@ class Job(models.Model):
         constraints = [
             models.CheckConstraint(condition=models.Q(state__in=_states(JobState)), name="job_state"),
             models.CheckConstraint(condition=models.Q(kind__in=_states(JobKind)), name="job_kind"),
-            models.CheckConstraint(condition=models.Q(desired__in=_states(Desired)), name="job_desired"),
+            models.CheckConstraint(
+                condition=models.Q(desired_state__in=_states(DesiredState)), name="job_desired_state"
+            ),
             models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
             models.CheckConstraint(
                 condition=models.Q(min_tasks__isnull=True)
@@ -156,7 +159,9 @@ class Job(models.Model):
                 name="job_ended",
                 condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
             ),
-            models.Index(fields=["id"], name="job_kept", condition=models.Q(kept__isnull=False)),
+            models.Index(
+                fields=["id"], name="job_nominated", condition=models.Q(nominated_placement__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:
@@ -164,7 +169,7 @@ class Job(models.Model):
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of the whole gang."""
+        """GPU milli of all tasks."""
         return self.tasks * self.task_milli
 
     @property
@@ -173,56 +178,58 @@ class Job(models.Model):
         return self.gpus_per_task * self.milli_per_gpu
 
     @property
-    def least_tasks(self) -> int:
-        """How many tasks must live for it to run."""
+    def required_tasks(self) -> int:
+        """Minimum number of tasks for the job to run."""
         return self.tasks if self.min_tasks is None else self.min_tasks
 
     @property
-    def gang(self) -> bool:
-        """True when it has several tasks, which start and end as one."""
-        return self.tasks > 1 and not self.elastic
+    def is_gang(self) -> bool:
+        """True if it has several tasks that start and end together."""
+        return self.tasks > 1 and not self.is_elastic
 
     @property
-    def elastic(self) -> bool:
-        """True when it runs with fewer tasks than it wants."""
-        return self.least_tasks < self.tasks
+    def is_elastic(self) -> bool:
+        """True if it can run with fewer tasks than requested."""
+        return self.required_tasks < self.tasks
 
 
 class Dependency(models.Model):
-    """A job that starts after another one. ``after`` was there first, so that no circle can be."""
+    """``job`` starts after ``depends_on``, which is older, so that there can be no cycle."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependencies")
-    after = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="next_jobs")
+    depends_on = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependents")
 
     class Meta:
         ordering = ["id"]
         constraints = [
-            models.UniqueConstraint(fields=["job", "after"], name="dependency_once"),
+            models.UniqueConstraint(fields=["job", "depends_on"], name="dependency_once"),
             models.CheckConstraint(
-                condition=models.Q(after__lt=models.F("job")), name="dependency_on_an_older_job"
+                condition=models.Q(depends_on__lt=models.F("job")), name="dependency_on_older_job"
             ),
         ]
 
 
 class Attempt(models.Model):
-    """One try at running a job. ``number`` is its fence: containers are named after it."""
+    """One run of a job. ``number`` names its containers and fences late commands."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     reason = models.CharField(max_length=40, blank=True)
-    sentence = models.CharField(max_length=1000, blank=True)
+    message = models.CharField(max_length=1000, blank=True)
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="+")
     leader_epoch = models.BigIntegerField()
     secret = models.CharField(
         max_length=200, blank=True, help_text="Encrypted; the gateway adds it upstream."
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
-    together = models.BooleanField(
+    start_sent_at = models.DateTimeField(
+        null=True, blank=True, help_text="First start command that went out."
+    )
+    gang_start = models.BooleanField(
         default=False, db_default=False, help_text="None of its tasks begins before all are prepared."
     )
-    prepared_at = models.DateTimeField(
+    all_prepared_at = models.DateTimeField(
         null=True, blank=True, help_text="All its tasks were prepared; they may begin."
     )
     running_at = models.DateTimeField(null=True, blank=True)
@@ -230,18 +237,18 @@ class Attempt(models.Model):
     checkpoint_at = models.DateTimeField(
         null=True, blank=True, help_text="When it last said that it saved its work."
     )
-    stop_wanted_at = models.DateTimeField(null=True, blank=True)
+    stop_requested_at = models.DateTimeField(null=True, blank=True)
     stop_reason = models.CharField(max_length=40, blank=True)
-    stop_actor = models.CharField(max_length=200, blank=True)
-    stop_for = models.ForeignKey(
+    stop_requested_by = models.CharField(max_length=200, blank=True)
+    preempted_for = models.ForeignKey(
         Job,
         null=True,
         blank=True,
         on_delete=models.SET_NULL,
-        related_name="room_made",
+        related_name="preempted_attempts",
         help_text="The waiting job for which it was asked to leave.",
     )
-    stop_for_after = models.PositiveIntegerField(
+    preempted_for_attempt = models.PositiveIntegerField(
         null=True,
         blank=True,
         help_text="Attempts that job had made then: with its next one the promise is kept.",
@@ -251,7 +258,7 @@ class Attempt(models.Model):
     failed_tasks = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Tasks of an elastic job that failed while the others went on."
     )
-    grow_after = models.DateTimeField(
+    scale_up_after = models.DateTimeField(
         null=True, blank=True, help_text="Its missing tasks wait at least until then: one has just failed."
     )
 
@@ -271,8 +278,8 @@ class Attempt(models.Model):
 class Task(models.Model):
     """One rank of an attempt: one container on one node.
 
-    A number is given once in an attempt: what comes in place of a task that left gets the next one, so that
-    a late command for the old one can never reach it.
+    Ranks are never reused within an attempt: a replacement task gets the next number, so that a late command
+    for the old task cannot reach it.
     """
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="task_rows")
@@ -281,13 +288,13 @@ class Task(models.Model):
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     container = models.CharField(max_length=120, blank=True)
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
-    sent_at = models.DateTimeField(
+    start_sent_at = models.DateTimeField(
         null=True,
         blank=True,
         help_text="First command that went out for it; known where its attempt begins together.",
     )
     prepared_at = models.DateTimeField(null=True, blank=True, help_text="Its node can start it at once.")
-    reached_at = models.DateTimeField(
+    rendezvous_reached_at = models.DateTimeField(
         null=True, blank=True, help_text="Its node reached the place where its gang will meet."
     )
     running_at = models.DateTimeField(null=True, blank=True)
@@ -295,15 +302,19 @@ class Task(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
-    problem = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a sentence.")
-    among = models.PositiveIntegerField(
+    status_message = models.CharField(
+        max_length=1000, blank=True, help_text="What holds it up, as a message."
+    )
+    world_size_at_start = models.PositiveIntegerField(
         null=True, blank=True, help_text="How many tasks an elastic job had once this one was placed."
     )
-    leave_wanted_at = models.DateTimeField(
+    eviction_requested_at = models.DateTimeField(
         null=True, blank=True, help_text="Asked to leave alone, while the others go on."
     )
-    leave_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
-    gone = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
+    eviction_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
+    container_removed = models.BooleanField(
+        default=False, help_text="Proof that no container of it lives on the node."
+    )
     log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
     log_complete = models.BooleanField(default=False)
 
@@ -314,12 +325,17 @@ class Task(models.Model):
             models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="task_state"),
         ]
         indexes = [
-            models.Index(fields=["node"], name="task_held_on_node", condition=models.Q(gone=False)),
+            models.Index(
+                fields=["node"], name="task_held_on_node", condition=models.Q(container_removed=False)
+            ),
         ]
 
 
 class Rendezvous(models.Model):
-    """Where the ranks of an attempt meet. Written with its places, so that each start says the same."""
+    """The address where the ranks of an attempt connect.
+
+    Written with its placement, so that all starts use the same.
+    """
 
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="rendezvous")
     node = models.ForeignKey("Node", on_delete=models.PROTECT, related_name="+", help_text="That of rank 0.")
@@ -339,13 +355,13 @@ class Rendezvous(models.Model):
     )
     interfaces = models.JSONField(default=dict, help_text="Public id of a node -> its interface.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
-    tried = models.BooleanField(
+    connectivity_check = models.BooleanField(
         default=False, db_default=False, help_text="Before any rank begins, the other nodes try to reach it."
     )
-    trying_since = models.DateTimeField(
+    check_started_at = models.DateTimeField(
         null=True, blank=True, help_text="All are prepared, and its node listens; null: not yet, or anew."
     )
-    doubted = models.BooleanField(
+    recheck_requested = models.BooleanField(
         default=False, db_default=False, help_text="A node did not reach it, so its node was asked again."
     )
 
@@ -399,7 +415,7 @@ class Allocation(models.Model):
 
 
 class JobEvent(models.Model):
-    """Something that happened to a job, for its timeline; written in the transaction of the act."""
+    """An entry of a job's timeline, written in the transaction of the change."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE, related_name="events")
@@ -408,9 +424,9 @@ class JobEvent(models.Model):
     before = models.CharField(max_length=14, blank=True)
     after = models.CharField(max_length=14, blank=True)
     reason = models.CharField(max_length=40, blank=True)
-    sentence = models.CharField(max_length=1000, blank=True)
+    message = models.CharField(max_length=1000, blank=True)
     actor = models.CharField(max_length=200, blank=True)
-    facts = models.JSONField(default=dict)
+    details = models.JSONField(default=dict)
 
     class Meta:
         ordering = ["id"]

@@ -1,31 +1,33 @@
-"""How far attempts have come and how fast, as their programs tell it, and how their GPUs lay."""
+"""Progress and throughput of attempts, as their programs report them, with the layout of their GPUs."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.db.models import F, Q
 
-from portal.words.throughput import LONGEST_MODEL, Layout, rate_per_s
+from portal.domain.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
 
 
-class Progress(models.Model):
-    """What the program of one attempt told, from when it began or last began anew (``since``) to the latest word.
+class AttemptProgress(models.Model):
+    """Progress of one attempt from its start, or its last restart (``start_at``), to its latest report.
 
-    Units are the program's own. It stands in a table of its own: a photograph of the cluster reads an attempt
-    again whenever its row was written, and this is written twice a minute.
+    Units are the program's own. A separate table, because the snapshot rereads an attempt whenever its row is
+    written, and this row is written twice a minute.
     """
 
     attempt = models.OneToOneField(
         "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="progress"
     )
     rank = models.PositiveIntegerField(help_text="The task that tells; the lowest of those that do.")
-    since_done = models.FloatField()
-    since_at = models.DateTimeField()
-    done = models.FloatField()
-    at = models.DateTimeField()
-    work = models.CharField(max_length=32, help_text="Equal for jobs whose rates may be compared.")
+    start_units = models.FloatField()
+    start_at = models.DateTimeField()
+    completed_units = models.FloatField()
+    reported_at = models.DateTimeField()
+    workload_fingerprint = models.CharField(
+        max_length=32, help_text="Equal for jobs whose rates may be compared."
+    )
     gpus = models.PositiveIntegerField(help_text="GPUs in all.")
-    gpu_model = models.CharField(max_length=LONGEST_MODEL, help_text="Of several models all of them.")
+    gpu_model = models.CharField(max_length=MAX_MODEL_LENGTH, help_text="Of several models all of them.")
     nodes = models.PositiveIntegerField()
     islands = models.PositiveIntegerField(help_text="NVLink islands, over all nodes.")
     levels = models.PositiveIntegerField(help_text="Levels of the fabric that it crosses.")
@@ -33,18 +35,21 @@ class Progress(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(since_done__gte=0, done__gte=F("since_done"), at__gte=F("since_at")),
+                condition=Q(
+                    start_units__gte=0, completed_units__gte=F("start_units"), reported_at__gte=F("start_at")
+                ),
                 name="progress_forward",
             ),
         ]
-        indexes = [models.Index(fields=["work", "-attempt"], name="progress_of_work")]
+        indexes = [models.Index(fields=["workload_fingerprint", "-attempt"], name="progress_of_work")]
 
     @property
     def layout(self) -> Layout:
-        """How its GPUs lay."""
         return Layout(self.gpu_model, self.nodes, self.islands, self.levels)
 
     @property
     def per_s(self) -> float | None:
-        """Units a second, up to the latest word; None until they span a minute."""
-        return rate_per_s(self.since_done, self.done, (self.at - self.since_at).total_seconds())
+        """Units per second up to the latest report; None until the reports span a minute."""
+        return rate_per_s(
+            self.start_units, self.completed_units, (self.reported_at - self.start_at).total_seconds()
+        )

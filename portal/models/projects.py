@@ -1,16 +1,16 @@
-"""Projects as a tree, who belongs to them, and what each may use of a pool."""
+"""The project tree, its members, and quotas per pool."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
 
+from portal.domain.states import Role
 from portal.models.public_id import PublicIdField, slug_validator
-from portal.words.states import Role
 
 
 class Project(models.Model):
-    """A group of people who share quota; its parent's fair share is divided among its children."""
+    """A group of users who share quotas; the fair share of a project is divided among its children."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
@@ -54,7 +54,7 @@ class Project(models.Model):
 
 
 class Membership(models.Model):
-    """One person's role in one project."""
+    """A user's role in a project."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
@@ -71,7 +71,7 @@ class Membership(models.Model):
 
 
 class Quota(models.Model):
-    """What a project may use of a pool. A missing row means: nothing guaranteed, no limit, weight 1."""
+    """Quota of a project in a pool. Without a row: nothing guaranteed, no limit, weight 1."""
 
     public_id = PublicIdField()
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="quotas")
@@ -106,7 +106,7 @@ class Quota(models.Model):
 
 
 class QuotaChange(models.Model):
-    """One edit of a quota, kept for ever, so that it can be shown and undone."""
+    """One edit of a quota, kept forever, so that it can be shown and undone."""
 
     quota = models.ForeignKey(Quota, on_delete=models.CASCADE, related_name="changes")
     actor = models.ForeignKey(

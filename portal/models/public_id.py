@@ -1,4 +1,4 @@
-"""Public ids: short, random, DNS-safe names that stand in URLs, host names and labels."""
+"""Public ids: short, random, DNS-safe names for URLs, host names and labels."""
 
 from __future__ import annotations
 
@@ -11,44 +11,48 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.utils.deconstruct import deconstructible
 
-LETTERS = "abcdefghjkmnpqrstuvwxyz"
-ALPHABET = LETTERS + "23456789"
-LENGTH = 10
-LONGEST_ID = 16
-"""What the column holds; ours are shorter."""
-LONGEST_NAME = 63
-"""A label of a host name is no longer (RFC 1035)."""
+ID_FIRST_CHARACTERS = "abcdefghjkmnpqrstuvwxyz"
+ID_CHARACTERS = ID_FIRST_CHARACTERS + "23456789"
+ID_LENGTH = 10
+MAX_ID_LENGTH = 16
+"""Length of the column; generated ids are shorter."""
+MAX_NAME_LENGTH = 63
+"""Maximum length of a host name label (RFC 1035)."""
 
 
 def new_public_id() -> str:
-    """Ten characters, the first a letter: 49 bits, so that a guess finds nothing."""
-    return secrets.choice(LETTERS) + "".join(secrets.choice(ALPHABET) for _ in range(LENGTH - 1))
+    """Return ten random characters, the first a letter: 49 bits, so that ids cannot be guessed."""
+    return secrets.choice(ID_FIRST_CHARACTERS) + "".join(
+        secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH - 1)
+    )
 
 
 if TYPE_CHECKING:
-    _Text = models.CharField[str, str]
+    _CharField = models.CharField[str, str]
 else:
-    _Text = models.CharField
+    _CharField = models.CharField
 
 
-class PublicIdField(_Text):
-    """A unique public id, made on creation and never changed."""
+class PublicIdField(_CharField):
+    """A unique public id, created with the row and never changed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.update(max_length=LONGEST_ID, unique=True, editable=False, default=new_public_id)
+        kwargs.update(max_length=MAX_ID_LENGTH, unique=True, editable=False, default=new_public_id)
         super().__init__(*args, **kwargs)
 
 
 @deconstructible(path="django.core.validators.RegexValidator")
 class _NameValidator(RegexValidator):
-    """As the expression says; a name that is only too long hears about its length."""
+    """RegexValidator with a separate message for names that are too long."""
 
     def __call__(self, value: object) -> None:
         length = len(str(value))
-        if length > LONGEST_NAME:
-            raise ValidationError(f"At most {LONGEST_NAME} characters; this has {length}.", code="too_long")
+        if length > MAX_NAME_LENGTH:
+            raise ValidationError(
+                f"At most {MAX_NAME_LENGTH} characters; this has {length}.", code="too_long"
+            )
         super().__call__(value)
-        # the expression alone lets a line break stand at the end
+        # the pattern alone accepts a trailing newline
         if not re.fullmatch(self.regex, str(value)):
             raise ValidationError(self.message, code=self.code)
 
@@ -60,8 +64,8 @@ slug_validator = _NameValidator(
 )
 
 
-def fault_of_name(name: str) -> str | None:
-    """What keeps a text from being a name, as a sentence; None if nothing does."""
+def name_error(name: str) -> str | None:
+    """Return why a text is not a valid name, or None."""
     try:
         slug_validator(name)
     except ValidationError as refused:

@@ -1,4 +1,4 @@
-"""Registries of images that want a login."""
+"""Credentials of image registries."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from portal.models.public_id import PublicIdField
 
 
 class RegistryLogin(models.Model):
-    """Who nodes say they are when they bring an image from one registry; the password is sealed."""
+    """The account with which nodes pull images from one registry; the password is encrypted."""
 
     public_id = PublicIdField()
     host = models.CharField(max_length=255, unique=True, help_text="As images name it, port included.")
     username = models.CharField(max_length=255)
-    sealed = models.TextField(help_text="The password; it opens only in this row.")
+    encrypted_password = models.TextField(help_text="The password; it opens only in this row.")
     changed_at = models.DateTimeField(auto_now=True)
     changed_by = models.CharField(max_length=63)
 

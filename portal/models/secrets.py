@@ -1,4 +1,4 @@
-"""Secrets of people and projects: a name that is seen, and a value that only their jobs get."""
+"""Secrets of users and projects: the name is visible, the value only reaches jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from portal.models.public_id import PublicIdField
 
 
 class Secret(models.Model):
-    """One value under a name, sealed; it is written and never shown."""
+    """One encrypted value with a name; it is written and never shown."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63)
@@ -17,7 +17,7 @@ class Secret(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="secrets"
     )
     project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="secrets")
-    sealed = models.TextField(help_text="The value; it opens only in this row.")
+    encrypted_value = models.TextField(help_text="The value; it opens only in this row.")
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
     changed_by = models.CharField(max_length=63)
@@ -27,10 +27,10 @@ class Secret(models.Model):
             models.CheckConstraint(
                 condition=models.Q(owner__isnull=False, project__isnull=True)
                 | models.Q(owner__isnull=True, project__isnull=False),
-                name="secret_of_one",
+                name="secret_one_owner",
             ),
-            models.UniqueConstraint(fields=["owner", "name"], name="secret_of_a_person_once"),
-            models.UniqueConstraint(fields=["project", "name"], name="secret_of_a_project_once"),
+            models.UniqueConstraint(fields=["owner", "name"], name="secret_user_once"),
+            models.UniqueConstraint(fields=["project", "name"], name="secret_project_once"),
         ]
 
     def __str__(self) -> str:

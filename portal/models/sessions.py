@@ -1,4 +1,4 @@
-"""Sessions of browsers: the row is found by a hash of the key that the cookie holds."""
+"""Browser sessions, stored by a hash of the cookie's key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db import models
 
 
 class BrowserSession(AbstractBaseSession):
-    """One session. Whoever reads this table, or a backup of it, cannot make a cookie from it."""
+    """One session. A cookie cannot be made from this table or a backup of it."""
 
     session_key = models.CharField(max_length=64, primary_key=True, help_text="SHA-256 of the cookie's key.")
 
@@ -20,6 +20,5 @@ class BrowserSession(AbstractBaseSession):
 
     @classmethod
     def get_session_store_class(cls) -> type[SessionBase]:
-        """The store that reads and writes these rows."""
         store: type[SessionBase] = import_module(settings.SESSION_ENGINE).SessionStore
         return store

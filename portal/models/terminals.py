@@ -1,4 +1,4 @@
-"""Terminals that people opened in running tasks: who, where and when; never what was typed or shown."""
+"""Terminals in running tasks: user, task and times, never the content."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from portal.models.public_id import PublicIdField
 class Terminal(models.Model):
     """One shell in one task, for one portal session.
 
-    Asked for by web; opened by the actor of the node, which writes ``port`` or ``refusal``; entered once, and closed,
-    by the gateway.
+    Requested by web; opened by the node's actor, which writes ``port`` or ``error``; connected once and
+    closed by the gateway.
     """
 
     public_id = PublicIdField()
@@ -24,10 +24,10 @@ class Terminal(models.Model):
     secret = models.CharField(max_length=255, help_text="Sealed: by it the node knows the gateway.")
     cols = models.PositiveIntegerField()
     rows = models.PositiveIntegerField()
-    asked_at = models.DateTimeField(db_default=Now())
+    requested_at = models.DateTimeField(db_default=Now())
     port = models.PositiveIntegerField(null=True, help_text="On the node's loopback; null: not opened yet.")
-    refusal = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
-    entered_at = models.DateTimeField(null=True)
+    error = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
+    connected_at = models.DateTimeField(null=True)
     closed_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -35,7 +35,7 @@ class Terminal(models.Model):
             models.Index(
                 fields=["task"],
                 name="terminal_to_open",
-                condition=Q(port__isnull=True, refusal="", closed_at__isnull=True),
+                condition=Q(port__isnull=True, error="", closed_at__isnull=True),
             ),
             models.Index(fields=["user"], name="terminal_open", condition=Q(closed_at__isnull=True)),
         ]

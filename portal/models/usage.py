@@ -1,4 +1,4 @@
-"""What was used: a ledger from starts and ends, and live samples rolled up by the minute."""
+"""GPU usage: intervals from starts and ends of allocations, and metrics aggregated per minute."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 
-class UsageLedger(models.Model):
-    """One closed or open span of GPU use, derived from one Allocation's start and end, not from counters."""
+class UsageInterval(models.Model):
+    """A period of GPU use, derived from start and end of an Allocation; open while ``ended_at`` is null."""
 
-    allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage")
-    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage")
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage")
-    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage")
-    job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage")
+    allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage_intervals")
+    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage_intervals")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_intervals"
+    )
+    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage_intervals")
+    job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage_intervals")
     milli = models.PositiveIntegerField()
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -27,10 +29,10 @@ class UsageLedger(models.Model):
 
 
 class AttemptEnergy(models.Model):
-    """What the GPUs of an attempt used while it held them: of each the part that it held.
+    """Energy of an attempt's GPUs while it held them, in proportion to its share of each.
 
-    In a table of its own: it grows each minute, and a photograph of the cluster reads an attempt again whenever its
-    row was written.
+    A separate table: it is written every minute, and the snapshot rereads an attempt whenever its row is
+    written.
     """
 
     attempt = models.OneToOneField(
@@ -39,10 +41,10 @@ class AttemptEnergy(models.Model):
     joules = models.FloatField()
 
 
-class UsageMinute(models.Model):
-    """Live samples of one node over one minute; arrays are in the order of ``gpu_uuids``."""
+class NodeMetricsMinute(models.Model):
+    """Metrics of one node over one minute; arrays are in the order of ``gpu_uuids``."""
 
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="minutes")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="metrics_minutes")
     minute = models.DateTimeField()
     gpu_uuids = ArrayField(models.CharField(max_length=96))
     samples = models.PositiveIntegerField()
@@ -57,5 +59,5 @@ class UsageMinute(models.Model):
     tasks = models.JSONField(default=list, help_text="Per task: job, rank, mean cpu percent, memory MiB.")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["node", "minute"], name="usage_minute_once")]
-        indexes = [models.Index(fields=["minute"], name="usage_minute_by_time")]
+        constraints = [models.UniqueConstraint(fields=["node", "minute"], name="node_metrics_minute_once")]
+        indexes = [models.Index(fields=["minute"], name="node_metrics_minute_by_time")]

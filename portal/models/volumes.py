@@ -1,4 +1,4 @@
-"""Folders that jobs reach: people's homes, and the volumes that administrators declare."""
+"""Volumes: users' homes, and directories that administrators declare."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.models.public_id import PublicIdField
-from portal.words.volumes import Reach, VolumeKind
 
 
 class Volume(models.Model):
-    """A folder that outlives jobs, or with ``scratch`` one that does not.
+    """A directory that outlives jobs, except for ``scratch``.
 
-    With an owner it is that person's home on the node of their first workspace. Without one it is declared, and its
-    name stays: jobs ask by it. A declared home says where all homes are, and how large each may become.
+    With an owner it is that user's home on the node of their first workspace. Without one it is declared;
+    jobs reference it by name, so its name cannot change. A declared home sets the location and quota of all
+    homes.
     """
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63)
-    kind = models.CharField(max_length=8)
-    reach = models.CharField(max_length=8, default=Reach.NODE.value)
+    kind = models.CharField(max_length=12)
+    scope = models.CharField(max_length=8, default=VolumeScope.NODE.value)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
     )
@@ -54,11 +55,11 @@ class Volume(models.Model):
                 condition=models.Q(kind__in=[kind.value for kind in VolumeKind]), name="volume_kind"
             ),
             models.CheckConstraint(
-                condition=models.Q(reach__in=[reach.value for reach in Reach]), name="volume_reach"
+                condition=models.Q(scope__in=[reach.value for reach in VolumeScope]), name="volume_scope"
             ),
             models.CheckConstraint(
                 condition=models.Q(owner__isnull=True) | models.Q(kind=VolumeKind.HOME.value),
-                name="volume_of_a_person_is_home",
+                name="volume_of_a_user_is_home",
             ),
             models.UniqueConstraint(
                 fields=["owner"], name="volume_one_home", condition=models.Q(kind=VolumeKind.HOME.value)

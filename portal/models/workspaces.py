@@ -1,4 +1,4 @@
-"""The hand-over into a workspace: single-use tickets and the sessions the gateway grants for them."""
+"""Access to a workspace: single-use tickets, and the sessions that the gateway creates for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class WorkspaceTicket(models.Model):
-    """Single use, 30 s, bound to person, attempt and portal session."""
+    """Single use, valid for 30 s, bound to user, attempt and portal session."""
 
     code_sha256 = models.CharField(max_length=64, unique=True)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
@@ -19,7 +19,7 @@ class WorkspaceTicket(models.Model):
 
 
 class WorkspaceSession(models.Model):
-    """A cookie of one workspace's origin; dies with the attempt, the portal session or the right."""
+    """A cookie for one workspace's origin; ends with the attempt, the portal session or the user's right."""
 
     cookie_sha256 = models.CharField(max_length=64, unique=True)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")

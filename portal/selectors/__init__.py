@@ -1,1 +1,1 @@
-"""Reads, a file a noun: rows for pages and API in a constant number of queries."""
+"""Reads: rows for pages and REST in a constant number of queries."""

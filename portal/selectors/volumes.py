@@ -1,4 +1,4 @@
-"""Reads volumes: which a person may see, and what the nodes tell of the disks behind them."""
+"""Reads volumes that a user may see, and the disks behind them as nodes report them."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 
 from django.db.models import Prefetch, Q, QuerySet
 
-from portal.access import Person, namable_projects, visible_volumes
-from portal.errors import NotThere
+from portal.access import Requester, nameable_projects, visible_volumes
+from portal.domain.states import NodeState
+from portal.domain.volumes import VolumeKind
+from portal.errors import NotFound
 from portal.models import Node, Volume
-from portal.words.states import NodeState
-from portal.words.volumes import VolumeKind
 
 
-def volumes_for(person: Person) -> QuerySet[Volume]:
-    """Declared volumes by name, those that the person may see, with the projects that may be named."""
+def list_volumes(requester: Requester) -> QuerySet[Volume]:
+    """Return the visible declared volumes by name, with the projects that may be named."""
     rows = (
-        visible_volumes(person)
+        visible_volumes(requester)
         .select_related("pool")
         .prefetch_related(
             Prefetch("nodes", Node.objects.only("public_id", "name")),
-            Prefetch("projects", namable_projects(person).order_by("name")),
+            Prefetch("projects", nameable_projects(requester).order_by("name")),
         )
     )
     return rows.order_by("name", "id")
 
 
-def volume_for(person: Person, key: str) -> Volume:
-    """One by public id or name; NotThere otherwise."""
-    row = volumes_for(person).filter(Q(public_id=key) | Q(name=key)).first()
+def get_volume(requester: Requester, key: str) -> Volume:
+    """Return the volume by public id or name. Raise NotFound."""
+    row = list_volumes(requester).filter(Q(public_id=key) | Q(name=key)).first()
     if row is None:
-        raise NotThere("There is no such volume.")
+        raise NotFound("There is no such volume.")
     return row
 
 
 @dataclass(frozen=True)
-class Disk:
-    """A disk of a node on which folders of volumes are made, as the node told when it last connected."""
+class NodeDisk:
+    """A disk of a node for directories of volumes, as last reported."""
 
     node: str
-    use: str  # homes, scratch, volumes
+    purpose: str  # homes, scratch, volumes
     path: str
     filesystem: str
     size_mib: int
@@ -49,22 +49,28 @@ class Disk:
     quotas: bool
 
 
-def disks() -> list[Disk]:
-    """The disks behind homes, scratch folders and folders of projects, by node; one query."""
-    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "hello")
+def node_disks() -> list[NodeDisk]:
+    """Return the disks behind homes, scratch and project directories, by node, in one query."""
+    rows = (
+        Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
+    )
     return [
-        Disk(node=name, **{key: each.get(key) for key in Disk.__dataclass_fields__ if key != "node"})
+        NodeDisk(node=name, **{key: each.get(key) for key in NodeDisk.__dataclass_fields__ if key != "node"})
         for name, hello in rows
         for each in hello.get("storage", ())
     ]
 
 
-def held_on(row: Volume, told: Iterable[Disk]) -> str | None:
-    """Whether the limit of a volume is held, as a sentence; None for one without a limit."""
+def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str | None:
+    """Return whether the quota of a volume is enforced, or None without a quota."""
     if row.quota_mib is None:
         return None
     use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")
-    on = [disk for disk in told if disk.use == use and (use != "volumes" or _below(row.path, disk.path))]
+    on = [
+        disk
+        for disk in reported
+        if disk.purpose == use and (use != "volumes" or _is_below(row.path, disk.path))
+    ]
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
     if not holding:
@@ -72,12 +78,12 @@ def held_on(row: Volume, told: Iterable[Disk]) -> str | None:
     return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
 
 
-def _below(path: str, root: str) -> bool:
+def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def named_rows(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
-    """The rows of these names or public ids, each once, and the first key that names none."""
+def get_rows_by_key(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
+    """Return the rows of these names or public ids, each once, and the first key without a row."""
     keys = list(dict.fromkeys(keys))
     found = list(rows.filter(Q(name__in=keys) | Q(public_id__in=keys)))
     known = {key for row in found for key in (row.name, row.public_id)}

@@ -1,1 +1,1 @@
-"""Writes, a file a noun: ``do_`` changes the record and leaves audit and event in the same transaction."""
+"""Writes: ``do_`` functions change rows and write audit row and event in the same transaction."""

@@ -1,4 +1,4 @@
-"""Leaves the audit row of an act, in the transaction of the act."""
+"""Writes the audit row of an action, in the transaction of the action."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from django.db import transaction
 from portal.models import AuditEntry, User
 
 request_address: ContextVar[str | None] = ContextVar("request_address", default=None)
-"""Address of the request being served, set by the middleware; None for the engine and for commands."""
+"""Client address of the present request, set by the middleware; None in the scheduler and in commands."""
 
 
-def record_act(
+def record_action(
     actor: User | None,
-    act: str,
-    thing: Any,
+    action: str,
+    obj: Any,
     *,
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
     reason: str = "",
 ) -> AuditEntry:
-    """One audit row about ``thing`` (a model row with a public id). Must run inside a transaction."""
+    """Write an audit row about ``obj`` (a model row with a public id). Must run inside a transaction."""
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError("an act and its audit row belong in one transaction")
     return AuditEntry.objects.create(
         actor=actor,
         actor_name=actor.username if actor else "fairway",
-        act=act,
-        object_kind=thing.__class__.__name__.lower(),  # of a lazy request.user, too
-        object_id=str(getattr(thing, "public_id", thing.pk)),
-        object_name=str(getattr(thing, "name", getattr(thing, "username", "")))[:200],
+        action=action,
+        object_kind=obj.__class__.__name__.lower(),  # also for a lazy request.user
+        object_id=str(getattr(obj, "public_id", obj.pk)),
+        object_name=str(getattr(obj, "name", getattr(obj, "username", "")))[:200],
         before=before,
         after=after,
         reason=reason[:500],
@@ -40,10 +40,10 @@ def record_act(
     )
 
 
-def record_moved(
-    actor: User, act: str, thing: Any, before: Mapping[str, Any], after: Mapping[str, Any], *, reason: str
+def record_change(
+    actor: User, action: str, obj: Any, before: Mapping[str, Any], after: Mapping[str, Any], *, reason: str
 ) -> AuditEntry:
-    """As ``record_act``, with those keys only whose value moved; null where there was none, or is none now."""
+    """As ``record_action``, with only the keys whose value changed; null for an absent value."""
     moved = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
     was, now = ({key: side.get(key) for key in moved} for side in (before, after))
-    return record_act(actor, act, thing, before=was, after=now, reason=reason)
+    return record_action(actor, action, obj, before=was, after=now, reason=reason)

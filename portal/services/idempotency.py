@@ -1,8 +1,8 @@
-"""Does a thing once per ``Idempotency-Key``: the same key and body give the same answer again (I12).
+"""Executes a request once per ``Idempotency-Key``: the same key and body get the same response (I12).
 
-After draft-ietf-httpapi-idempotency-key-header. The key's row is committed before the work and locked while
-it goes on; the answer is written in the transaction of the work. So a crash leaves either both or a row
-without an answer, which the next try takes over; a lock means "in flight".
+Follows draft-ietf-httpapi-idempotency-key-header. The key's row is committed before the work and locked
+during it; the response is written in the transaction of the work. A crash therefore leaves both, or a row
+without a response, which the next request takes over; a locked row means in progress.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, FairwayError, Impossible, MalformedRequest
+from portal.errors import Conflict, FairwayError, MalformedRequest, Unsatisfiable
 from portal.models import IdempotencyKey, User
 
-KEPT_DAYS = 7
+RETENTION_DAYS = 7
 KEY_PATTERN = r"[\x21-\x7e]{1,255}"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was answered: the status and the JSON body; ``again`` when it is a repetition."""
+class StoredResponse:
+    """Status and JSON body of the response; ``is_replay`` if it is a repetition."""
 
     status: int
     body: Any
-    again: bool
+    is_replay: bool
 
 
-def once(
+def run_once(
     user: User,
     key: str,
     route: str,
     body: Any,
-    work: Callable[[], tuple[int, Any]],
+    perform: Callable[[], tuple[int, Any]],
     *,
     check: Callable[[], object] | None = None,
-) -> Answer:
-    """Runs ``work`` unless this key has its answer already; refusals are not kept and may be tried again.
+) -> StoredResponse:
+    """Execute ``perform`` unless this key already has a response. Errors are not stored and may be retried.
 
-    ``work`` runs in a transaction. What must not, such as a question to the engine, goes into ``check``: it
-    runs before, unless the answer is there, and refuses by raising.
+    ``perform`` runs in a transaction. What must not, such as a query to the scheduler, goes into ``check``,
+    which runs before it, unless there is a response, and rejects by raising.
 
-    Raises MalformedRequest for a key that is none, Impossible (422) when the key came with another body, and
-    Conflict (409) while the first request with it is still being served.
+    Raise MalformedRequest for an invalid key, Unsatisfiable (422) if the key was used with another body,
+    Conflict (409) while the first request with it is in progress.
     """
     if not re.fullmatch(KEY_PATTERN, key):
         raise MalformedRequest(
             "The Idempotency-Key must be 1 to 255 printable ASCII characters without spaces.",
-            code="bad_idempotency_key",
+            code="invalid_idempotency_key",
         )
     fingerprint = fingerprint_of(route, body)
     IdempotencyKey.objects.bulk_create(
         [IdempotencyKey(user=user, key=key, route=route, body_sha256=fingerprint)], ignore_conflicts=True
     )
     try:
-        if check is not None and not _answered(user, key):
+        if check is not None and not _has_response(user, key):
             check()
-        return _locked(user, key, fingerprint, work)
-    except (_Busy, _Reused):
+        return _run_locked(user, key, fingerprint, perform)
+    except (_InProgressError, _KeyReusedError):
         raise
     except FairwayError:
         IdempotencyKey.objects.filter(
@@ -73,42 +73,48 @@ def once(
         raise
 
 
-def forget_old_keys() -> int:
-    """Deletes keys older than a week; how many went. For the periodic sweep."""
-    old = timezone.now() - dt.timedelta(days=KEPT_DAYS)
+def delete_expired_keys() -> int:
+    """Delete keys older than a week; return how many. Called by the periodic sweep."""
+    old = timezone.now() - dt.timedelta(days=RETENTION_DAYS)
     return IdempotencyKey.objects.filter(created_at__lt=old).delete()[0]
 
 
 def fingerprint_of(route: str, body: Any) -> str:
-    """SHA-256 of route and body; the order of the body's fields does not matter."""
+    """Return the SHA-256 of route and body, independent of the order of the body's fields."""
     text = json.dumps([route, body], sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _locked(user: User, key: str, fingerprint: str, work: Callable[[], tuple[int, Any]]) -> Answer:
+def _run_locked(
+    user: User, key: str, fingerprint: str, perform: Callable[[], tuple[int, Any]]
+) -> StoredResponse:
     with transaction.atomic():
         row = IdempotencyKey.objects.select_for_update(skip_locked=True).filter(user=user, key=key).first()
         if row is None:
-            raise _Busy("A request with this Idempotency-Key is being served.", code="idempotency_in_flight")
+            raise _InProgressError(
+                "A request with this Idempotency-Key is being served.", code="idempotency_in_flight"
+            )
         if row.body_sha256 != fingerprint:
-            raise _Reused("This Idempotency-Key was used for another request.", code="idempotency_key_reused")
+            raise _KeyReusedError(
+                "This Idempotency-Key was used for another request.", code="idempotency_key_reused"
+            )
         if row.status is not None and row.body is not None:
-            return Answer(row.status, json.loads(row.body), again=True)
-        status, answered = work()
-        # kept as text: jsonb would lose the order of the fields, and the answer must be the same to the byte
+            return StoredResponse(row.status, json.loads(row.body), is_replay=True)
+        status, answered = perform()
+        # stored as text: jsonb loses the order of fields, and a replay must be identical
         text = json.dumps(answered)
         row.status, row.body = status, text
         row.save(update_fields=["status", "body"])
-        return Answer(status, json.loads(text), again=False)
+        return StoredResponse(status, json.loads(text), is_replay=False)
 
 
-def _answered(user: User, key: str) -> bool:
+def _has_response(user: User, key: str) -> bool:
     return IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False).exists()
 
 
-class _Busy(Conflict):
-    """The twin is still being served; nothing of it may be deleted."""
+class _InProgressError(Conflict):
+    """The first request is in progress; its row must not be deleted."""
 
 
-class _Reused(Impossible):
-    """The key belongs to another body."""
+class _KeyReusedError(Unsatisfiable):
+    """The key was used with another body."""

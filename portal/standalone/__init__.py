@@ -1,1 +1,1 @@
-"""A whole Fairway on one machine: its own PostgreSQL and Valkey, its keys, and one supervisor."""
+"""A complete Fairway on one machine: its own PostgreSQL and Valkey, its keys, and one supervisor."""

@@ -1,4 +1,4 @@
-"""The account that the servers run under: `fairway` when root starts them, since PostgreSQL refuses root."""
+"""The account of the servers: `fairway` when root starts them, since PostgreSQL refuses root."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ ACCOUNT = "fairway"
 
 
 def service_account() -> str | None:
-    """`fairway`, made when missing, if this is root; None means: run as yourself."""
+    """Return `fairway`, created if missing, when running as root; None: the current account."""
     if os.geteuid() != 0:
         return None
     try:
         pwd.getpwnam(ACCOUNT)
     except KeyError:
-        _make()
+        _create_account()
     return ACCOUNT
 
 
-def give(path: Path, account: str | None, mode: int) -> None:
-    """Hands one file or folder to the account and sets its mode."""
+def set_owner(path: Path, account: str | None, mode: int) -> None:
+    """Give one file or folder to the account and set its mode."""
     if account is not None:
         entry = pwd.getpwnam(account)
         os.chown(path, entry.pw_uid, entry.pw_gid)
     path.chmod(mode)
 
 
-def check_reachable(path: Path, account: str | None) -> None:
-    """Refuses a data folder below a folder that the account may not pass through."""
+def check_traversable(path: Path, account: str | None) -> None:
+    """Raise StartError when a parent of the data folder is not traversable for the account."""
     if account is None:
         return
     entry = pwd.getpwnam(account)
@@ -47,7 +47,7 @@ def check_reachable(path: Path, account: str | None) -> None:
             )
 
 
-def _make() -> None:
+def _create_account() -> None:
     tool = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if tool is None:
         raise StartError(
@@ -59,5 +59,5 @@ def _make() -> None:
     done = subprocess.run(
         [*command, "--shell", shell, ACCOUNT], capture_output=True, text=True, timeout=30, check=False
     )
-    if done.returncode not in (0, 9):  # 9: it appeared meanwhile
+    if done.returncode not in (0, 9):  # 9: it was created concurrently
         raise StartError(f"The account {ACCOUNT} could not be made: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Where people find this Fairway: the address to print, the way in from afar, and whether the port is free."""
+"""Addresses of this installation: the URL to print, an SSH tunnel, and whether the port is free."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from portal.standalone.errors import StartError
-from portal.standalone.processes import Listening
+from portal.standalone.process_table import ListenOptions
 
 
-def check_listening(listening: Listening) -> None:
-    """Refuses what cannot be listened on, in words, before anything else is started."""
+def check_bind_options(listening: ListenOptions) -> None:
+    """Refuse invalid or occupied addresses with a message, before anything else is started."""
     if not listening.is_loopback and not listening.tls_cert:
         raise StartError(
             f"Listening on {listening.bind} sends passwords over the network, so it needs --tls-cert and --tls-key. "
-            f"Without them, leave --bind away and come in through: {ssh_line(listening.port)}"
+            f"Without them, leave --bind away and come in through: {ssh_forward_command(listening.port)}"
         )
     if bool(listening.tls_cert) != bool(listening.tls_key):
         raise StartError("--tls-cert and --tls-key belong together.")
     for file in (listening.tls_cert, listening.tls_key):
-        if file is not None and not _readable(file):
+        if file is not None and not _check_readable(file):
             raise StartError(f"{file} cannot be read.")
     family = socket.AF_INET6 if ":" in listening.bind else socket.AF_INET
     try:
@@ -35,10 +35,10 @@ def check_listening(listening: Listening) -> None:
         ) from taken
 
 
-def portal_url(listening: Listening, named: str | None) -> str:
-    """FAIRWAY_PORTAL_URL where it is set, else what a browser on this machine types."""
-    if named:
-        return named.rstrip("/")
+def portal_url(listening: ListenOptions, configured: str | None) -> str:
+    """Return FAIRWAY_PORTAL_URL if set, else the URL for a browser on this machine."""
+    if configured:
+        return configured.rstrip("/")
     host = "localhost" if listening.is_loopback or listening.bind in {"0.0.0.0", "::"} else listening.bind  # noqa: S104
     if not listening.is_loopback and host == "localhost":
         host = socket.getfqdn()
@@ -47,21 +47,24 @@ def portal_url(listening: Listening, named: str | None) -> str:
 
 
 def apps_domain(url: str) -> str:
-    """The default domain of workspaces: below the portal's own name and port (`*.localhost` resolves itself)."""
+    """Return the default domain of workspaces, below the portal's host and port.
+
+    Browsers resolve `*.localhost` without DNS.
+    """
     return urlsplit(url).netloc
 
 
 def sign_in_link(url: str, code: str) -> str:
-    """The one-time link; its code stands in the fragment, which no server sees and no log keeps."""
+    """Return the one-time link; its code is in the fragment, which neither servers nor logs receive."""
     return f"{url}/sign-in/link/#{code}"
 
 
-def ssh_line(port: int) -> str:
-    """What to type on one's own machine to reach a portal that listens on loopback elsewhere."""
+def ssh_forward_command(port: int) -> str:
+    """Return the command to run on another machine to reach a portal that listens on loopback."""
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
 
 
-def _readable(file: Path) -> bool:
+def _check_readable(file: Path) -> bool:
     try:
         with file.open("rb"):
             return True

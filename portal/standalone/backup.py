@@ -1,4 +1,4 @@
-"""One file that holds what cannot be made again: the database, the keys that nodes know, and the secret key."""
+"""Backup and restore of database, keys known to nodes, and secret key."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from agents.keys import PURPOSES, key_path
-from portal.database.owner import as_owner
+from portal.database.roles import as_owner
 from portal.models import ClusterSettings
-from portal.services.restored import begin_looking
-from portal.standalone.binaries import POSTGRES_VERSIONS, find_postgres
+from portal.services.cluster.recovery import begin_recovery
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
+from portal.standalone.servers.binaries import POSTGRES_VERSIONS, find_postgres
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 DUMP = "database.dump"
 SECRET_KEY_FILE = "secret_key"  # noqa: S105  (a file's name)
-DUMP_LIMIT_S = 3_600
-LARGEST_SMALL_FILE_BYTES = 1024 * 1024
+DUMP_TIMEOUT_S = 3_600
+MAX_SMALL_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup says of itself. `files` maps each name to the SHA-256 of its bytes."""
+    """Contents of a backup. `files` maps each name to the SHA-256 of its bytes."""
 
     format: int
     fairway: str
@@ -52,8 +52,8 @@ class Manifest:
     files: dict[str, str]
 
 
-def write_backup(target: Path, folder: DataFolder) -> Manifest:
-    """Writes the backup beside its place and moves it there whole; mode 600, and nothing is overwritten."""
+def write_backup(target: Path, folder: DataDir) -> Manifest:
+    """Write the backup to a temporary file and rename it; mode 600, never overwriting a file."""
     if target.exists():
         raise StartError(f"{target} exists; a backup never overwrites a file.")
     if not target.parent.is_dir():
@@ -72,7 +72,7 @@ def write_backup(target: Path, folder: DataFolder) -> Manifest:
         files = {DUMP: _sha256(dump)} | {n: hashlib.sha256(c).hexdigest() for n, c in small.items()}
         manifest = Manifest(
             FORMAT,
-            _our_version(),
+            _fairway_version(),
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             cluster,
             major,
@@ -95,37 +95,40 @@ def write_backup(target: Path, folder: DataFolder) -> Manifest:
     return manifest
 
 
-def inspect_backup(source: Path, folder: DataFolder) -> Manifest:
-    """What a backup says of itself, once it is whole and fits this version and this (empty) data folder."""
-    with _opened(source) as tar:
-        manifest = _read_manifest(tar, source)
+def read_manifest(source: Path, folder: DataDir) -> Manifest:
+    """Check that a backup is complete and fits this version and an empty data folder; return its manifest."""
+    with _open_archive(source) as tar:
+        manifest = _load_manifest(tar, source)
         for name, wanted in manifest.files.items():
             file = _member(tar, name)
             if hashlib.file_digest(file, "sha256").hexdigest() != wanted:  # type: ignore[arg-type]
                 raise StartError(f"{name} in {source} is damaged: its checksum differs.")
-    taken = [path for path in _places(folder).values() if path.exists()]
+    taken = [path for path in _secret_paths(folder).values() if path.exists()]
     if taken:
         raise StartError(f"{taken[0]} exists: restore into an empty data folder (--data-dir).")
     on_disk = MigrationLoader(None, ignore_no_migrations=True).disk_migrations or {}
     newer = sorted(set(manifest.migrations) - {f"{app}.{name}" for app, name in on_disk})
     if newer:
         raise StartError(
-            f"The backup was made by Fairway {manifest.fairway} and holds tables this version ({_our_version()}) "
+            f"The backup was made by Fairway {manifest.fairway} and holds tables this version ({_fairway_version()}) "
             f"does not know ({newer[0]}). Install that version or a newer one first."
         )
     return manifest
 
 
-def restore_backup(source: Path, manifest: Manifest, folder: DataFolder) -> None:
-    """Fills an empty database and data folder; afterwards the engine starts nothing until it has looked.
+def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> None:
+    """Restore into an empty database and data folder; jobs start only after the recovery.
 
-    The database comes back in one transaction, the keys after it: a refusal leaves both empty.
+    The database is restored in one transaction, the keys after it: a refusal leaves both empty.
     """
     with as_owner():
         if "django_migrations" in connection.introspection.table_names():
             raise StartError("The database is not empty: restore into an empty one.")
-    with _opened(source) as tar, tempfile.TemporaryDirectory(prefix=".restore-", dir=folder.root) as space:
-        contents = {name: _read_small(tar, name) for name in manifest.files if name != DUMP}
+    with (
+        _open_archive(source) as tar,
+        tempfile.TemporaryDirectory(prefix=".restore-", dir=folder.root) as space,
+    ):
+        contents = {name: _read_small_file(tar, name) for name in manifest.files if name != DUMP}
         dump = Path(space) / DUMP
         with os.fdopen(os.open(dump, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             shutil.copyfileobj(_member(tar, DUMP), out)
@@ -144,7 +147,7 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataFolder) -> None
     connections.close_all()
     call_command("migrate", interactive=False, verbosity=0)
     with transaction.atomic():
-        begin_looking()
+        begin_recovery()
     _write_small_files(contents, folder)
     connections.close_all()
 
@@ -167,7 +170,7 @@ def _database() -> dict[str, Any]:
 
 
 def _postgres_tool(name: str, at_least: int, *arguments: str) -> None:
-    """Runs pg_dump or pg_restore of the server's version or a newer one; the password goes by the environment."""
+    """Run pg_dump or pg_restore of at least this major version; the password is passed in the environment."""
     database = _database()
     named = {
         "PGHOST": database.get("HOST"),
@@ -183,11 +186,11 @@ def _postgres_tool(name: str, at_least: int, *arguments: str) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=DUMP_LIMIT_S,
+            timeout=DUMP_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise StartError(f"{name} took longer than {DUMP_LIMIT_S // 60} minutes.") from None
+        raise StartError(f"{name} took longer than {DUMP_TIMEOUT_S // 60} minutes.") from None
     if done.returncode:
         raise StartError(f"{name} failed: {done.stderr.strip()[-2000:]}")
 
@@ -202,30 +205,30 @@ def _tool(name: str, at_least: int) -> str:
     )
 
 
-def _places(folder: DataFolder) -> dict[str, Path]:
-    """Where the keys and the secret key lie, by their names in the backup."""
-    paths = [path for purpose in PURPOSES for path in _pair(key_path(folder.keys, purpose))]
+def _secret_paths(folder: DataDir) -> dict[str, Path]:
+    """Return the paths of the keys and the secret key, by their names in the backup."""
+    paths = [path for purpose in PURPOSES for path in _key_pair(key_path(folder.keys, purpose))]
     return {**{f"keys/{path.name}": path for path in paths}, SECRET_KEY_FILE: folder.secret_key}
 
 
-def _small_files(folder: DataFolder) -> dict[str, bytes]:
-    return {name: path.read_bytes() for name, path in _places(folder).items() if path.exists()}
+def _small_files(folder: DataDir) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in _secret_paths(folder).items() if path.exists()}
 
 
-def _write_small_files(contents: Mapping[str, bytes], folder: DataFolder) -> None:
-    for name, path in _places(folder).items():
+def _write_small_files(contents: Mapping[str, bytes], folder: DataDir) -> None:
+    for name, path in _secret_paths(folder).items():
         if name in contents:
             mode = 0o400 if name == SECRET_KEY_FILE else 0o644 if name.endswith(".pub") else 0o600
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
                 out.write(contents[name])
 
 
-def _pair(private: Path) -> tuple[Path, Path]:
+def _key_pair(private: Path) -> tuple[Path, Path]:
     return private, private.with_name(f"{private.name}.pub")
 
 
 @contextlib.contextmanager
-def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(source: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(source, "r:") as tar:
             yield tar
@@ -235,9 +238,9 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
         raise StartError(f"{source} is not a readable backup: {trouble}") from trouble
 
 
-def _read_manifest(tar: tarfile.TarFile, source: Path) -> Manifest:
+def _load_manifest(tar: tarfile.TarFile, source: Path) -> Manifest:
     try:
-        manifest = Manifest(**json.loads(_read_small(tar, MANIFEST)))
+        manifest = Manifest(**json.loads(_read_small_file(tar, MANIFEST)))
     except (StartError, ValueError, TypeError):
         raise StartError(f"{source} is not a backup of Fairway.") from None
     if manifest.format != FORMAT:
@@ -245,9 +248,9 @@ def _read_manifest(tar: tarfile.TarFile, source: Path) -> Manifest:
     return manifest
 
 
-def _read_small(tar: tarfile.TarFile, name: str) -> bytes:
-    content = _member(tar, name).read(LARGEST_SMALL_FILE_BYTES + 1)
-    if len(content) > LARGEST_SMALL_FILE_BYTES:
+def _read_small_file(tar: tarfile.TarFile, name: str) -> bytes:
+    content = _member(tar, name).read(MAX_SMALL_FILE_BYTES + 1)
+    if len(content) > MAX_SMALL_FILE_BYTES:
         raise StartError(f"{name} in the backup is larger than any such file.")
     return content
 
@@ -280,7 +283,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _our_version() -> str:
+def _fairway_version() -> str:
     try:
         return version("fairway")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""What can keep a machine from starting, as sentences."""
+"""The error that prevents a start."""
 
 from __future__ import annotations
 
 
 class StartError(Exception):
-    """Something needed cannot be started; the message says what and how to help."""
+    """A requirement cannot be started; the message states the cause and the remedy."""

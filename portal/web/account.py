@@ -1,4 +1,4 @@
-"""One's own account: name and time zone, password, API tokens, and the places one is signed in."""
+"""The account page: name and time zone, password, API tokens and signed-in sessions."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in, visible_secrets
-from portal.errors import FairwayError, Invalid
+from portal.access import AccessPolicy, access_policy, require_user, visible_secrets
+from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
-from portal.services import people, tokens
-from portal.services.audit import record_act
-from portal.services.session_store import session_id
-from portal.services.sessions import live_sessions
-from portal.services.tokens import SCOPE_SENTENCES, Scope
-from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, Rate, give_back, sender, take
-from portal.web.signin import take_errors
-from portal.web.words import duration
+from portal.services.accounts import tokens, users
+from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import live_sessions
+from portal.services.accounts.tokens import SCOPE_DESCRIPTIONS, Scope
+from portal.services.audit import record_action
+from portal.valkey.rate_limits import (
+    SIGN_IN,
+    SIGN_IN_ADDRESS,
+    SIGN_IN_NAME,
+    RateLimit,
+    consume,
+    rate_limit_address,
+    refund,
+)
+from portal.web.display.formatting import duration
+from portal.web.sign_in import add_service_errors
 
-ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
-DAYS = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
+TIME_ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
+TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
 
 
 class NameForm(forms.Form):
-    """Name, address, time zone."""
-
     full_name = forms.CharField(
         label="Name", max_length=200, required=False,
         widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
@@ -46,13 +52,13 @@ class NameForm(forms.Form):
         widget=forms.EmailInput({"class": "form-control", "autocomplete": "email"}),
     )  # fmt: skip
     timezone = forms.ChoiceField(
-        label="Time zone", choices=ZONES, widget=forms.Select({"class": "form-select"}),
+        label="Time zone", choices=TIME_ZONES, widget=forms.Select({"class": "form-select"}),
         help_text="Times on pages are shown in it.",
     )  # fmt: skip
 
 
 class PasswordForm(forms.Form):
-    """The old password where there is one, and the new."""
+    """The new password, and the current one if there is one."""
 
     old = forms.CharField(
         label="Present password", max_length=1024, strip=False, required=False,
@@ -60,53 +66,50 @@ class PasswordForm(forms.Form):
     )  # fmt: skip
     password = forms.CharField(
         label="New password", max_length=1024, strip=False,
-        help_text="At least 12 characters; a short sentence is best.",
+        help_text="At least 12 characters; a short message is best.",
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
     )  # fmt: skip
 
 
 class TokenForm(forms.Form):
-    """A token's name, what it may do, and how long."""
-
     name = forms.CharField(
         max_length=100,
         widget=forms.TextInput({"class": "form-control", "placeholder": "laptop, nightly runs"}),
     )
     scopes = forms.MultipleChoiceField(
         label="May",
-        choices=[(scope.value, SCOPE_SENTENCES[scope]) for scope in Scope],
+        choices=[(scope.value, SCOPE_DESCRIPTIONS[scope]) for scope in Scope],
         initial=[Scope.READ.value, Scope.JOBS.value],
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )
     days = forms.TypedChoiceField(
         label="Ends after",
         coerce=int,
-        choices=DAYS,
+        choices=TOKEN_LIFETIMES,
         initial=90,
         widget=forms.Select({"class": "form-select"}),
     )
 
 
 @dataclass(frozen=True)
-class Place:
+class SessionRow:
     """One signed-in browser."""
 
     key: str
-    here: bool
+    is_current: bool
     since: dt.datetime | None
     address: str
-    agent: str
+    browser: str
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def account(request: HttpRequest) -> HttpResponse:
-    """The page."""
     return _page(request)
 
 
 def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpResponse:
-    user = signed_in(request.user)
+    user = require_user(request.user)
     context = {
         "name_form": NameForm(
             initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone},
@@ -117,51 +120,50 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
         "has_password": user.has_usable_password(),
         "tokens": tokens.live_tokens(user),
         "secrets": visible_secrets(user).filter(owner=user).order_by("name"),
-        "places": places_of(user, session_id(request.session.session_key)),
+        "sessions": session_rows(user, session_id(request.session.session_key)),
     }
     return render(request, "account/page.html", context | forms_given, status=status)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def change_name(request: HttpRequest) -> HttpResponse:
-    """Name, e-mail, time zone."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     form = NameForm(request.POST, label_suffix="")
     if form.is_valid():
         try:
-            people.do_change_account(user, **form.cleaned_data)
-        except Invalid as wrong:
-            take_errors(form, wrong)
+            users.do_change_account(user, **form.cleaned_data)
+        except InvalidRequest as wrong:
+            add_service_errors(form, wrong)
         else:
             messages.success(request, "Saved.")
             return redirect("account")
     return _page(request, 400, name_form=form)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @sensitive_post_parameters("old", "password")
 @require_POST
 def change_password(request: HttpRequest) -> HttpResponse:
-    """A new password; every other session ends. Wrong tries at the present one are limited as at sign-in."""
-    user = signed_in(request.user)
+    """Change the password and end all other sessions. Wrong current passwords are rate-limited."""
+    user = require_user(request.user)
     form = PasswordForm(request.POST, label_suffix="")
     if not form.is_valid():
         return _page(request, 400, password_form=form)
-    counts = _password_counts(request, user) if user.has_usable_password() else []
-    wait_s = max((take(rate, who) for rate, who in counts), default=0.0)
+    counts = _password_rate_limits(request, user) if user.has_usable_password() else []
+    wait_s = max((consume(rate, who) for rate, who in counts), default=0.0)
     if wait_s:
-        form.add_error("old", f"Too many tries. Wait {duration(wait_s + 1)}, then try again.")
+        form.add_error("old", f"Too many attempts. Wait {duration(wait_s + 1)}, then try again.")
         answer = _page(request, 429, password_form=form)
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
     try:
-        people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
-    except Invalid as wrong:
-        take_errors(form, wrong)
+        users.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
+    except InvalidRequest as wrong:
+        add_service_errors(form, wrong)
     if "old" not in form.errors:
         for rate, who in counts:
-            give_back(rate, who)
+            refund(rate, who)
     if form.errors:
         return _page(request, 400, password_form=form)
     update_session_auth_hash(request, user)
@@ -169,18 +171,21 @@ def change_password(request: HttpRequest) -> HttpResponse:
     return redirect("account")
 
 
-def _password_counts(request: HttpRequest, user: User) -> list[tuple[Rate, str]]:
-    """What a try counts for. The counts of this account are apart from those of sign-in, so that strangers
-    who guess there do not keep a signed-in person from changing the password."""
-    address, account = sender(request.META.get("REMOTE_ADDR", "")), f"account:{user.public_id}"
+def _password_rate_limits(request: HttpRequest, user: User) -> list[tuple[RateLimit, str]]:
+    """Return the rate limits that an attempt counts for.
+
+    They are separate from those of sign-in, so that strangers who guess there cannot keep a signed-in user
+    from changing the password.
+    """
+    address, account = rate_limit_address(request.META.get("REMOTE_ADDR", "")), f"account:{user.public_id}"
     return [(SIGN_IN, f"{account}:{address}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, account)]
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
-def make_token(request: HttpRequest) -> HttpResponse:
-    """A token; its text is on this answer and nowhere else."""
-    user = signed_in(request.user)
+def create_token(request: HttpRequest) -> HttpResponse:
+    """Create a token; its text appears only in this response."""
+    user = require_user(request.user)
     form = TokenForm(request.POST, label_suffix="")
     if form.is_valid():
         data = form.cleaned_data
@@ -188,60 +193,61 @@ def make_token(request: HttpRequest) -> HttpResponse:
             token, text = tokens.do_create_token(
                 user, name=data["name"], scopes=[Scope(scope) for scope in data["scopes"]], days=data["days"]
             )
-        except Invalid as wrong:
-            take_errors(form, wrong)
+        except InvalidRequest as wrong:
+            add_service_errors(form, wrong)
         except FairwayError as refusal:
-            form.add_error(None, refusal.sentence)
+            form.add_error(None, refusal.message)
         else:
             return _page(request, new_token=token, new_text=text)
     return _page(request, 400, token_form=form)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The token works no more."""
-    tokens.do_revoke_token(signed_in(request.user), public_id)
+    tokens.do_revoke_token(require_user(request.user), public_id)
     messages.success(request, "The token does not work any more.")
     return redirect("account")
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def end_sessions(request: HttpRequest) -> HttpResponse:
-    """Ends one's other sessions; their sockets and workspaces follow within seconds."""
-    user = signed_in(request.user)
+    """End all other sessions of the user; their sockets and workspaces close within seconds."""
+    user = require_user(request.user)
     here = session_id(request.session.session_key)
-    others = [place.key for place in places_of(user, here) if not place.here]
+    others = [place.key for place in session_rows(user, here) if not place.is_current]
     with transaction.atomic():
         ended, _ = BrowserSession.objects.filter(session_key__in=others).delete()
         if ended:
-            record_act(user, "person.end_sessions", user, after={"sessions": ended})
+            record_action(user, "user.end_sessions", user, after={"sessions": ended})
     messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
     return redirect("account")
 
 
-def places_of(user: User, here: str) -> list[Place]:
-    """The live sessions of a person, this one first. Sessions carry no name outside, so all live ones are read."""
+def session_rows(user: User, current_key: str) -> list[SessionRow]:
+    """Return the live sessions of a user, the current one first; session data is encoded, so all are read."""
     found = []
     for session in live_sessions().iterator():
         facts = session.get_decoded()
         if facts.get("_auth_user_id") != str(user.pk):
             continue
         found.append(
-            Place(
+            SessionRow(
                 session.session_key,
-                session.session_key == here,
+                session.session_key == current_key,
                 parse_datetime(str(facts.get("since", ""))),
                 str(facts.get("address", "")),
                 browser_name(str(facts.get("agent", ""))),
             )
         )
-    return sorted(found, key=lambda place: (not place.here, -(place.since.timestamp() if place.since else 0)))
+    return sorted(
+        found, key=lambda place: (not place.is_current, -(place.since.timestamp() if place.since else 0))
+    )
 
 
 def browser_name(agent: str) -> str:
-    """Firefox on Linux, from a User-Agent; good enough to recognise one's own."""
+    """Return a short name such as "Firefox on Linux" for a User-Agent."""
     browsers = (("Edg/", "Edge"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
     systems = (
         ("Windows", "Windows"),

@@ -1,4 +1,4 @@
-"""The cluster: a map of every GPU with its text twin, and one page for each node."""
+"""The cluster: a map of all GPUs with a text version, and a page for each node."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in, visible_nodes
-from portal.errors import NotThere
-from portal.last_samples import last_frames
-from portal.models import ClusterSettings, Node, Rollout
-from portal.selectors.agent_program import newer_for, old_loader_of
-from portal.selectors.alarms import claims_of
-from portal.selectors.cluster_map import clock_sentence, cluster_map, tasks_on
-from portal.selectors.interfaces import interface_of
-from portal.selectors.links import pairs_of
-from portal.selectors.machines import last_look
-from portal.selectors.reservations import windows_of
-from portal.words.node_acts import IMAGES, STORE, NodeAct
-from portal.words.states import GpuHealth
+from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.domain.node_operations import IMAGE_STORE_STEP, IMAGES_STEP, OperationKind
+from portal.domain.states import GpuHealth
+from portal.errors import NotFound
+from portal.models import AgentRollout, ClusterSettings, Node
+from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
+from portal.selectors.nodes.alerts import claimed_gpu_alerts
+from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
+from portal.selectors.nodes.gang_address import node_gang_address
+from portal.selectors.nodes.gpu_topology import gpu_link_matrix
+from portal.selectors.nodes.nodes import latest_finished_operation
+from portal.selectors.scheduling.reservations import node_reservations
+from portal.valkey.sample_cache import latest_frames
 
-SHOWN_TROUBLES = 8
-RENEWAL = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
+INCIDENTS_SHOWN = 8
+LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def cluster(request: HttpRequest) -> HttpResponse:
-    """The map, or its live part for htmx."""
+    """Render the map, or its live part for htmx."""
     drawn = cluster_map(request.user)
     search = request.GET.get("q", "").strip().lower()
     if search:
@@ -41,73 +41,73 @@ def cluster(request: HttpRequest) -> HttpResponse:
             if search in box.node.name
             or search in box.models.lower()
             or search in box.node.pool.name
-            or any(search in hold.name.lower() for hold in box.holds)
+            or any(search in hold.name.lower() for hold in box.holder_spans)
         ]
     template = "cluster/live.html" if request.headers.get("HX-Request") else "cluster/page.html"
-    user = signed_in(request.user)
+    user = require_user(request.user)
     context = {"map": drawn, "search": search, "may_add": user.is_admin}
     if user.is_admin:
         cluster_row = ClusterSettings.objects.filter(id=1).first()
         context |= {
             "cluster": cluster_row,
-            "trial_servers": settings.TRIAL_SERVERS,
+            "bundled_servers": settings.BUNDLED_SERVERS,
             "same_site": settings.SAME_SITE_WARNING,
-            "behind": sum(box.newer_agent and box.node.reachable for box in drawn.boxes),
-            "rollout": Rollout.objects.order_by("-id").first(),
+            "behind": sum(box.has_newer_agent and box.node.reachable for box in drawn.boxes),
+            "rollout": AgentRollout.objects.order_by("-id").first(),
         }
     return render(request, template, context)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def node(request: HttpRequest, public_id: str) -> HttpResponse:
-    """One node: its GPUs, what runs there, its health, and for admins what can be done with it."""
+    """Show one node: GPUs, jobs, health, and actions for administrators."""
     row = visible_nodes(request.user).select_related("pool").filter(public_id=public_id).first()
     if row is None:
-        raise NotThere
+        raise NotFound
     return node_page(request, row)
 
 
 def node_page(
     request: HttpRequest, row: Node, *, typed_labels: str | None = None, status: int = 200
 ) -> HttpResponse:
-    """The page of a node; ``typed_labels`` is what an editor wrote that was refused."""
+    """Render the page of a node; ``typed_labels`` is posted text that was refused."""
     box = cluster_map(request.user, only=row).boxes[0]
-    user = signed_in(request.user)
+    user = require_user(request.user)
     context = {
         "node": row,
         "box": box,
         "gpus": row.gpus.filter(Q(present=True) | ~Q(health=GpuHealth.OK.value)).order_by("index"),
-        "tasks": tasks_on(user, row),
-        "foreign": _foreign(row),
-        "pairs": pairs_of(row),
-        "facts": _facts(row),
-        "below_floor": row.hello.get("below_floor", []),
-        "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
-        "looked": last_look(row) if user.is_admin else None,
-        "tidied": last_look(row, NodeAct.GC) if user.is_admin else None,
-        "shown_of_tidying": (IMAGES, STORE),
-        "old_loader": user.is_admin and old_loader_of(row),
-        "renewal_line": RENEWAL.format(host=row.host, port=row.port),
-        "newer_agent": newer_for(row),
+        "tasks": node_tasks(user, row),
+        "foreign": _foreign_processes(row),
+        "pairs": gpu_link_matrix(row),
+        "facts": _machine_facts(row),
+        "version_warnings": row.agent_info.get("version_warnings", []),
+        "checks": row.operations.order_by("-id")[:5] if user.is_admin else [],
+        "last_check": latest_finished_operation(row) if user.is_admin else None,
+        "last_cleanup": latest_finished_operation(row, OperationKind.GC) if user.is_admin else None,
+        "cleanup_steps_shown": (IMAGES_STEP, IMAGE_STORE_STEP),
+        "old_loader": user.is_admin and has_outdated_loader(row),
+        "renewal_line": LOADER_RENEWAL_COMMAND.format(host=row.host, port=row.port),
+        "newer_agent": has_newer_agent_for(row),
         "may_change": user.is_admin,
-        "clock_off": clock_sentence(row),
-        "windows": windows_of(row),
-        "claims": claims_of(row) if user.is_admin else [],
-        "troubles": row.troubles.select_related("job")[:SHOWN_TROUBLES] if user.is_admin else [],
+        "clock_off": clock_skew_message(row),
+        "windows": node_reservations(row),
+        "claims": claimed_gpu_alerts(row) if user.is_admin else [],
+        "incidents": row.incidents.select_related("job")[:INCIDENTS_SHOWN] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
-        "interfaces": row.hello.get("interfaces", []),
+        "interfaces": row.agent_info.get("interfaces", []),
         "named": row.pool.fabric.interface,
-        "reached_by": interface_of(row, row.pool.fabric),
+        "reached_by": node_gang_address(row, row.pool.fabric),
         "typed_labels": typed_labels,
     }
     template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"
     return render(request, template, context, status=status)
 
 
-def _foreign(row: Node) -> list[dict[str, Any]]:
-    """Processes on its GPUs that are no job's, as of its last sample; none while it is not heard."""
-    frame = last_frames([row.public_id]).get(row.public_id, {})
+def _foreign_processes(row: Node) -> list[dict[str, Any]]:
+    """Return GPU processes that belong to no job, from the last sample; none while unreachable."""
+    frame = latest_frames([row.public_id]).get(row.public_id, {})
     index = dict(row.gpus.values_list("uuid", "index"))
     return [
         each | {"gpu": index.get(gpu["uuid"], "?")}
@@ -116,7 +116,7 @@ def _foreign(row: Node) -> list[dict[str, Any]]:
     ]
 
 
-SHOWN_VERSIONS = {
+VERSION_LABELS = {
     "kernel": "Kernel",
     "runc": "runc",
     "crun": "crun",
@@ -126,28 +126,30 @@ SHOWN_VERSIONS = {
     "maxsessions": "MaxSessions",
     "maxstartups": "MaxStartups",
 }
-"""What of the versions in a hello the page names, and how; runtimes and driver have rows of their own."""
+"""Labels of the versions in an agent's hello that the page shows; runtimes and driver have their own rows."""
 
 
-def _versions(told: dict[str, str | None]) -> list[tuple[str, str]]:
-    return [(title, str(told[name])) for name, title in SHOWN_VERSIONS.items() if told.get(name)]
+def _version_facts(reported: dict[str, str | None]) -> list[tuple[str, str]]:
+    return [(title, str(reported[name])) for name, title in VERSION_LABELS.items() if reported.get(name)]
 
 
-def _agent(row: Node) -> str:
+def _agent_fact(row: Node) -> str:
     if not row.agent_version:
         return "not seen yet"
-    program = str(row.hello.get("program") or "")[:12]
-    return f"{row.agent_version} {program}".strip() + (", newer available" if newer_for(row) else "")
+    program = str(row.agent_info.get("agent_digest") or "")[:12]
+    return f"{row.agent_version} {program}".strip() + (
+        ", newer available" if has_newer_agent_for(row) else ""
+    )
 
 
-def _driver(hello: dict[str, Any]) -> str:
-    cuda = hello.get("cuda_driver")
+def _driver_fact(hello: dict[str, Any]) -> str:
+    cuda = hello.get("max_cuda_version")
     return str(hello.get("driver") or "none") + (f", CUDA {cuda}" if cuda else "")
 
 
-def _facts(row: Node) -> list[tuple[str, str]]:
-    """What the agent told in its last hello, for people."""
-    hello = row.hello
+def _machine_facts(row: Node) -> list[tuple[str, str]]:
+    """Return what the agent reported in its last hello, as label and text."""
+    hello = row.agent_info
     runtimes = ", ".join(
         f"{r.get('kind')} {r.get('version') or ''}".strip() for r in hello.get("runtimes", [])
     )
@@ -159,18 +161,20 @@ def _facts(row: Node) -> list[tuple[str, str]]:
         ),
         (
             "Link",
-            f"SSH to {row.host}:{row.port}, key pinned" if row.link == "ssh" else "this machine, by a pipe",
+            f"SSH to {row.host}:{row.port}, key pinned"
+            if row.transport == "ssh"
+            else "this machine, by a pipe",
         ),
         ("Runtime", runtimes or row.runtime),
-        ("Driver", _driver(hello)),
-        ("Agent", _agent(row)),
+        ("Driver", _driver_fact(hello)),
+        ("Agent", _agent_fact(row)),
     ]
-    if hello.get("shares"):
-        facts.append(("Shares", str(hello["shares"]["sentence"])))
+    if hello.get("gpu_sharing"):
+        facts.append(("Shares", str(hello["gpu_sharing"]["message"])))
     if "egress" in hello:
         held = hello["egress"].get(row.runtime)
         facts.append(("Network policies", "held" if held else "not held: jobs of open projects only"))
-    facts.extend(_versions(hello.get("versions") or {}))
+    facts.extend(_version_facts(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
     if row.clock_skew_s is not None:

@@ -1,4 +1,4 @@
-"""My work: workspaces, jobs with the line that explains each, quota, what is free now, and first steps."""
+"""My work: workspaces, jobs with their summaries, quota, free GPUs, and first steps."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.domain.states import JobKind
 from portal.models import Environment, User
-from portal.selectors import cluster
-from portal.selectors.jobs import JobFilter, jobs_for
-from portal.selectors.shares import shares_of
-from portal.web.job_row import JobRow, rows_of
-from portal.web.quota_bars import Bar
-from portal.words.states import JobKind
+from portal.selectors.jobs.jobs import JobFilter, list_jobs
+from portal.selectors.nodes import cluster_overview
+from portal.selectors.projects.quota_usage import user_quota_usage
+from portal.web.display.job_rows import JobRow, job_rows
+from portal.web.display.quota_bars import QuotaBar
 
-RECENT = 8
+RECENT_JOBS = 8
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    """The page, or its live part for htmx."""
-    user = signed_in(request.user)
+    """Render the page, or its live part for htmx."""
+    user = require_user(request.user)
     template = "home/live.html" if request.htmx else "home/page.html"  # type: ignore[attr-defined]
     return render(request, template, _context(user))
 
 
 def _context(user: User) -> dict[str, Any]:
-    living = list(jobs_for(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
-    past = list(jobs_for(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT])
-    rows = rows_of(user, living + past)
+    living = list(list_jobs(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
+    past = list(list_jobs(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT_JOBS])
+    rows = job_rows(user, living + past)
     live, ended = rows[: len(living)], rows[len(living) :]
     workspaces = [row for row in live if row.is_workspace]
     live_jobs = [row for row in live if not row.is_workspace]
-    jobs = (live_jobs + ended)[: max(RECENT, len(live_jobs))]
-    strips = cluster.free_now(user)
-    shares = shares_of(user)
+    jobs = (live_jobs + ended)[: max(RECENT_JOBS, len(live_jobs))]
+    strips = cluster_overview.free_capacity(user)
+    shares = user_quota_usage(user)
     return {
         "workspaces": workspaces,
         "jobs": jobs,
@@ -46,21 +46,21 @@ def _context(user: User) -> dict[str, Any]:
         "free": sum(strip.free for strip in strips),
         "total": sum(strip.total for strip in strips),
         "quotas": _by_project(shares),
-        "away_mine": [row for row in live if row.away],
+        "unreachable_jobs": [row for row in live if row.is_unreachable],
         "steps": first_steps(live + ended, user),
         "has_project": bool(shares) or user.is_admin or user.memberships.exists(),
     }
 
 
-def _by_project(shares: list[Any]) -> list[tuple[str, list[Bar]]]:
-    found: dict[str, list[Bar]] = {}
+def _by_project(shares: list[Any]) -> list[tuple[str, list[QuotaBar]]]:
+    found: dict[str, list[QuotaBar]] = {}
     for share in shares:
-        found.setdefault(share.project.name, []).append(Bar(share, share.pool.name))
+        found.setdefault(share.project.name, []).append(QuotaBar(share, share.pool.name))
     return list(found.items())
 
 
 def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
-    """What a newcomer does first: done or not, the words, and which page does it. Empty once all is done."""
+    """Return the first steps of a new user: done or not, text, URL. Empty once all are done."""
     opened = any(row.is_workspace for row in rows)
     ran = any(row.job.kind == JobKind.TRAINING.value for row in rows)
     offered = Environment.objects.filter(enabled=True).exists()

@@ -1,4 +1,4 @@
-"""The queue page: the next hours as a plot with its table, and who comes next, project by project."""
+"""The queue page: a timeline of the next hours with its table, and pending jobs by project."""
 
 from __future__ import annotations
 
@@ -14,48 +14,53 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in, visible_nodes
-from portal.models import Cycle, Gpu, Job, NodePool, Standing, User
-from portal.selectors.forecasts import measured, why_none
-from portal.selectors.policy import policy_sheet
-from portal.selectors.queue import (
-    LAST,
+from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.domain.reasons import VerdictCode
+from portal.models import Cycle, Gpu, Job, JobVerdict, NodePool, User
+from portal.selectors.scheduling.forecasts import forecast_accuracy, no_forecast_reason
+from portal.selectors.scheduling.queue import (
+    NO_POSITION,
+    ProjectPoolShare,
     QueueFilter,
-    Share,
-    asked_milli,
-    past_parts,
+    pending_jobs,
     shares_by_project,
-    waiting_for,
-    with_rows,
+    total_requested_milli,
+    usage_fractions,
+    with_job_rows,
 )
-from portal.selectors.timeline import Band, Bar, Lane, next_lanes, node_lanes
-from portal.visibility import Visibility, visibility_of
-from portal.web.job_row import WAIT_WORDS, standing_of
-from portal.web.words import gpus as gpus_word
-from portal.web.words import zone
-from portal.words.reasons import VerdictCode
+from portal.selectors.scheduling.settings import settings_sheet
+from portal.selectors.scheduling.timeline import (
+    ReservationBand,
+    TimelineBar,
+    TimelineLane,
+    next_lanes,
+    node_lanes,
+)
+from portal.visibility import NameVisibility, visibility_of
+from portal.web.display.formatting import gpus as gpus_word
+from portal.web.display.formatting import time_zone
+from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
 
-ROWS = 50
-NODES = 30
+JOBS_PER_PAGE = 50
+NODES_PER_PAGE = 30
 SPANS = {"6h": ("6 h", 6), "12h": ("12 h", 12), "3d": ("3 days", 72)}
-PAST = 0.15
-"""The part of the plot that lies behind."""
+PAST_FRACTION = 0.15
+"""Part of the plot before now."""
 TICKS = 6
-CLOSE = 0.06
+NOW_LABEL_MARGIN = 0.06
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the address asks for; unknown words are ignored."""
+class QueuePageQuery:
+    """Parameters in the URL; unknown values are ignored."""
 
-    wanted: QueueFilter
+    filter: QueueFilter
     span: str
     page: str
     nodes: str
 
     @classmethod
-    def read(cls, query: QueryDict, pools: list[str]) -> Asked:
-        """From the query of the address."""
+    def read(cls, query: QueryDict, pools: list[str]) -> QueuePageQuery:
         pool, span = query.get("pool", ""), query.get("span", "12h")
         return cls(
             QueueFilter(
@@ -69,13 +74,13 @@ class Asked:
         )
 
     @property
-    def address(self) -> str:
-        """The same as a query, for the live part."""
+    def query_string(self) -> str:
+        """The same as a query string, for the live part."""
         words = {
-            "pool": self.wanted.pool,
+            "pool": self.filter.pool,
             "span": self.span if self.span != "12h" else "",
-            "show": "mine" if self.wanted.mine else "",
-            "q": self.wanted.search,
+            "show": "mine" if self.filter.mine else "",
+            "q": self.filter.search,
             "page": self.page if self.page != "1" else "",
             "nodes": self.nodes if self.nodes != "1" else "",
         }
@@ -83,190 +88,196 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A bar with its place in percent of the plot; ``past`` is how much of it lies behind, percent."""
+class PositionedBar:
+    """A bar with its position in percent of the plot; ``past_percent`` is its part before now."""
 
-    bar: Bar
+    bar: TimelineBar
     x: float
-    w: float
-    past: float
-    fade: tuple[float, float] | None
+    width: float
+    past_percent: float
+    start_interval: tuple[float, float] | None
 
     @property
     def css(self) -> str:
-        """Its custom properties."""
-        return f"x:{self.x:.2f};w:{self.w:.2f};y:{self.bar.at};n:{self.bar.width};s:{self.past:.2f}"
+        """CSS custom properties of the bar."""
+        return (
+            f"x:{self.x:.2f};w:{self.width:.2f};y:{self.bar.line_index};"
+            f"n:{self.bar.line_count};s:{self.past_percent:.2f}"
+        )
 
     @property
-    def fade_css(self) -> str:
-        """Those of the stretch in which it starts."""
-        if self.fade is None:
+    def start_interval_css(self) -> str:
+        """CSS custom properties of the start interval."""
+        if self.start_interval is None:
             return ""
-        return f"x:{self.fade[0]:.2f};w:{self.fade[1]:.2f};y:{self.bar.at};n:{self.bar.width}"
+        return (
+            f"x:{self.start_interval[0]:.2f};w:{self.start_interval[1]:.2f};"
+            f"y:{self.bar.line_index};n:{self.bar.line_count}"
+        )
 
     @property
-    def look(self) -> str:
-        """Its classes."""
+    def css_classes(self) -> str:
         word = {"running": "run", "leaving": "run", "reserved": "hold", "predicted": "pred"}[self.bar.kind]
         endless = " open" if self.bar.until is None and word == "run" else ""
-        return word + endless + (" mine" if self.bar.mine else "")
+        return word + endless + (" mine" if self.bar.is_own else "")
 
 
 @dataclass
-class Row:
-    """A line of the tree. ``kind``: project, person or job; ``job`` None where the reader may not see it."""
+class QueueRow:
+    """A row of the tree. ``kind``: project, person or job; ``is_visible``: the reader may see the job."""
 
     kind: str
     job: Job
-    seen: bool
-    shares: list[Share] = field(default_factory=list)
-    past: float | None = None
+    is_visible: bool
+    shares: list[ProjectPoolShare] = field(default_factory=list)
+    past_usage_share: float | None = None
     mine: bool = False
 
     @property
-    def turn(self) -> int | None:
-        """Its turn in the queue, 1 is next; None: it stands in no queue. 0: others make room for it now."""
-        turn = int(getattr(self.job, "turn", LAST))
-        return None if turn >= LAST else turn
+    def position(self) -> int | None:
+        """Queue position, 1 is next; None: not queued; 0: a preemption for it is in progress."""
+        turn = int(getattr(self.job, "turn", NO_POSITION))
+        return None if turn >= NO_POSITION else turn
 
     @property
-    def standing(self) -> Standing | None:
-        """Its verdict."""
-        return standing_of(self.job)
+    def verdict(self) -> JobVerdict | None:
+        return current_verdict(self.job)
 
     @property
-    def word(self) -> str:
-        """Its verdict in a word."""
+    def label(self) -> str:
+        """Short label of its verdict."""
         if self.job.held:
             return "Held"
-        if self.standing is None:
+        if self.verdict is None:
             return "New"
-        code = self.standing.code
-        if code in set(VerdictCode) and (word := WAIT_WORDS.get(VerdictCode(code))):
+        code = self.verdict.code
+        if code in set(VerdictCode) and (word := VERDICT_LABELS.get(VerdictCode(code))):
             return word
         return code.replace("_", " ").capitalize()
 
     @property
-    def unforeseen(self) -> bool:
-        """True when nothing is said of when it starts, and that for a reason."""
-        return why_none(self.job, self.standing) is not None
+    def has_no_forecast(self) -> bool:
+        """True when there is no forecast for a known reason."""
+        return no_forecast_reason(self.job, self.verdict) is not None
 
     @property
     def gpus(self) -> str:
-        """What it asks for."""
+        """Requested GPUs."""
         return gpus_word(self.job.total_milli)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def queue(request: HttpRequest) -> HttpResponse:
-    """The whole page, or its live part for htmx; a fixed number of queries."""
-    user = signed_in(request.user)
+    """Render the page, or its live part for htmx, in a fixed number of queries."""
+    user = require_user(request.user)
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
-    asked = Asked.read(request.GET, list(pools.values()))
+    asked = QueuePageQuery.read(request.GET, list(pools.values()))
     visibility = visibility_of(user)
-    page = Paginator(waiting_for(visibility, asked.wanted), ROWS).get_page(asked.page)
-    jobs = with_rows(page.object_list)
+    page = Paginator(pending_jobs(visibility, asked.filter), JOBS_PER_PAGE).get_page(asked.page)
+    jobs = with_job_rows(page.object_list)
     context = {
-        "asked": asked,
+        "filters": asked,
         "pools": list(pools.values()),
         "spans": [(key, name) for key, (name, _) in SPANS.items()],
         "page": page,
-        "rows": tree_of(visibility, jobs, pools),
-        "asked_milli": asked_milli(),
-        "measured": measured(),
+        "rows": queue_tree(visibility, jobs, pools),
+        "asked_milli": total_requested_milli(),
+        "measured": forecast_accuracy(),
         "decided_at": Cycle.objects.order_by("-id").values_list("started_at", flat=True).first(),
-        "plot": plot_of(user, visibility, asked),
+        "plot": timeline_plot(user, visibility, asked),
     }
     template = "queue/live.html" if request.headers.get("HX-Request") else "queue/page.html"
     return render(request, template, context)
 
 
-def tree_of(visibility: Visibility, jobs: list[Job], pools: dict[str, str]) -> list[Row]:
-    """The jobs of a page below their people and projects, which stand where their first job stands."""
-    known = {job.project_id: job.project.public_id for job in jobs if visibility.sees(job)}
+def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str]) -> list[QueueRow]:
+    """Return the jobs of a page below users and projects, each at the position of its first job."""
+    known = {job.project_id: job.project.public_id for job in jobs if visibility.can_name_job(job)}
     shares = shares_by_project(pools, set(known.values()))
-    half_life_s = next(knob.value for knob in policy_sheet(None).knobs if knob.name == "half_life_s")
-    past = past_parts(float(half_life_s), set(known))
-    rows: list[Row] = []
+    usage_half_life_s = next(
+        setting.value for setting in settings_sheet(None).settings if setting.name == "usage_half_life_s"
+    )
+    past = usage_fractions(float(usage_half_life_s), set(known))
+    rows: list[QueueRow] = []
     project: int | None = None
-    person: tuple[int, int] | None = None
+    user: tuple[int, int] | None = None
     for job in jobs:
-        seen, mine = visibility.sees(job), job.owner_id == visibility.user.pk
+        seen, mine = visibility.can_name_job(job), job.owner_id == visibility.user.pk
         if job.project_id != project:
             project = job.project_id
-            rows.append(Row("project", job, seen, shares=shares.get(job.project.public_id, [])))
+            rows.append(QueueRow("project", job, seen, shares=shares.get(job.project.public_id, [])))
         key = (job.project_id, job.owner_id)
-        if seen and key != person:
-            rows.append(Row("person", job, seen, past=past.get(key), mine=mine))
-        person = key
-        rows.append(Row("job", job, seen, mine=mine))
+        if seen and key != user:
+            rows.append(QueueRow("person", job, seen, past_usage_share=past.get(key), mine=mine))
+        user = key
+        rows.append(QueueRow("job", job, seen, mine=mine))
     return rows
 
 
-def plot_of(user: User, visibility: Visibility, asked: Asked) -> dict[str, Any]:
-    """The lanes of the plot with every bar in its place, the ticks of its axis, and the page of nodes."""
+def timeline_plot(user: User, visibility: NameVisibility, asked: QueuePageQuery) -> dict[str, Any]:
+    """Return lanes with positioned bars, axis ticks, and the page of nodes."""
     hours = SPANS[asked.span][1]
-    start = timezone.now() - dt.timedelta(hours=hours * PAST)
+    start = timezone.now() - dt.timedelta(hours=hours * PAST_FRACTION)
     span_s = hours * 3600.0
     gpus = Prefetch("gpus", queryset=Gpu.objects.filter(present=True).order_by("index"))
     nodes = visible_nodes(user).order_by("pool__name", "name").prefetch_related(gpus)
-    if asked.wanted.pool:
-        nodes = nodes.filter(pool__name=asked.wanted.pool)
-    page = Paginator(nodes, NODES).get_page(asked.nodes)
-    lanes = [*node_lanes(visibility, list(page)), *next_lanes(visibility, asked.wanted.pool)]
-    if asked.wanted.mine:
+    if asked.filter.pool:
+        nodes = nodes.filter(pool__name=asked.filter.pool)
+    page = Paginator(nodes, NODES_PER_PAGE).get_page(asked.nodes)
+    lanes = [*node_lanes(visibility, list(page)), *next_lanes(visibility, asked.filter.pool)]
+    if asked.filter.mine:
         for lane in lanes:
-            lane.bars = [bar for bar in lane.bars if bar.mine]
-    here = zone(user.timezone)
+            lane.bars = [bar for bar in lane.bars if bar.is_own]
+    here = time_zone(user.timezone)
     form = "%a %H:%M" if hours > 24 else "%H:%M"
     ticks = []
     for at in range(TICKS):
         part = at / TICKS
-        if abs(part - PAST) < CLOSE:
-            continue  # the word "now" stands there
+        if abs(part - PAST_FRACTION) < NOW_LABEL_MARGIN:
+            continue  # occupied by the label "now"
         ticks.append((100 * part, f"{(start + dt.timedelta(seconds=span_s * part)).astimezone(here):{form}}"))
     return {
         "lanes": [
             (
                 lane,
-                _line_px(lane),
-                [_drawn(bar, start, span_s) for bar in lane.bars],
+                _row_height_px(lane),
+                [_position_bar(bar, start, span_s) for bar in lane.bars],
                 [(band, css) for band in lane.bands if (css := _band_css(band, start, span_s))],
             )
             for lane in lanes
         ],
         "ticks": ticks,
-        "now": 100 * PAST,
+        "now": 100 * PAST_FRACTION,
         "nodes": page,
         "bars": sum(len(lane.bars) for lane in lanes),
     }
 
 
-def _line_px(lane: Lane) -> int:
-    """How high a line of a lane is: enough for a name and a finger where bars are one line high."""
-    if lane.gpus is not None and lane.lines > 3 and all(bar.width > 2 for bar in lane.bars):
+def _row_height_px(lane: TimelineLane) -> int:
+    """Return the row height of a lane: enough for a name and a touch target where bars are one row high."""
+    if lane.gpus is not None and lane.lines > 3 and all(bar.line_count > 2 for bar in lane.bars):
         return 9
     return 26
 
 
-def _band_css(band: Band, start: dt.datetime, span_s: float) -> str:
-    """Where a reserved time stands in the plot; empty when it lies beyond."""
+def _band_css(band: ReservationBand, start: dt.datetime, span_s: float) -> str:
+    """Return the position of a reservation in the plot; empty when it is outside."""
     x, end = (
         max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100)) for at in (band.since, band.until)
     )
     return f"x:{x:.2f};w:{end - x:.2f}" if end > x else ""
 
 
-def _drawn(bar: Bar, start: dt.datetime, span_s: float) -> Drawn:
+def _position_bar(bar: TimelineBar, start: dt.datetime, span_s: float) -> PositionedBar:
     def at(moment: dt.datetime) -> float:
         return max(0.0, min(100.0, (moment - start).total_seconds() / span_s * 100))
 
     x = at(bar.since)
     end = 100.0 if bar.until is None else max(at(bar.until), x)
     width = max(0.6, end - x)
-    past = max(0.0, min(100.0, (100 * PAST - x) / width * 100))
+    past = max(0.0, min(100.0, (100 * PAST_FRACTION - x) / width * 100))
     fade = None
     if bar.low is not None and bar.high is not None and at(bar.low) < 100:
         fade = (at(bar.low), max(0.4, at(bar.high) - at(bar.low)))
-    return Drawn(bar, x, width, past, fade)
+    return PositionedBar(bar, x, width, past, fade)

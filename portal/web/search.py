@@ -1,4 +1,4 @@
-"""What the palette finds by name: jobs, nodes, projects and, for admins, people. Rights as everywhere."""
+"""Search of the command palette: visible jobs, nodes and projects; users for administrators."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in, visible_nodes, visible_people, visible_projects
-from portal.selectors.jobs import JobFilter, jobs_for
+from portal.access import (
+    AccessPolicy,
+    access_policy,
+    require_user,
+    visible_nodes,
+    visible_projects,
+    visible_users,
+)
+from portal.selectors.jobs.jobs import JobFilter, list_jobs
 
-EACH = 6
+RESULTS_PER_KIND = 6
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def search(request: HttpRequest) -> JsonResponse:
-    """A few of each kind."""
-    user = signed_in(request.user)
+    """Return a few matches of each kind."""
+    user = require_user(request.user)
     words = request.GET.get("q", "").strip()[:100]
     if len(words) < 2:
         return JsonResponse({"found": []})
@@ -25,29 +32,29 @@ def search(request: HttpRequest) -> JsonResponse:
         {
             "name": job.name,
             "note": f"job {job.public_id}, {job.state.lower()}",
-            "where": reverse("job", args=[job.public_id]),
+            "url": reverse("job", args=[job.public_id]),
         }
-        for job in jobs_for(user, JobFilter(search=words)).order_by("-id")[:EACH]
+        for job in list_jobs(user, JobFilter(search=words)).order_by("-id")[:RESULTS_PER_KIND]
     ]
     projects = (
         visible_projects(user).filter(Q(name__icontains=words) | Q(title__icontains=words)).order_by("name")
     )
     found += [
-        {"name": row.name, "note": "jobs of the project", "where": f"{reverse('jobs')}?project={row.name}"}
-        for row in projects[:EACH]
+        {"name": row.name, "note": "jobs of the project", "url": f"{reverse('jobs')}?project={row.name}"}
+        for row in projects[:RESULTS_PER_KIND]
     ]
-    people = visible_people(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
+    users = visible_users(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
     found += [
         {
-            "name": row.shown_name,
+            "name": row.display_name,
             "note": "jobs of this person",
-            "where": f"{reverse('jobs')}?owner={row.username}",
+            "url": f"{reverse('jobs')}?owner={row.username}",
         }
-        for row in people.order_by("username")[:EACH]
+        for row in users.order_by("username")[:RESULTS_PER_KIND]
     ]
     nodes = visible_nodes(user).filter(name__icontains=words).order_by("name")
     found += [
-        {"name": row.name, "note": "node", "where": reverse("node", args=[row.public_id])}
-        for row in nodes[:EACH]
+        {"name": row.name, "note": "node", "url": reverse("node", args=[row.public_id])}
+        for row in nodes[:RESULTS_PER_KIND]
     ]
     return JsonResponse({"found": found})

@@ -1,4 +1,4 @@
-"""Secrets on the account's page and on a project's: written there, and never shown."""
+"""Secrets on the account page and on project pages; values are write-only."""
 
 from __future__ import annotations
 
@@ -9,47 +9,46 @@ from django.urls import reverse
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST
 
-from portal.access import Policy, policy, signed_in
+from portal.access import AccessPolicy, access_policy, require_user
 from portal.models import Project, User
-from portal.selectors.projects import project_for
-from portal.services.secrets import do_remove_secret, do_save_secret
-from portal.web.acts import act_and_return
+from portal.selectors.projects.projects import get_project
+from portal.services.projects.secrets import do_delete_secret, do_save_secret
+from portal.web.actions import run_and_redirect
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @sensitive_post_parameters("value")
 @require_POST
 def save_secret(request: HttpRequest, public_id: str = "") -> HttpResponse:
-    """Writes one's own secret, or that of the project with this id."""
-    of = _whose(request, public_id)
+    """Write a secret of the user, or of the project with this id."""
+    of = _secret_owner(request, public_id)
     name = request.POST.get("name", "").strip()
     value = request.POST.get("value", "").replace("\r\n", "\n")
 
     def save() -> str:
-        do_save_secret(signed_in(request.user), of, name, value)
+        do_save_secret(require_user(request.user), of, name, value)
         return f"The secret {name} is written. Jobs that start from now on get it."
 
-    return _back(request, of, save)
+    return _run_and_redirect(request, of, save)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def remove_secret(request: HttpRequest, name: str, public_id: str = "") -> HttpResponse:
-    """Forgets one."""
-    of = _whose(request, public_id)
+    of = _secret_owner(request, public_id)
 
     def remove() -> str:
-        do_remove_secret(signed_in(request.user), of, name)
-        return f"The secret {name} is forgotten. Jobs that name it will not start."
+        do_delete_secret(require_user(request.user), of, name)
+        return f"The secret {name} is deleted. Jobs that use it will not start."
 
-    return _back(request, of, remove)
-
-
-def _whose(request: HttpRequest, public_id: str) -> User | Project:
-    user = signed_in(request.user)
-    return project_for(user, public_id) if public_id else user
+    return _run_and_redirect(request, of, remove)
 
 
-def _back(request: HttpRequest, of: User | Project, act: Callable[[], str]) -> HttpResponse:
+def _secret_owner(request: HttpRequest, public_id: str) -> User | Project:
+    user = require_user(request.user)
+    return get_project(user, public_id) if public_id else user
+
+
+def _run_and_redirect(request: HttpRequest, of: User | Project, act: Callable[[], str]) -> HttpResponse:
     to = reverse("project", args=[of.public_id]) if isinstance(of, Project) else reverse("account")
-    return act_and_return(request, act, to)
+    return run_and_redirect(request, act, to)

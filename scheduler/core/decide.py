@@ -1,11 +1,16 @@
-"""The decision: one photograph in, one plan out. Start reading here.
+"""Decide one scheduling cycle: a pure function from a snapshot to a plan. Start reading here.
 
-A plan is made in steps: check the photograph; set aside what cannot start whatever is free; divide each
-pool among the projects that hold or ask for GPUs; honour the places that earlier plans keep; then the actions,
-least disruptive first: hand out free places in fair order, move others together, take back from other projects,
-preempt in the own one, end gangs that lost too many tasks; then say of every job that did not start why, with
-numbers. No clock, no random, no database: the same photograph gives the same plan, whatever order its rows
-came in, and work is bounded by counted steps.
+Steps:
+
+1. Validate the snapshot and exclude jobs that cannot start whatever is free.
+2. Divide each pool among the projects that hold or request GPUs (fair share).
+3. Restore the nominations of earlier plans.
+4. Run the actions, least disruptive first: allocate free GPUs in fair order, consolidate (move jobs), reclaim
+   from other projects, preempt within the project, evict stale gangs.
+5. Explain with numbers why each other job did not start.
+
+There is no clock, no randomness and no database: equal snapshots give equal plans in any order of rows, and
+the work is bounded by counted steps.
 """
 
 from __future__ import annotations
@@ -13,42 +18,46 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
-from scheduler.core.explain import Explainer
-from scheduler.core.gang import State
-from scheduler.core.handing_out import HandingOut
-from scheduler.core.making_room import ROOM, MakingRoom
-from scheduler.core.memory import Memory
-from scheduler.core.plan import Answer, Eviction, Plan, Start
-from scheduler.core.policy import Policy
-from scheduler.core.scene import PoolScene
-from scheduler.core.table import Ordered, Table
-from scheduler.core.telling import Telling
+from portal.domain.reasons import VerdictCode
+from scheduler.core.actions.allocate import AllocateAction
+from scheduler.core.actions.evict import EVICTION_REASONS, EvictAction
+from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
+from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.session.cache import DecisionCache
+from scheduler.core.session.gang import GangTaskState
+from scheduler.core.session.pool import PoolState
+from scheduler.core.verdicts.explain import Explainer
+from scheduler.core.verdicts.report import VerdictReport
 
-MOST_ROUNDS = 100
-"""A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
+MAX_ROUNDS = 100
+"""Bound on rounds of eviction. More than a few are rare; a job that misses one waits for the next cycle."""
 
 
-def decide(snapshot: Snapshot, policy: Policy, memory: Memory | None = None, *, tells: bool = True) -> Plan:
-    """The plan for ``snapshot``: each pending job stands in its starts or in its verdicts, once.
+def decide(
+    snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = None, *, explain: bool = True
+) -> Plan:
+    """Return the plan for ``snapshot``: each pending job is in its starts or in its verdicts, exactly once.
 
-    ``memory``, the same from decision to decision, spares work where rows are the same objects as before; the plan
-    does not depend on it. Without ``tells`` it says nothing of those that wait, and is the same otherwise. Raises
-    ``SnapshotError`` naming the field when the photograph cannot be true.
+    ``cache``, reused from decision to decision, saves work for rows that are the same objects as before; it
+    does not affect the plan. With ``explain=False`` the plan has no verdicts and is the same otherwise. Raise
+    ``SnapshotError`` with the name of the field if the snapshot is inconsistent.
     """
-    return _Decision(snapshot, policy, memory).plan(tells=tells)
+    return _Decision(snapshot, policy, cache).plan(explain=explain)
 
 
-def decide_then_tell(snapshot: Snapshot, policy: Policy, memory: Memory) -> tuple[Plan, Telling]:
-    """The plan without verdicts, and who can say why jobs wait until ``memory`` serves another decision."""
-    decision = _Decision(snapshot, policy, memory)
-    plan = decision.plan(tells=False)
-    return plan, decision.telling(plan.evictions)
+def decide_deferring_verdicts(
+    snapshot: Snapshot, policy: Policy, cache: DecisionCache
+) -> tuple[Plan, VerdictReport]:
+    """Return the plan without verdicts, and a report that is valid until the next use of ``cache``."""
+    decision = _Decision(snapshot, policy, cache)
+    plan = decision.plan(explain=False)
+    return plan, decision.report(plan.evictions)
 
 
-def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answer:
-    """What would happen to ``request`` if it joined the queue of ``snapshot`` now."""
+def preview_request(snapshot: Snapshot, policy: Policy, request: PendingRow) -> RequestPreview:
+    """Return what would happen to ``request`` if it joined the queue of ``snapshot`` now."""
     others = tuple(row for row in snapshot.pending if row.job != request.job)
     decision = _Decision(replace(snapshot, pending=(*others, request)), policy)
     plan = decision.plan()
@@ -58,109 +67,116 @@ def would_start(snapshot: Snapshot, policy: Policy, request: PendingRow) -> Answ
     alternatives = (
         ()
         if start or waits_for_others
-        else decision.explainer.changes.alternatives(decision.row(request.job))
+        else decision.explainer.alternative_search.alternatives(decision.row(request.job))
     )
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
-    return Answer(start is not None, start, verdict, alternatives, evictions)
+    return RequestPreview(start is not None, start, verdict, alternatives, evictions)
 
 
 class _Decision:
-    """One decision: the order in which its steps are taken."""
+    """One decision: the order of its steps."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, memory: Memory | None = None) -> None:
-        self._table = Table(snapshot, policy, Memory() if memory is None else memory)
-        self._handing_out = HandingOut(self._table)
-        self._making_room = MakingRoom(self._table)
+    def __init__(self, snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = None) -> None:
+        self._session = session = SchedulingSession(
+            snapshot, policy, DecisionCache() if cache is None else cache
+        )
+        self.explainer = Explainer(session.snapshot, policy, session.pool_states, session.cache.variants)
+        self._allocate_action = AllocateAction(self._session)
+        self._evict_action = EvictAction(self._session)
 
     @property
-    def scenes(self) -> dict[PoolId, PoolScene]:
-        """The pools as the decision left them."""
-        return self._table.scenes
+    def pool_states(self) -> dict[PoolId, PoolState]:
+        """The pools in their state after the decision."""
+        return self._session.pool_states
 
     def row(self, job: JobId) -> PendingRow:
-        """A waiting job as the decision sees it: it avoids what is reserved for others."""
-        return next(row for row in self._table.pending if row.job == job)
+        """Return the row of a pending job, restricted by admin reservations."""
+        return next(row for row in self._session.pending if row.job == job)
 
-    @property
-    def explainer(self) -> Explainer:
-        """Who can be asked for alternatives."""
-        return self._table.explainer
-
-    def plan(self, *, tells: bool = True) -> Plan:
-        """Go through the steps; the last, telling, only if asked for."""
-        self._table.set_aside()
-        self._table.divide()
-        receipts = tuple(receipt for scene in self._table.scenes.values() for receipt in scene.receipts())
-        self._handing_out.honour_kept()
-        self._act()
-        if "stale_gangs" in self._table.policy.actions:
-            self._making_room.end_stale()
+    def plan(self, *, explain: bool = True) -> Plan:
+        """Run the steps and return the plan, with verdicts if ``explain`` is set."""
+        self._session.classify_jobs(self.explainer.feasible_pools)
+        self._session.compute_shares()
+        breakdowns = tuple(
+            breakdown
+            for pool_state in self._session.pool_states.values()
+            for breakdown in pool_state.share_breakdowns()
+        )
+        self._allocate_action.restore_nominations()
+        self._run_actions()
+        if "stale_gangs" in self._session.policy.actions:
+            self._evict_action.evict_stale_gangs()
         evictions = self._evictions()
-        verdicts = self.telling(evictions).everybody() if tells else []
+        verdicts = self.report(evictions).all() if explain else []
         return Plan(
-            starts=self._with_places(State.STARTS),
+            starts=self._placements(GangTaskState.ALLOCATED),
             evictions=evictions,
             verdicts=tuple(sorted(verdicts, key=attrgetter("job"))),
-            receipts=receipts,
-            steps_used=self._table.steps_used + self._table.explainer.changes.steps_used,
-            truncated=bool(self._table.not_reached)
-            or any(room.truncated for room in self._table.rooms.values()),
-            told=tells,
-            keeps=self._with_places(State.KEPT),
+            share_breakdowns=breakdowns,
+            steps_used=self._session.steps_used + self.explainer.alternative_search.steps_used,
+            truncated=bool(self._session.unprocessed)
+            or any(planner.truncated for planner in self._session.planners.values()),
+            explained=explain,
+            nominations=self._placements(GangTaskState.NOMINATED),
         )
 
-    def telling(self, evictions: tuple[Eviction, ...]) -> Telling:
-        """Who can say why jobs wait, once the actions are done."""
-        return Telling(self._table, evictions)
+    def report(self, evictions: tuple[Eviction, ...]) -> VerdictReport:
+        """Return the report that explains pending jobs; call it after the actions have run."""
+        return VerdictReport(self._session, self.explainer, evictions)
 
-    def _act(self) -> None:
-        """Allocate, then make room in three ways; again as long as somebody is seated by it."""
-        allocate = "allocate" in self._table.policy.actions
-        if self._table.policy.settles:
-            self._handing_out.start_kept()
+    def _run_actions(self) -> None:
+        """Allocate, then run the eviction actions; repeat while they place jobs."""
+        allocate = "allocate" in self._session.policy.actions
+        if self._session.policy.settles:
+            self._allocate_action.start_nominated()
         if allocate:
-            self._handing_out.reserve()
-            self._handing_out.allocate()
-        actions = [action for action in ROOM if action in self._table.policy.actions]
+            self._allocate_action.reserve()
+            self._allocate_action.allocate()
+        actions = [action for action in EVICTION_REASONS if action in self._session.policy.actions]
         left = actions
-        for _ in range(MOST_ROUNDS):
-            seated = [action for action in left if self._making_room.make_room(action)]
-            spared = self._table.policy.settles and self._making_room.spare()
-            if not self._table.policy.settles or not (seated or spared or left != actions):
+        for _ in range(MAX_ROUNDS):
+            seated = [action for action in left if self._evict_action.run(action)]
+            spared = self._session.policy.settles and self._evict_action.reprieve_victims()
+            if not self._session.policy.settles or not (seated or spared or left != actions):
                 break
-            # one that seats somebody opens holes for the same again: the others look when it is done
+            # an action that places a job opens GPUs for more of its kind: repeat it before the others
             left = seated if seated and not spared else actions
             if seated or spared:
-                self._handing_out.start_kept()
+                self._allocate_action.start_nominated()
                 if allocate:
-                    self._handing_out.allocate()
+                    self._allocate_action.allocate()
 
-    def _with_places(self, state: State) -> tuple[Start, ...]:
-        """The gangs with tasks in ``state``, and the places of these."""
+    def _placements(self, state: GangTaskState) -> tuple[JobPlacement, ...]:
+        """Return the gangs with tasks in ``state``, and the placements of these tasks."""
         found = []
-        for pool, scene in self._table.scenes.items():
-            for job, gang in scene.gangs.items():
-                if not gang.touched:
+        for pool, pool_state in self._session.pool_states.items():
+            for job, gang in pool_state.gangs.items():
+                if not gang.dirty:
                     continue
                 tasks = sorted((t for t in gang.tasks if t.state is state), key=lambda t: t.rank)
                 if tasks:
-                    version = gang.row.version if gang.row else 0
-                    places = ((t.rank, t.kept or t.held[0]) for t in tasks)
-                    placed = tuple(scene.floor.placement(rank, place) for rank, place in places)
-                    found.append(Start(job, pool, version, placed))
+                    version = gang.pending_row.version if gang.pending_row else 0
+                    places = ((t.rank, t.nominated or t.held[0]) for t in tasks)
+                    placed = tuple(
+                        pool_state.available.to_task_placement(rank, place) for rank, place in places
+                    )
+                    found.append(JobPlacement(job, pool, version, placed))
         return tuple(sorted(found, key=lambda start: start.job))
 
     def _evictions(self) -> tuple[Eviction, ...]:
-        """Who leaves, by job; a job of which only some tasks leave names them."""
-        by_job: dict[JobId, list[Ordered]] = {}
-        for each in self._table.ordered.values():
-            if each.task.state in (State.LEAVES, State.KEPT):
+        """Return the evictions by job; a job that loses only some of its tasks lists their ranks."""
+        by_job: dict[JobId, list[OrderedEviction]] = {}
+        for each in self._session.evictions.values():
+            if each.task.state in (GangTaskState.RELEASING, GangTaskState.NOMINATED):
                 by_job.setdefault(each.task.gang.job, []).append(each)
         found = []
         for job in sorted(by_job):
             mine = sorted(by_job[job], key=lambda each: each.task.rank)
-            stays = any(task.state in (State.RUNS, State.STARTS) for task in mine[0].task.gang.tasks)
+            stays = any(
+                task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
+                for task in mine[0].task.gang.tasks
+            )
             ranks = tuple(each.task.rank for each in mine) if stays else ()
-            worst = next((e for e in mine if e.task.state is State.LEAVES), mine[0])
+            worst = next((e for e in mine if e.task.state is GangTaskState.RELEASING), mine[0])
             found.append(Eviction(job, worst.reason, worst.for_job, ranks))
         return tuple(found)

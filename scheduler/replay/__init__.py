@@ -1,1 +1,1 @@
-"""Replays: recorded work run through the pure core, with no database and no clock but their own."""
+"""Replays: recorded work run through the core on a simulated clock, without a database."""

@@ -1,7 +1,7 @@
-"""``python -m scheduler.replay WHAT ...``: run recorded work through the core; the last line of stdout is the result.
+"""``python -m scheduler.replay WHAT ...``: replay recorded work; the last line of stdout is the result.
 
-Each kind of replay is a module of this folder with ``add_arguments(parser)`` and ``run(arguments) -> status``.
-Files may be gzip. A file that cannot be read ends with status 2 and one sentence that names the place.
+Each kind of replay is a module of this package with ``add_arguments(parser)`` and ``run(arguments) ->
+status``. Files may be gzip. An invalid file ends with status 2 and a message that names the location.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 
-from scheduler.replay.reading import MalformedFile
+from scheduler.replay.input_files import MalformedFileError
 
 REPLAYS = {
     "conformance": "cases of other schedulers as facts: which of them our decisions agree with",
@@ -24,7 +24,7 @@ MALFORMED = 2
 
 
 def main(words: list[str]) -> int:
-    """Runs the replay named first with its own arguments; the status the process should end with."""
+    """Run the named replay with its arguments; return the exit status."""
     here = [name for name in REPLAYS if importlib.util.find_spec(f"scheduler.replay.{name}")]
     parser = argparse.ArgumentParser(
         prog="python -m scheduler.replay",
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     arguments = own.parse_args(words[1:])
     try:
         return int(replay.run(arguments))
-    except MalformedFile as problem:
+    except MalformedFileError as problem:
         sys.stderr.write(f"{problem}\n")
         return MALFORMED
 

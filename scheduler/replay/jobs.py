@@ -1,6 +1,6 @@
-"""Jobs of a trace on a simulated clock, under Fairway's own decision or a reference policy.
+"""Replays the jobs of a trace on a simulated clock, with Fairway's decision or a reference policy.
 
-``fairway`` sees no durations. ``fairway-predict`` learns them from jobs that have ended by then.
+``fairway`` gets no durations. ``fairway-predict`` learns them from jobs that have ended by then.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from portal.words.knobs import KNOBS
+from portal.domain.policy_settings import NUMBER_SETTINGS
 from scheduler.core.decide import decide
-from scheduler.core.memory import Memory
-from scheduler.core.policy import Policy, PolicyError
-from scheduler.replay.clock import Clock, Replay, Watcher
-from scheduler.replay.forecasting import Forecasting
-from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
-from scheduler.replay.predicting import Predicting
-from scheduler.replay.trace import Size, TracedJob, read_moment, read_projects, read_quotas, read_trace
+from scheduler.core.model.policy import Policy, PolicyError
+from scheduler.core.session.cache import DecisionCache
+from scheduler.replay.forecast_hook import ForecastHook
+from scheduler.replay.prediction_hook import PredictionHook
+from scheduler.replay.reference_policies import (
+    NON_PREEMPTIVE_POLICIES,
+    PREEMPTIVE_POLICIES,
+    simulate_reference_policy,
+)
+from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
+from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_quotas, read_trace
 
 OWN_POLICIES = ("fairway", "fairway-predict")
-MISMATCH = 2
+USAGE_ERROR = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this replay."""
     parser.add_argument("--trace", required=True, help="comma-separated table, plain or gzip")
-    parser.add_argument("--from", dest="from_s", type=_moment, default=-math.inf, metavar="TIME")
-    parser.add_argument("--to", dest="to_s", type=_moment, default=math.inf, metavar="TIME")
+    parser.add_argument("--from", dest="from_s", type=_time, default=-math.inf, metavar="TIME")
+    parser.add_argument("--to", dest="to_s", type=_time, default=math.inf, metavar="TIME")
     parser.add_argument("--projects", metavar="FILE", help="JSON list of the projects to replay; else all")
     parser.add_argument("--quota-file", metavar="FILE", help="JSON object: guaranteed GPUs of each project")
     parser.add_argument("--nodes", type=_count, required=True)
     parser.add_argument("--gpus-per-node", type=_count, default=8)
     parser.add_argument(
-        "--policy", choices=(*OWN_POLICIES, *WAITING_POLICIES, *PREEMPTING_POLICIES), default="fairway"
+        "--policy", choices=(*OWN_POLICIES, *NON_PREEMPTIVE_POLICIES, *PREEMPTIVE_POLICIES), default="fairway"
     )
     parser.add_argument(
-        "--knob",
+        "--setting",
         action="append",
-        type=_knob,
+        type=_setting,
         default=[],
         metavar="NAME=VALUE",
         help="of Fairway's own policy",
@@ -56,69 +59,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays and prints one JSON line; 0, 1 when nothing fits, 2 when words do not go together."""
-    of_ours_only = arguments.forecast or arguments.knob or arguments.quota_file
+    """Replay and print one JSON line; return 0, 1 when no job fits, or 2 for conflicting options."""
+    of_ours_only = arguments.forecast or arguments.setting or arguments.quota_file
     if of_ours_only and arguments.policy not in OWN_POLICIES:
-        sys.stderr.write("--forecast, --knob and --quota-file go with Fairway's own policies\n")
-        return MISMATCH
+        sys.stderr.write("--forecast, --setting and --quota-file go with Fairway's own policies\n")
+        return USAGE_ERROR
     projects = read_projects(arguments.projects) if arguments.projects else None
     jobs = read_trace(arguments.trace, arguments.from_s, arguments.to_s, projects)
     known = projects or {job.project for job in jobs}
     quotas = read_quotas(arguments.quota_file, known) if arguments.quota_file else {}
-    size = Size(arguments.nodes, arguments.gpus_per_node)
-    fitting = those_that_fit(jobs, size)
+    size = ClusterSize(arguments.nodes, arguments.gpus_per_node)
+    fitting = feasible_jobs(jobs, size)
     if not fitting:
         sys.stderr.write("no job of this trace fits on this cluster\n")
         return 1
     figures = {"policy": arguments.policy, "nodes": size.nodes} | replay(
-        fitting, size, arguments.policy, quotas, dict(arguments.knob), forecast=arguments.forecast
+        fitting, size, arguments.policy, quotas, dict(arguments.setting), forecast=arguments.forecast
     )
     sys.stdout.write(json.dumps(figures | {"never_fit": len(jobs) - len(fitting)}) + "\n")
     return 0
 
 
-def those_that_fit(jobs: Sequence[TracedJob], size: Size) -> list[TracedJob]:
-    """The jobs that the cluster could run when empty, numbered anew."""
+def feasible_jobs(jobs: Sequence[TraceJob], size: ClusterSize) -> list[TraceJob]:
+    """Return the jobs that fit into the empty cluster, renumbered."""
     fitting = (job for job in jobs if job.gpus <= size.gpus)
     return [job._replace(number=number) for number, job in enumerate(fitting)]
 
 
 def replay(
-    jobs: Sequence[TracedJob],
-    size: Size,
+    jobs: Sequence[TraceJob],
+    size: ClusterSize,
     policy: str,
     quotas: Mapping[str, int] = MappingProxyType({}),
-    knobs: Mapping[str, float] = MappingProxyType({}),
+    settings: Mapping[str, float] = MappingProxyType({}),
     *,
     forecast: bool = False,
 ) -> dict[str, Any]:
-    """The figures of one replay. ``jobs`` all fit; ``quotas``, ``knobs`` and ``forecast`` are of Fairway's own."""
+    """Return the metrics of one replay; all ``jobs`` must fit.
+
+    ``quotas``, ``settings`` and ``forecast`` apply to Fairway's own policies only.
+    """
     began_s = time.monotonic()
     further: dict[str, Any] = {}
     if policy in OWN_POLICIES:
-        rules = policy_with(dict(knobs))
-        watcher = Predicting() if policy == "fairway-predict" else Watcher()
-        forecasting = Forecasting(watcher, rules) if forecast else None
-        memory = Memory()
-        # nobody reads why a job waits
-        untold = partial(decide, memory=memory, tells=False)
-        clock = Clock(Replay(jobs, size, quotas, rules, untold), forecasting or watcher)
-        outcome = clock.run()
-        further = {"decisions": clock.decisions, "decisions_cut_short": clock.not_reached}
-        further |= forecasting.figures() if forecasting else {}
+        rules = build_policy(dict(settings))
+        hook = PredictionHook() if policy == "fairway-predict" else SimulationHook()
+        forecasting = ForecastHook(hook, rules) if forecast else None
+        memory = DecisionCache()
+        # verdicts are not used
+        decide_without_verdicts = partial(decide, cache=memory, explain=False)
+        simulator = Simulator(
+            SimulationConfig(jobs, size, quotas, rules, decide_without_verdicts), forecasting or hook
+        )
+        result = simulator.run()
+        further = {"decisions": simulator.decisions, "decisions_cut_short": simulator.truncated_decisions}
+        further |= forecasting.summary() if forecasting else {}
     else:
-        outcome = replay_peer(jobs, size, policy)
-    return {**outcome.figures(), **further, "wall_s": round(time.monotonic() - began_s, 1)}
+        result = simulate_reference_policy(jobs, size, policy)
+    return {**result.summary(), **further, "wall_s": round(time.monotonic() - began_s, 1)}
 
 
-def policy_with(knobs: dict[str, Any]) -> Policy:
-    """Fairway's default policy with some knobs turned."""
-    return replace(Policy(), **knobs)
+def build_policy(settings: dict[str, Any]) -> Policy:
+    """Return the default policy with ``settings`` applied."""
+    return replace(Policy(), **settings)
 
 
-def _moment(text: str) -> int:
+def _time(text: str) -> int:
     try:
-        return read_moment(text)
+        return parse_time(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time as in 2017-10-01T08:00:00") from None
 
@@ -129,13 +137,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _knob(text: str) -> tuple[str, float]:
+def _setting(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
-    if name not in KNOBS:
-        raise argparse.ArgumentTypeError(f"{name!r} is no knob; they are {', '.join(KNOBS)}")
+    if name not in NUMBER_SETTINGS:
+        raise argparse.ArgumentTypeError(f"{name!r} is not a setting; settings: {', '.join(NUMBER_SETTINGS)}")
     try:
         number = float(value)
-        policy_with({name: number})
+        build_policy({name: number})
     except (ValueError, PolicyError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return name, int(number) if number.is_integer() else number

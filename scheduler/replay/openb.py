@@ -1,8 +1,9 @@
-"""Pods of Alibaba's GPU trace (openb, cluster-trace-gpu-v2023) placed one by one until the cluster is full.
+"""Places the pods of Alibaba's GPU trace (openb, cluster-trace-gpu-v2023) one by one until the cluster is
+full.
 
-The method is that of Weng et al., USENIX ATC 2023: all pods of the list and random re-draws of them, until
-they ask for 1.3 times the GPUs there are, shuffled by a seed. Each pod is placed once or fails; nothing
-leaves. The figure is the part of all GPUs that is allocated when the arrived pods ask for 80 to 130 % of them.
+Method of Weng et al., USENIX ATC 2023: all pods of the list, and pods redrawn from it, until they request 1.3
+times the GPUs of the cluster, shuffled by a seed. Each pod is placed once or fails; none ends. The metric is
+the part of all GPUs that is allocated when the arrived pods request 80 to 130 % of them.
 """
 
 from __future__ import annotations
@@ -16,34 +17,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.fragmentation import TOGETHER
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Held, Shape
-from scheduler.replay.openb_baselines import BASELINES, Choice
-from scheduler.replay.reading import MalformedFile, read_rows
+from scheduler.core.capacity.fragmentation import GROUP_WEIGHT
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, GpuUuid, NodeId, NodeRow, PoolId, TaskRequest
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.replay.input_files import MalformedFileError, read_rows
+from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
-MEASURED_AT = (80, 90, 95, 100, 110, 120, 130)
-"""Percent of the GPUs that the arrived pods ask for."""
-MOST_GPUS = 64
-MOST_PODS = 2_000_000
+MEASURED_AT_PERCENT = (80, 90, 95, 100, 110, 120, 130)
+"""Requested GPUs of the arrived pods, percent of all GPUs."""
+MAX_GPUS = 64
+MAX_PODS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What one order of arrivals came to; percents are of all GPU milli."""
+class OpenbResult:
+    """Result of one order of arrivals; percentages are of all GPU milli."""
 
     allocated_percent: dict[int, float]
     placed: int
     failed: int
     fragmented_percent: float
-    seconds: float
+    duration_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of ``python -m scheduler.replay openb``."""
     parser.add_argument("--nodes", required=True, metavar="FILE", help=f"CSV: {', '.join(NODE_COLUMNS)}")
     parser.add_argument(
         "--pods", required=True, metavar="FILE", help=f"CSV: {', '.join(POD_COLUMNS)} and, if any, gpu_spec"
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the result as one line of JSON."""
+    """Replay and print the result as one JSON line."""
     nodes = read_nodes(arguments.nodes)
     pods = read_pods(arguments.pods)
     order = arrivals(nodes, pods, arguments.seed, arguments.pods)
@@ -66,52 +66,52 @@ def run(arguments: argparse.Namespace) -> int:
         "placed": result.placed,
         "failed": result.failed,
         "fragmented_percent": round(result.fragmented_percent, 3),
-        "seconds": round(result.seconds, 3),
-        "decisions_per_s": round(len(order) / result.seconds),
+        "seconds": round(result.duration_s, 3),
+        "decisions_per_s": round(len(order) / result.duration_s),
     }
     sys.stdout.write(json.dumps(line) + "\n")
     return 0
 
 
 def read_nodes(path: str) -> list[NodeRow]:
-    """The nodes in the order of the file, which is the order that equal scores fall back to."""
+    """Return the nodes in file order, which breaks ties between equal scores."""
     nodes: list[NodeRow] = []
     for row in read_rows(path, NODE_COLUMNS):
         name, model = f"{len(nodes):06}", row.text("model")
         gpus = tuple(
             GpuRow(GpuUuid(f"{name}-{index}"), index, model, 0)
-            for index in range(row.whole("gpu", high=MOST_GPUS))
+            for index in range(row.integer("gpu", high=MAX_GPUS))
         )
-        cpu_milli, memory_mib = row.whole("cpu_milli"), row.whole("memory_mib")
+        cpu_milli, memory_mib = row.integer("cpu_milli"), row.integer("memory_mib")
         nodes.append(
             NodeRow(NodeId(name), name, PoolId("openb"), True, True, cpu_milli, 0, memory_mib, 0, gpus)
         )
     if not any(node.gpus for node in nodes):
-        raise MalformedFile(path, "", "there is no node with a GPU")
+        raise MalformedFileError(path, "", "there is no node with a GPU")
     return nodes
 
 
-def read_pods(path: str) -> list[Shape]:
-    """What each pod asks. ``gpu_spec`` "A|B" is either model; a pod without GPUs may name anything."""
+def read_pods(path: str) -> list[TaskShape]:
+    """Return the request of each pod. ``gpu_spec`` "A|B" allows either model; it is ignored without GPUs."""
     pods = []
     for row in read_rows(path, POD_COLUMNS):
-        gpus = row.whole("num_gpu", high=MOST_GPUS)
-        milli = row.whole("gpu_milli", low=1 if gpus else 0, high=WHOLE_MILLI)
+        gpus = row.integer("num_gpu", high=MAX_GPUS)
+        milli = row.integer("gpu_milli", low=1 if gpus else 0, high=WHOLE_MILLI)
         model = (row.text("gpu_spec") or None) if gpus else None
         pods.append(
-            Shape(gpus, milli if gpus else WHOLE_MILLI, model, None,
-                  row.whole("cpu_milli"), row.whole("memory_mib"), (), None)
+            TaskShape(gpus, milli if gpus else WHOLE_MILLI, model, None,
+                  row.integer("cpu_milli"), row.integer("memory_mib"), (), None)
         )  # fmt: skip
     return pods
 
 
-def arrivals(nodes: Sequence[NodeRow], pods: Sequence[Shape], seed: int, path: str) -> list[Shape]:
-    """All pods and re-draws of them, up to the last of ``MEASURED_AT``, in an order that the seed gives."""
+def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, path: str) -> list[TaskShape]:
+    """Return all pods and redrawn ones up to the last of ``MEASURED_AT_PERCENT``, shuffled by the seed."""
     draw = random.Random(seed)  # noqa: S311 - an order of arrivals, nothing secret
-    wanted = _capacity_milli(nodes) * MEASURED_AT[-1] // 100
+    wanted = _capacity_milli(nodes) * MEASURED_AT_PERCENT[-1] // 100
     asked = sum(pod.gpus * pod.milli for pod in pods)
-    if not asked or len(pods) * wanted > MOST_PODS * asked:
-        raise MalformedFile(path, "", f"the pods ask for {asked} milli-GPU, too few to fill the nodes")
+    if not asked or len(pods) * wanted > MAX_PODS * asked:
+        raise MalformedFileError(path, "", f"the pods ask for {asked} milli-GPU, too few to fill the nodes")
     order = list(pods)
     while asked < wanted:
         pod = draw.choice(pods)
@@ -122,10 +122,12 @@ def arrivals(nodes: Sequence[NodeRow], pods: Sequence[Shape], seed: int, path: s
 
 
 def replay(
-    nodes: Sequence[NodeRow], pods: Sequence[Shape], order: Sequence[Shape], policy: str, seed: int
-) -> Result:
-    """Places each pod of ``order`` or lets it fail; knows of the future only how often ``pods`` ask for what."""
-    floor = Floor(nodes, "fragmentation", asked=_mix(pods, policy), together=_together(policy))
+    nodes: Sequence[NodeRow], pods: Sequence[TaskShape], order: Sequence[TaskShape], policy: str, seed: int
+) -> OpenbResult:
+    """Place each pod of ``order`` or count it as failed; only the request frequencies are known ahead."""
+    floor = NodePlacer(
+        nodes, "fragmentation", demand=_demand_histogram(pods, policy), group_weight=_together(policy)
+    )
     choice = BASELINES[policy](floor, seed) if policy in BASELINES else None
     capacity, arrived, allocated, placed = _capacity_milli(nodes), 0, 0, 0
     measured: dict[int, float] = {}
@@ -136,36 +138,40 @@ def replay(
         if _place(floor, pod, choice):
             placed += 1
             allocated += milli
-        while len(measured) < len(MEASURED_AT) and arrived * 100 >= capacity * MEASURED_AT[len(measured)]:
-            measured[MEASURED_AT[len(measured)]] = 100 * allocated / capacity
+        while (
+            len(measured) < len(MEASURED_AT_PERCENT)
+            and arrived * 100 >= capacity * MEASURED_AT_PERCENT[len(measured)]
+        ):
+            measured[MEASURED_AT_PERCENT[len(measured)]] = 100 * allocated / capacity
     seconds = time.perf_counter() - began
-    left = Floor(nodes, "fragmentation", asked=_mix(pods, "fgd"), together=0)
-    left.set_to_least(floor, floor, range(len(nodes)))
-    return Result(
+    left = NodePlacer(nodes, "fragmentation", demand=_demand_histogram(pods, "fgd"), group_weight=0)
+    left.set_to_min_of(floor, floor, range(len(nodes)))
+    return OpenbResult(
         measured, placed, len(order) - placed, 100 * left.fragmented_milli() / capacity, max(seconds, 1e-9)
     )
 
 
-def _place(floor: Floor, pod: Shape, choice: Choice | None) -> bool:
+def _place(floor: NodePlacer, pod: TaskShape, choice: BaselinePolicy | None) -> bool:
     if choice is None:
         return floor.place_gang(pod, 1) is not None
     chosen = choice(pod)
     if chosen is None:
         return False
     node, slots = chosen
-    floor.change(Held(node, slots, pod.milli, pod.cpu_milli, pod.memory_mib), -1)
+    floor.adjust(HeldSlots(node, slots, pod.milli, pod.cpu_milli, pod.memory_mib), -1)
     return True
 
 
 def _together(policy: str) -> int:
-    return TOGETHER if policy == "fairway" else 0
+    return GROUP_WEIGHT if policy == "fairway" else 0
 
 
-def _mix(pods: Sequence[Shape], policy: str) -> Counter[Ask]:
-    """How often each request is asked. FGD as published does not look at memory."""
+def _demand_histogram(pods: Sequence[TaskShape], policy: str) -> Counter[TaskRequest]:
+    """Return the frequency of each request. FGD as published ignores memory."""
     memory = policy == "fairway"
     return Counter(
-        Ask(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model) for pod in pods
+        TaskRequest(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model)
+        for pod in pods
     )
 
 

@@ -1,7 +1,7 @@
-"""The policies that FGD was measured against (Weng et al., USENIX ATC 2023, section 6), for the same replay.
+"""Baseline policies of the FGD paper (Weng et al., USENIX ATC 2023, section 6).
 
-Each looks at the nodes where a pod fits and names one with the GPUs on it. Scores are whole points of 100, as in
-Kubernetes; ties fall to the first node, and a share goes to the fullest GPU that holds it unless told otherwise.
+Each chooses one of the nodes that fit and the GPUs on it. Scores are whole points of 100, as in Kubernetes;
+ties go to the first node, and a share goes to the fullest GPU that fits unless the policy says otherwise.
 """
 
 from __future__ import annotations
@@ -13,85 +13,85 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler.core.cluster import WHOLE_MILLI
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Bools, Ints, Shape
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import WHOLE_MILLI
+from scheduler.core.model.task_shape import Bools, Ints, TaskShape
 
-NONE = -1
-
-
-class Choice(Protocol):
-    """Where a pod should stand: a node's index and GPU slots there, or None where it fits nowhere."""
-
-    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None: ...
+INFEASIBLE = -1
 
 
-class _Chosen(ABC):
-    """One of the nodes that can take the pod, and its fullest GPUs that can."""
+class BaselinePolicy(Protocol):
+    """Return a node index and GPU slots for a pod, or None where it fits nowhere."""
 
-    def __init__(self, floor: Floor, seed: int) -> None:
+    def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None: ...
+
+
+class _NodeChooser(ABC):
+    """Chooses a node that fits, and its fullest GPUs that fit."""
+
+    def __init__(self, floor: NodePlacer, seed: int) -> None:
         self.floor = floor
         self.random = random.Random(~seed)  # noqa: S311 - a choice among nodes, nothing secret
         self.most_cpu = max(int(floor.cpu_free.max()), 1)
         self.gpus_of = np.array([len(gpus) for gpus in floor.gpus])
         self.most_milli = max(int(self.gpus_of.max()), 1) * WHOLE_MILLI
 
-    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None:
+    def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None:
         fits = self.floor.capacity(pod) > 0
         if not fits.any():
             return None
-        node = self.node(pod, fits)
-        return node, self.slots(pod, node)
+        node = self.choose_node(pod, fits)
+        return node, self.choose_slots(pod, node)
 
     @abstractmethod
-    def node(self, pod: Shape, fits: Bools) -> int:
-        """The index of one of the nodes that fit."""
+    def choose_node(self, pod: TaskShape, fits: Bools) -> int:
+        """Return the index of one of the nodes that fit."""
 
-    def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
+    def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
         free = self.floor.free_milli[node]
-        return tuple(sorted(self.fitting(pod, node), key=lambda slot: int(free[slot]))[: pod.gpus])
+        return tuple(sorted(self.fitting_slots(pod, node), key=lambda slot: int(free[slot]))[: pod.gpus])
 
-    def fitting(self, pod: Shape, node: int) -> list[int]:
+    def fitting_slots(self, pod: TaskShape, node: int) -> list[int]:
         return [slot for slot in range(self.gpus_of[node]) if self.floor.free_milli[node, slot] >= pod.milli]
 
     def free(self) -> Ints:
         return np.asarray(self.floor.free_milli.sum(axis=1), dtype=np.int64)
 
 
-class _Scored(_Chosen):
-    """The node with the most points among those that can take the pod."""
+class _Scored(_NodeChooser):
+    """Chooses the node with the highest score."""
 
-    def node(self, pod: Shape, fits: Bools) -> int:
-        return int(np.where(fits, self.points(pod), NONE).argmax())
+    def choose_node(self, pod: TaskShape, fits: Bools) -> int:
+        return int(np.where(fits, self.scores(pod), INFEASIBLE).argmax())
 
     @abstractmethod
-    def points(self, pod: Shape) -> Ints:
-        """The points of each node."""
+    def scores(self, pod: TaskShape) -> Ints:
+        """Return the score of each node."""
 
 
-class Random(_Chosen):
-    """Any node and any GPU that fits."""
+class Random(_NodeChooser):
+    """Random node and random GPUs that fit."""
 
-    def node(self, pod: Shape, fits: Bools) -> int:
+    def choose_node(self, pod: TaskShape, fits: Bools) -> int:
         return self.random.choice(fits.nonzero()[0].tolist())
 
-    def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
-        return tuple(self.random.sample(self.fitting(pod, node), pod.gpus))
+    def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
+        return tuple(self.random.sample(self.fitting_slots(pod, node), pod.gpus))
 
 
 class BestFit(_Scored):
-    """The least of CPU and GPU left, each as a part of the largest node's, weighted half and half."""
+    """Least CPU and GPU left, as parts of the largest node, weighted equally."""
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         cpu = (self.floor.cpu_free - pod.cpu_milli) / self.most_cpu
         gpu = (self.free() - pod.gpus * pod.milli * (pod.gpus > 0)) / self.most_milli
         return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
 
 
 class DotProd(_Scored):
-    """The smallest product of what is free and what is asked (Grandl et al., SIGCOMM 2014)."""
+    """Smallest dot product of free and requested resources (Grandl et al., SIGCOMM 2014)."""
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         cpu = self.floor.cpu_free / self.most_cpu * (pod.cpu_milli / self.most_cpu)
         gpu = self.free() / self.most_milli * (pod.gpus * pod.milli / self.most_milli)
         return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
@@ -100,7 +100,7 @@ class DotProd(_Scored):
 class GpuPacking(_Scored):
     """First GPUs in use, then idle GPUs of nodes in use, then idle nodes (Weng et al., NSDI 2022)."""
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         free = self.floor.free_milli
         if not pod.gpus:
             return np.zeros(len(free), dtype=np.int64)
@@ -114,34 +114,34 @@ class GpuPacking(_Scored):
 
 
 class GpuClustering(_Scored):
-    """Pods that ask for the same number of GPUs, or a share, stand together (Xiao et al., OSDI 2018)."""
+    """Groups pods with equal numbers of GPUs, or with shares, on the same nodes (Xiao et al., OSDI 2018)."""
 
-    def __init__(self, floor: Floor, seed: int) -> None:
+    def __init__(self, floor: NodePlacer, seed: int) -> None:
         super().__init__(floor, seed)
         self._kinds = np.zeros(len(floor.nodes), dtype=np.int64)
-        self._of_kind: dict[int, Bools] = {}
+        self._nodes_by_kind: dict[int, Bools] = {}
 
-    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None:
+    def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None:
         chosen = super().__call__(pod)
         if chosen is not None and pod.gpus:
-            self._alike(pod)[chosen[0]] = True
-            self._kinds[chosen[0]] = sum(here[chosen[0]] for here in self._of_kind.values())
+            self._nodes_with_kind(pod)[chosen[0]] = True
+            self._kinds[chosen[0]] = sum(here[chosen[0]] for here in self._nodes_by_kind.values())
         return chosen
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         if not pod.gpus:
             return np.zeros(len(self._kinds), dtype=np.int64)
         used = 25 * (self.most_milli - self.free()) // self.most_milli
-        alike = self._alike(pod)
+        alike = self._nodes_with_kind(pod)
         group = np.where(alike, np.where(self._kinds == 1, 75, 50), np.where(self._kinds == 0, 25, 0))
         return np.asarray(group + used, dtype=np.int64)
 
-    def _alike(self, pod: Shape) -> Bools:
-        kind = pod.gpus if pod.whole else 0
-        return self._of_kind.setdefault(kind, np.zeros(len(self._kinds), dtype=bool))
+    def _nodes_with_kind(self, pod: TaskShape) -> Bools:
+        kind = pod.gpus if pod.uses_whole_gpus else 0
+        return self._nodes_by_kind.setdefault(kind, np.zeros(len(self._kinds), dtype=bool))
 
 
-BASELINES: dict[str, Callable[[Floor, int], Choice]] = {
+BASELINES: dict[str, Callable[[NodePlacer, int], BaselinePolicy]] = {
     "bestfit": BestFit,
     "dotprod": DotProd,
     "gpupacking": GpuPacking,

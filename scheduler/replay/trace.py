@@ -1,7 +1,7 @@
-"""Job traces: who asked for how many GPUs when, and for how long each job then ran.
+"""Job traces: submit time, requested GPUs and duration of each job.
 
-A trace is a comma-separated table, plain or gzip, with at least the columns ``timestamp`` (ISO, without a
-zone), ``duration`` (s), ``num_gpus`` and ``cluster`` (the project); Microsoft's Philly trace has this shape.
+A trace is a comma-separated table, plain or gzip, with at least the columns ``timestamp`` (ISO, without time
+zone), ``duration`` (s), ``num_gpus`` and ``cluster`` (the project), as in Microsoft's Philly trace.
 """
 
 from __future__ import annotations
@@ -12,48 +12,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from scheduler.replay.reading import MalformedFile, Row, read_json, read_rows
+from scheduler.replay.input_files import MalformedFileError, TableRow, read_json, read_rows
 
 COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
-LONGEST_S = 10**9
-MOST_GPUS = 10**6
+MAX_DURATION_S = 10**9
+MAX_GPUS = 10**6
 
 
-class TracedJob(NamedTuple):
-    """One job: times in whole seconds since the epoch (the zone of the trace taken for UTC)."""
+class TraceJob(NamedTuple):
+    """One job; times in whole seconds since the epoch (timestamps of the trace read as UTC)."""
 
-    number: int  # its place in the trace, by time of submit
+    number: int  # index in the trace, by submit time
     project: str
     submitted_s: int
     duration_s: int
     gpus: int
 
 
-class Size(NamedTuple):
-    """A cluster of equal nodes."""
-
+class ClusterSize(NamedTuple):
     nodes: int
     gpus_per_node: int
 
     @property
     def gpus(self) -> int:
-        """All GPUs together."""
         return self.nodes * self.gpus_per_node
 
-    def parts(self, gpus: int) -> list[int]:
-        """How a job spreads over nodes: within one node, or on whole nodes and one part of another."""
+    def split_gpus(self, gpus: int) -> list[int]:
+        """Return the GPUs per node of a job: one node, or whole nodes and the rest on another."""
         if gpus <= self.gpus_per_node:
             return [gpus]
         whole, rest = divmod(gpus, self.gpus_per_node)
         return [self.gpus_per_node] * whole + ([rest] if rest else [])
 
 
-def read_moment(text: str) -> int:
-    """Seconds of an ISO time without zone.
-
-    Raises:
-        ValueError: it is none.
-    """
+def parse_time(text: str) -> int:
+    """Return the seconds of an ISO time without time zone. Raise ValueError otherwise."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is not None:
         raise ValueError("a time with a zone, where the trace has none")
@@ -65,68 +58,62 @@ def read_trace(
     from_s: float = -math.inf,
     to_s: float = math.inf,
     projects: Collection[str] | None = None,
-) -> list[TracedJob]:
-    """The jobs submitted from ``from_s`` to ``to_s`` by ``projects`` (None is all), by time of submit.
+) -> list[TraceJob]:
+    """Return the jobs submitted from ``from_s`` to ``to_s`` by ``projects`` (None is all), by submit time.
 
-    Jobs of one second go by duration, then as in the file: the published figures were made in this order.
+    Jobs of the same second are sorted by duration, then file order: published results used this order.
 
-    Raises:
-        MalformedFile: a column is missing, a cell is none of its kind, or no job is left.
+    Raise MalformedFileError when a column is missing, a cell is invalid, or no job is left.
     """
     found: list[tuple[int, int, str, int]] = []
     for row in read_rows(path, COLUMNS):
-        submitted_s = _moment_of(row)
-        duration_s = math.ceil(row.number("duration", 0.0, LONGEST_S))
-        gpus = row.whole("num_gpus", 1, MOST_GPUS)
+        submitted_s = _submit_time(row)
+        duration_s = math.ceil(row.number("duration", 0.0, MAX_DURATION_S))
+        gpus = row.integer("num_gpus", 1, MAX_GPUS)
         project = row.text("cluster", blank=False)
         if from_s <= submitted_s <= to_s and (projects is None or project in projects):
             found.append((submitted_s, duration_s, project, gpus))
     if not found:
-        raise MalformedFile(path, "", "no job in this window is of these projects")
+        raise MalformedFileError(path, "", "no job in this window is of these projects")
     found.sort(key=lambda job: job[:2])
     return [
-        TracedJob(number, project, submitted_s, duration_s, gpus)
+        TraceJob(number, project, submitted_s, duration_s, gpus)
         for number, (submitted_s, duration_s, project, gpus) in enumerate(found)
     ]
 
 
-def _moment_of(row: Row) -> int:
+def _submit_time(row: TableRow) -> int:
     text = row.text("timestamp", blank=False)
     try:
-        return read_moment(text)
+        return parse_time(text)
     except ValueError:
-        row.wrong("timestamp", f"{text[:40]!r} is not a time as in 2017-10-01T08:00:00")
+        row.fail("timestamp", f"{text[:40]!r} is not a time as in 2017-10-01T08:00:00")
 
 
 def read_projects(path: str | Path) -> list[str]:
-    """A JSON list of project names.
-
-    Raises:
-        MalformedFile: it is none, or a name stands there twice.
-    """
+    """Return a JSON list of project names. Raise MalformedFileError when it is invalid or has duplicates."""
     names = read_json(path)
     if not isinstance(names, list) or not names:
-        raise MalformedFile(path, "$", "a list of project names is expected")
+        raise MalformedFileError(path, "$", "a list of project names is expected")
     for i, name in enumerate(names):
         if not isinstance(name, str) or not name:
-            raise MalformedFile(path, f"$[{i}]", "this is not the name of a project")
+            raise MalformedFileError(path, f"$[{i}]", "this is not the name of a project")
         if name in names[:i]:
-            raise MalformedFile(path, f"$[{i}]", f"{name!r} stands there twice")
+            raise MalformedFileError(path, f"$[{i}]", f"{name!r} stands there twice")
     return names
 
 
 def read_quotas(path: str | Path, projects: Collection[str]) -> Mapping[str, int]:
-    """Guaranteed GPUs of each project: a JSON object from name to whole number.
+    """Return guaranteed GPUs by project, from a JSON object of whole numbers.
 
-    Raises:
-        MalformedFile: it is none, or it names none of ``projects``.
+    Raise MalformedFileError when it is invalid or names a project that is not replayed.
     """
     quotas = read_json(path)
     if not isinstance(quotas, dict):
-        raise MalformedFile(path, "$", "an object from project to guaranteed GPUs is expected")
+        raise MalformedFileError(path, "$", "an object from project to guaranteed GPUs is expected")
     for project, gpus in quotas.items():
         if project not in projects:
-            raise MalformedFile(path, f"$.{project}", "this is none of the projects that are replayed")
-        if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= MOST_GPUS:
-            raise MalformedFile(path, f"$.{project}", f"{gpus!r} is not a number of GPUs")
+            raise MalformedFileError(path, f"$.{project}", "this is none of the projects that are replayed")
+        if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= MAX_GPUS:
+            raise MalformedFileError(path, f"$.{project}", f"{gpus!r} is not a number of GPUs")
     return quotas

@@ -1,25 +1,25 @@
 // The page's one module: starts the habits of every page, and loads charts, logs and launch only where they stand.
-import { startDoor, startHandOver, startTimeZone } from "./door.js";
-import { startKeys } from "./keys.js";
-import { lookAgain, startLive } from "./live.js";
-import { openPalette, startPalette } from "./palette.js";
-import { applyProperties } from "./properties.js";
-import { startAutoSubmit, startBulk, startCopy, startFocusKeeping, startPlaceKeeping, startTabs } from "./small.js";
+import { startCodeLink, submitTicket, startTimeZone } from "./auth_links.js";
+import { startKeys } from "./keyboard_shortcuts.js";
+import { updateSubscriptions, startLive } from "./live.js";
+import { openPalette, startPalette } from "./command_palette.js";
+import { applyProperties } from "./css_properties.js";
+import { startAutoSubmit, startBulk, startCopy, keepFocus, keepScrollAndOpenState, startTabs } from "./page_behaviors.js";
 import { startThemeSwitch } from "./theme-switch.js";
-import { startTimes } from "./times.js";
-import { startTips } from "./tips.js";
-import { startUndo } from "./undo.js";
+import { startTimes } from "./relative_times.js";
+import { startTips } from "./tooltips.js";
+import { startUndo } from "./delayed_submit.js";
 
-async function lookAt(swapped) {
+async function initialize(swapped) {
   const root = swapped.parentElement ?? swapped; // a swapped element may be the part itself
   applyProperties(root);
-  if (root.querySelector("[data-plot]")) (await import("./plots.js")).drawIn(root);
-  if (root.querySelector("[data-log]")) (await import("./logs.js")).followIn(root);
-  if (root.querySelector("[data-terminal]")) (await import("./terminal.js")).openIn(root);
+  if (root.querySelector("[data-plot]")) (await import("./charts.js")).drawCharts(root);
+  if (root.querySelector("[data-log]")) (await import("./logs.js")).followLogs(root);
+  if (root.querySelector("[data-terminal]")) (await import("./terminal.js")).openTerminals(root);
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
-  if (root.querySelector("[data-gpu-table]")) (await import("./node_values.js")).watchNode(root);
-  if (root.querySelector("[data-quota-sheet]")) (await import("./quota_sheet.js")).startSheet(root);
-  if (root.querySelector("[data-node]")) (await import("./squares.js")).watchIn(root);
+  if (root.querySelector("[data-gpu-table]")) (await import("./node_gpu_values.js")).watchNodeGpus(root);
+  if (root.querySelector("[data-quota-sheet]")) (await import("./editable_sheet.js")).startSheet(root);
+  if (root.querySelector("[data-node]")) (await import("./gpu_squares.js")).watchGpuSquares(root);
 }
 
 startThemeSwitch();
@@ -30,17 +30,17 @@ startBulk();
 startUndo();
 startPalette();
 startKeys(openPalette);
-startDoor();
+startCodeLink();
 startTimeZone();
-startHandOver();
+submitTicket();
 startTimes();
 startTips();
-lookAt(document.body);
+initialize(document.body);
 startLive();
-startFocusKeeping();
-startPlaceKeeping();
+keepFocus();
+keepScrollAndOpenState();
 document.addEventListener("htmx:load", (event) => {
   if (event.target === document.body) return;
-  lookAt(event.target);
-  lookAgain();
+  initialize(event.target);
+  updateSubscriptions();
 });

@@ -4,31 +4,31 @@
 // subscriptions stand; what was announced between the making of the page and then, the server tells as "missed".
 // News can be lost on the way all the same, so a page that stands open looks again about once a minute.
 const POLL_MS = 5000;
-const LOOK_MS = 60000;
-const QUIET_MS = 400; // several messages at once are one fetch
+const FALLBACK_POLL_MS = 60000;
+const DEBOUNCE_MS = 400; // several messages at once are one fetch
 const FETCH_MS = 3000; // what was swapped in was made at most so long ago
 
 const listeners = new Map(); // topic -> Set of functions(data)
 const fetches = new WeakMap();
 let socket = null;
 let wait = 500;
-let heard = Date.now();
+let lastMessageAt = Date.now();
 let open = false;
-let standing = false; // the server has acknowledged what was subscribed to first
+let isSubscribed = false; // the server has acknowledged what was subscribed to first
 let again = false; // not the first try: anything may have happened meanwhile
 let sampled = 0;
 let lag = 0;
 
-export function onTopic(topic, act) {
+export function subscribe(topic, act) {
   if (!listeners.has(topic)) listeners.set(topic, new Set());
   listeners.get(topic).add(act);
-  say("subscribe", [topic]);
+  sendSubscription("subscribe", [topic]);
   return () => {
     const acts = listeners.get(topic);
     acts.delete(act);
     if (acts.size === 0) {
       listeners.delete(topic);
-      if (!watched().has(topic)) say("unsubscribe", [topic]);
+      if (!watched().has(topic)) sendSubscription("unsubscribe", [topic]);
     }
   };
 }
@@ -41,24 +41,24 @@ function watched() {
   return topics;
 }
 
-function say(word, topics) {
+function sendSubscription(word, topics) {
   if (!open || !topics.length) return;
   socket.send(JSON.stringify(word === "subscribe" ? { subscribe: topics, since: since() } : { [word]: topics }));
 }
 
 function since() { // by the server's clock, what this page shows was true then: the page itself, later what was swapped in
-  const made = Number(document.body.dataset.made) || undefined;
-  if (!standing || !made) return made;
+  const made = Number(document.body.dataset.renderedAt) || undefined;
+  if (!isSubscribed || !made) return made;
   const [came] = performance.getEntriesByType("navigation"); // never earlier than `made`, so the estimate is never late
   return made + Math.max(0, Math.round(performance.now() - (came?.responseStart ?? 0)) - FETCH_MS);
 }
 
-let told = new Set();
-export function lookAgain() { // after a swap: subscribe to what came, leave what went
+let subscribedTopics = new Set();
+export function updateSubscriptions() { // after a swap: subscribe to what came, leave what went
   const now = watched();
-  say("subscribe", [...now].filter((topic) => !told.has(topic)));
-  say("unsubscribe", [...told].filter((topic) => !now.has(topic)));
-  told = now;
+  sendSubscription("subscribe", [...now].filter((topic) => !subscribedTopics.has(topic)));
+  sendSubscription("unsubscribe", [...subscribedTopics].filter((topic) => !now.has(topic)));
+  subscribedTopics = now;
 }
 
 function fire(element) {
@@ -68,30 +68,30 @@ function fire(element) {
     if (!element.isConnected || document.visibilityState !== "visible") return;
     if (element.querySelector("[data-bulk]:checked")) return; // somebody is choosing
     window.htmx?.trigger(element, "live");
-  }, QUIET_MS));
+  }, DEBOUNCE_MS));
 }
 
 function fireAll() {
   for (const element of document.querySelectorAll("[data-live]")) fire(element);
 }
 
-const FIGURES = new Set(["sample", "backfill", "logs"]); // drawn where they stand; they change no fragment
+const VALUE_KINDS = new Set(["sample", "backfill", "logs"]); // drawn where they stand; they change no fragment
 
-function stand() {
-  if (standing) return;
-  standing = true;
+function markSubscribed() {
+  if (isSubscribed) return;
+  isSubscribed = true;
   if (again) fireAll(); // what was missed
-  chip();
+  updateStatusChip();
 }
 
-function hear({ topic: named, data, error, subscribed }) {
-  heard = Date.now();
-  if (subscribed) stand();
+function handleMessage({ topic: named, data, error, subscribed }) {
+  lastMessageAt = Date.now();
+  if (subscribed) markSubscribed();
   if (error || !named) return;
   const topic = named === `user.${document.body.dataset.me}` ? "user.me" : named;
   if (data?.kind === "sample") { sampled = Date.now(); lag = data.lag_s ?? 0; }
   for (const act of listeners.get(topic) ?? []) act(data);
-  if (FIGURES.has(data?.kind)) return;
+  if (VALUE_KINDS.has(data?.kind)) return;
   for (const element of document.querySelectorAll("[data-live]")) {
     if (element.dataset.live.split(/\s+/).includes(topic)) fire(element);
   }
@@ -103,55 +103,55 @@ function connect() {
   socket = new WebSocket(new URL(liveUrl, location.href.replace(/^http/, "ws")));
   socket.addEventListener("open", () => {
     again = wait > 500;
-    open = true; wait = 500; heard = Date.now(); told = watched();
-    if (told.size) say("subscribe", [...told]); else stand();
-    chip();
+    open = true; wait = 500; lastMessageAt = Date.now(); subscribedTopics = watched();
+    if (subscribedTopics.size) sendSubscription("subscribe", [...subscribedTopics]); else markSubscribed();
+    updateStatusChip();
   });
-  socket.addEventListener("message", (event) => { try { hear(JSON.parse(event.data)); } catch (e) { if (!(e instanceof SyntaxError)) throw e; } });
+  socket.addEventListener("message", (event) => { try { handleMessage(JSON.parse(event.data)); } catch (e) { if (!(e instanceof SyntaxError)) throw e; } });
   socket.addEventListener("close", (event) => {
-    open = standing = false;
+    open = isSubscribed = false;
     if (event.code === 4401) return; // signed out: the next request shows the door
     setTimeout(connect, wait * (0.75 + Math.random() / 2));
     wait = Math.min(wait * 2, 15000);
-    chip();
+    updateStatusChip();
   });
 }
 
-function chip() {
-  const age = Math.round((Date.now() - heard) / 1000);
+function updateStatusChip() {
+  const age = Math.round((Date.now() - lastMessageAt) / 1000);
   for (const mark of document.querySelectorAll("[data-live-chip]")) {
-    if (open && !standing && age * 1000 < POLL_MS) continue; // as it was: "connecting", or how old the data is
+    if (open && !isSubscribed && age * 1000 < POLL_MS) continue; // as it was: "connecting", or how old the data is
     const silent = sampled ? Math.round((Date.now() - sampled) / 1000 + lag) : 0;
-    if (standing && silent < 10) {
+    if (isSubscribed && silent < 10) {
       mark.removeAttribute("data-late");
       mark.textContent = sampled ? `live, ${lag.toFixed(1)}\u00a0s old` : "live";
       continue;
     }
-    if (standing) { mark.setAttribute("data-late", ""); mark.textContent = `figures are ${silent}\u00a0s old`; continue; }
+    if (isSubscribed) { mark.setAttribute("data-late", ""); mark.textContent = `figures are ${silent}\u00a0s old`; continue; }
     mark.setAttribute("data-late", "");
     mark.textContent = `data is ${age}\u00a0s old`;
   }
 }
 
-let looked = Date.now();
-let pause = LOOK_MS;
+let lastPollAt = Date.now();
+let pause = FALLBACK_POLL_MS;
 
 function poll() {
-  if (document.visibilityState !== "visible" || (standing && Date.now() - looked < pause)) return;
-  looked = Date.now();
-  pause = LOOK_MS * (0.75 + Math.random() / 2); // pages that were opened together do not look together
+  if (document.visibilityState !== "visible" || (isSubscribed && Date.now() - lastPollAt < pause)) return;
+  lastPollAt = Date.now();
+  pause = FALLBACK_POLL_MS * (0.75 + Math.random() / 2); // pages that were opened together do not look together
   fireAll();
 }
 
 export function startLive() {
   connect();
   document.addEventListener("htmx:afterRequest", (event) => {
-    if (event.detail.successful) heard = Date.now();
+    if (event.detail.successful) lastMessageAt = Date.now();
   });
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "visible") fireAll();
   });
   addEventListener("pageshow", (event) => { if (event.persisted) fireAll(); }); // it stood still in the browser's memory
-  setInterval(chip, 1000);
+  setInterval(updateStatusChip, 1000);
   setInterval(poll, POLL_MS);
 }

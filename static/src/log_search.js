@@ -1,12 +1,12 @@
 // Searches the whole log on the server, all ranks of it, and steps from match to match. Words are the filter's: plain, or /pattern/.
-import { clock } from "./times.js";
+import { clock } from "./relative_times.js";
 
 const SHOWN_AT_MOST = 1000;
 
 export function startSearch(box, { filter, stream, rank, goTo }) {
   const panel = box.querySelector("[data-log-found]");
   const list = box.querySelector("[data-log-matches]");
-  const told = box.querySelector("[data-log-told]");
+  const told = box.querySelector("[data-log-status]");
   const attempt = box.dataset.attempt;
   let next = "";
   let asked = 0;

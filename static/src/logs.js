@@ -1,6 +1,6 @@
 // Follows logs by cursor: asks for what came after the last line, when the socket says so and every few seconds.
-import { onTopic } from "./live.js";
-import { clock } from "./times.js";
+import { subscribe } from "./live.js";
+import { clock } from "./relative_times.js";
 
 const EVERY_MS = 2000;
 const REST_EVERY_MS = 10000;
@@ -8,7 +8,7 @@ const KEPT = 5000; // lines in the page; the rest is in the download
 const WARNING = /\b(warn(ing)?|deprecat)/i;
 const ERROR = /\b(error|exception|traceback|fatal|failed|out of memory|killed)\b/i;
 
-export function followIn(root) {
+export function followLogs(root) {
   for (const box of root.querySelectorAll("[data-log]")) follow(box);
 }
 
@@ -114,7 +114,7 @@ function follow(box) {
     if (dropped > 0) parts.push("earlier lines are in the download");
     if (done && rows.length) parts.push("the log is complete");
     const lost = new Map(ranks().map((rank) => state.get(rank)).filter((known) => known?.lost).map((known) => [known.lost, known.since]));
-    const words = [...lost].map(([sentence, since]) => (since ? `${sentence} Since ${clock(since)}.` : sentence));
+    const words = [...lost].map(([message, since]) => (since ? `${message} Since ${clock(since)}.` : message));
     foot.textContent = [words.length ? `${parts.join(", ")}.` : parts.join(", "), ...words].join(" ");
     foot.classList.toggle("fw-warn-t", words.length > 0);
   }
@@ -147,7 +147,7 @@ function follow(box) {
   });
   look();
   const growing = box.hasAttribute("data-growing");
-  if (growing) for (const rank of all.slice(0, 16)) onTopic(`${box.dataset.topic}.${rank}`, look);
+  if (growing) for (const rank of all.slice(0, 16)) subscribe(`${box.dataset.topic}.${rank}`, look);
   // after the job's end too: the rest of its log may still be on a node that does not answer; what is complete is not asked for
   const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else look(); }, growing ? EVERY_MS : REST_EVERY_MS);
 }

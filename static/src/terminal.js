@@ -1,6 +1,6 @@
 // A terminal in a running job: asks for one, then carries what is typed and printed over its socket.
 // Binary messages are typed and printed bytes; text messages are JSON: sizes and what has been shown so far from here,
-// how it ended from there (agents/node/terminal.py).
+// how it ended from there (agents/node/terminals/terminal.py).
 import { FitAddon } from "@xterm/addon-fit";
 import { Terminal } from "@xterm/xterm";
 
@@ -166,7 +166,7 @@ function start(part) {
   begin();
 }
 
-export function openIn(root) {
+export function openTerminals(root) {
   for (const part of root.querySelectorAll("[data-terminal]:not([data-started])")) {
     part.setAttribute("data-started", "");
     start(part);

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from portal.domain.states import Role
 from portal.models import Terminal
-from portal.selectors.project_policy import project_sheet
-from portal.services.people import do_invite
-from portal.words.states import Role
+from portal.selectors.scheduling.project_settings import project_settings_sheet
+from portal.services.accounts.users import do_create_invitation
 from tests.api import world as worlds
 from tests.api.conftest import logs_of_this_test, made, rates_of_this_test, world
 
@@ -27,11 +27,11 @@ def with_more() -> worlds.World:
     world = worlds.make_wide()
     world.names["terminal"] = terminal_of(world).public_id
     project = world.rows["project"]
-    invitation, _ = do_invite(world.people["manager"], project=project, role=Role.VIEWER)
+    invitation, _ = do_create_invitation(world.people["manager"], project=project, role=Role.VIEWER)
     world.names["invitation"] = invitation.public_id
     world.names["person"] = world.people["colleague"].public_id
     world.names["change"] = str(world.rows["quota"].changes.get().pk)
-    world.names["policy_version"] = str(project_sheet(project).version)
+    world.names["policy_version"] = str(project_settings_sheet(project).version)
     return world
 
 

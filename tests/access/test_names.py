@@ -22,10 +22,10 @@ from django.utils import timezone
 
 from portal import models
 from portal.errors import FairwayError
-from portal.live.topics import check_topic, first_frame, read_topic
-from portal.services.logs import write_log_bytes
+from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
+from portal.services.jobs.logs import write_log_bytes
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 from tests.access.conftest import with_more
 from tests.access.pages import PAGES
 from tests.access.test_sockets import TOPICS
@@ -39,14 +39,16 @@ SELF: frozenset[str] = frozenset()
 AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Project: dict.fromkeys(("name", "title"), INSIDE),
     models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
-    models.Job: dict.fromkeys(("name", "sentence", "command", "volumes", "near", "image_digest"), INSIDE)
-    | dict.fromkeys(("environ", "secrets"), CONTROLLERS),
-    models.JobEvent: dict.fromkeys(("sentence", "actor", "facts"), INSIDE),
-    models.Attempt: {"sentence": INSIDE},
-    models.Task: {"problem": INSIDE},
-    models.Standing: dict.fromkeys(("sentence", "numbers", "cheapest"), INSIDE),
-    models.Excuse: {"text": INSIDE},
-    models.Extension: dict.fromkeys(("reason", "answer"), INSIDE),
+    models.Job: dict.fromkeys(
+        ("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE
+    )
+    | dict.fromkeys(("env", "secrets"), CONTROLLERS),
+    models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
+    models.Attempt: {"message": INSIDE},
+    models.Task: {"status_message": INSIDE},
+    models.JobVerdict: dict.fromkeys(("message", "details", "suggestion"), INSIDE),
+    models.IdleExemption: {"reason": INSIDE},
+    models.TimeLimitExtension: dict.fromkeys(("reason", "answer"), INSIDE),
     models.Environment: dict.fromkeys(("name", "title", "description", "image", "image_digest"), INSIDE),
     models.Template: dict.fromkeys(("name", "title", "description", "fields"), INSIDE),
     models.Volume: dict.fromkeys(("name", "path", "description"), INSIDE),
@@ -54,80 +56,81 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Secret: {"name": WORKERS, "changed_by": WORKERS},
     models.Invitation: dict.fromkeys(("full_name", "email"), MANAGERS),
     models.ApiToken: {"name": SELF},
-    models.NodeTrouble: {"sentence": ADMIN},
-    models.GpuAlarm: dict.fromkeys(("who", "note"), ADMIN),
-    models.ClusterSettings: {"alarm": ADMIN},
+    models.NodeIncident: {"message": ADMIN},
+    models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
+    models.ClusterSettings: {"scheduler_alert": ADMIN},
     models.InvalidRow: dict.fromkeys(("row", "field", "message", "note"), ADMIN),
-    models.FailedCycle: dict.fromkeys(("sentence", "field"), ADMIN),
-    models.UnknownContainer: dict.fromkeys(("owner", "project"), ADMIN),
+    models.FailedCycle: dict.fromkeys(("message", "field"), ADMIN),
+    models.OrphanContainer: dict.fromkeys(("owner", "project"), ADMIN),
     models.RegistryLogin: dict.fromkeys(("host", "username", "changed_by"), ADMIN),
     models.AuditEntry: dict.fromkeys(("actor_name", "object_name", "before", "after", "reason"), ADMIN),
-    models.Rollout: {"sentence": ADMIN},
+    models.AgentRollout: {"message": ADMIN},
 }
 """Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
 
 SHOWN_NOWHERE = {
-    (models.GpuAlarm, "who"),
+    (models.GpuAlert, "subject"),
     (models.Invitation, "email"),
-    (models.UnknownContainer, "owner"),
-    (models.UnknownContainer, "project"),
+    (models.OrphanContainer, "owner"),
+    (models.OrphanContainer, "project"),
 }
 """Columns that this world shows to nobody, such as the answer to a request that nobody has decided."""
 
 OTHERS: dict[str, str] = {
     # of the cluster, for everybody
     "ClusterSettings": "cluster_id name policy",
-    "EnvironmentOnNode": "state detail cuda image_pin",
-    "Gpu": "uuid model health health_reason foreign_user mig_profile bus_id",
-    "Link": "kind level",
-    "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks "
-    "problem boot_id agent_version hello trust trust_cause trust_sentence",
+    "ImagePresence": "state detail cuda image_pin",
+    "Gpu": "uuid model health health_reason foreign_process_owner mig_profile bus_id",
+    "GpuLink": "kind level",
+    "Node": "addresses name state state_reason transport host ssh_user host_key runtime settings labels "
+    "gang_interface missing_requirements status_message boot_id agent_version "
+    " agent_info breaker_state breaker_cause breaker_message",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
     "Topology": "name levels",
     # words of the program, numbers, ids, hashes and sealed values
     "Allocation": "proof",
     "ApiToken": "secret_sha256 scopes",
-    "Attempt": "state reason secret stop_reason stop_actor",
-    "AuditEntry": "act object_kind object_id",
+    "Attempt": "state reason secret stop_reason stop_requested_by",
+    "AuditEntry": "action object_kind object_id",
     "BrowserSession": "session_data session_key",
-    "Cycle": "woken_by receipts",
+    "Cycle": "trigger fair_share_breakdown",
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
-    "Extension": "state delays reservations",
-    "FailedCycle": "kind woken_by",
-    "Forecast": "code ahead",
-    "GpuAlarm": "kind",
+    "TimeLimitExtension": "state delays reservations",
+    "FailedCycle": "kind trigger",
+    "Forecast": "code jobs_ahead",
+    "GpuAlert": "kind",
     "Invitation": "code_sha256",
-    "Job": "kind state desired reason gpu_model mig_profile launcher kept",
+    "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement",
     "JobEvent": "kind before after reason",
     "Lease": "name holder",
-    "NodeCheck": "kind steps reason program",
-    "NodeTrouble": "trouble",
-    "Outbox": "name arguments queue",
-    "Progress": "work gpu_model",
+    "NodeOperation": "kind steps reason program_sha256",
+    "NodeIncident": "kind",
+    "OutboxMessage": "name arguments queue",
+    "AttemptProgress": "workload_fingerprint gpu_model",
     "Project": "policy egress_allow",
     "QuotaChange": "before after",
-    "RegistryLogin": "sealed",
+    "RegistryLogin": "encrypted_password",
     "Rendezvous": "address network devices adapters interfaces",
-    "Secret": "sealed",
-    "SentSignal": "signal",
-    "SignInLink": "code_sha256",
-    "Standing": "code ahead",
-    "Task": "state container ports leave_reason",
+    "Secret": "encrypted_value",
+    "JobSignal": "signal",
+    "MagicLink": "code_sha256",
+    "JobVerdict": "code jobs_ahead",
+    "Task": "state container ports eviction_reason",
     "Template": "kind",
-    "Totals": "counts",
-    "UnknownContainer": "name job gpus ports wanted",
-    "UsageMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
+    "SchedulerCounters": "counts",
+    "OrphanContainer": "name job gpus ports decision",
+    "NodeMetricsMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
     "holders tasks",
     "User": "password timezone",
-    "Volume": "kind reach",
+    "Volume": "kind scope",
     "WorkspaceSession": "cookie_sha256 session_key",
     "WorkspaceTicket": "code_sha256 session_key",
     # given back to the person who asked alone, or to nobody
     "InvalidRow": "kind",
     "IdempotencyKey": "key route body_sha256 body",
-    "Question": "kind body answer",
-    "Terminal": "session_key secret refusal",
+    "EngineQuery": "kind body answer",
+    "Terminal": "session_key secret error",
 }
 
 
@@ -192,35 +195,35 @@ def world(transactional_db: None) -> World:
 def marked(world: World) -> Marked:
     """The world with a mark in every text of the project, and the verdicts of a cycle that has read them."""
     project, names = world.rows["project"], world.names
-    inner = record.environment("inner")
+    inner = factories.environment("inner")
     inner.projects.add(project)
     names["inner"] = inner.public_id
     template = models.Template.objects.create(
-        name="inner", title="i", kind="training", environment=inner, fields={"environ": {}}
+        name="inner", title="i", kind="training", environment=inner, fields={"env": {}}
     )
     names["inner_template"] = template.public_id
     stranger = world.people["stranger"]
     own = models.Project.objects.get(name="elsewhere")
-    own_job = record.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
+    own_job = factories.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
     names["own_job"] = own_job.public_id
-    models.Dependency.objects.create(job=own_job, after=world.rows["job"])
+    models.Dependency.objects.create(job=own_job, depends_on=world.rows["job"])
     left = models.Attempt.objects.get(job=world.rows["running"])
-    models.Attempt.objects.filter(pk=left.pk).update(stop_for=own_job, stop_reason="reclaimed")
-    models.NodeTrouble.objects.create(
+    models.Attempt.objects.filter(pk=left.pk).update(preempted_for=own_job, stop_reason="reclaimed")
+    models.NodeIncident.objects.create(
         node=world.rows["node"],
         at=timezone.now(),
-        trouble="failed_soon",
+        kind="early_failures",
         job=world.rows["running"],
-        sentence="x",
+        message="x",
     )
-    both = models.Volume.objects.create(name="both", kind="path", path="/data/both")
+    both = models.Volume.objects.create(name="both", kind="host_path", path="/data/both")
     both.projects.add(own, project)
     open_to_all = [both, *(world.rows[key] for key in ("lab", "batch", "template"))]
     marked = Marked(world)
     for model, audiences in AUDIENCE.items():
-        if model is models.Standing:  # after the models that its sentences are made of
+        if model is models.JobVerdict:  # after the models that its sentences are made of
             assert run_cycle("test", "holder") is not None
-            assert models.Standing.objects.filter(job=own_job).exists()
+            assert models.JobVerdict.objects.filter(job=own_job).exists()
         for row in model.objects.order_by("pk"):  # type: ignore[attr-defined]
             if row not in (own, own_job, *open_to_all) and getattr(row, "job", None) != own_job:
                 _mark(marked, row, audiences)
@@ -236,7 +239,7 @@ def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> Non
         word = marked.word(Mark(type(row), column, audience, _owner_of(marked.world, row)))
         written[column] = _text_for(column, row, word)
     if isinstance(row, models.AuditEntry):  # rows that are there cannot be changed
-        models.AuditEntry.objects.create(act="job.cancel", object_kind="job", object_id="x", **written)
+        models.AuditEntry.objects.create(action="job.cancel", object_kind="job", object_id="x", **written)
     else:
         type(row).objects.filter(pk=row.pk).update(**written)
 
@@ -251,26 +254,26 @@ def _owner_of(world: World, row: Any) -> str:
 
 def _text_for(column: str, row: Any, word: str) -> Any:
     texts: dict[str, Any] = {
-        "environ": {word.upper(): word},
+        "env": {word.upper(): word},
         "command": ["true", word],
         "volumes": [{"volume": word, "target": f"/{word}", "read_only": True}],
         "secrets": [{"secret": word, "of": "me", "variable": "WORD"}],
-        "near": {"topology": word, "required": word, "preferred": None},
+        "topology_constraint": {"topology": word, "required": word, "preferred": None},
         "email": f"{word}@example.org",
         "path": f"/{word}",
-        "cheapest": {"kind": "x", "sentence": word, "fields": {}},
-        "fields": {"environ": {"WORD": word}},
+        "suggestion": {"kind": "x", "message": word, "fields": {}},
+        "fields": {"env": {"WORD": word}},
     }
     if column == "command" and row.kind == "workspace":
         return []
-    if column in ("facts", "numbers", "before", "after"):
+    if column in ("details", "before", "after"):
         return {"word": word}
     return texts.get(column, word)
 
 
 # -- everything that is read -----------------------------------------------------------------------
 
-LIVE_PARTS = ("home", "cluster", "node", "queue", "job", "restored", "alarms", "scheduler")
+LIVE_PARTS = ("home", "cluster", "node", "queue", "job", "recovery", "alerts", "scheduler")
 
 
 def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
@@ -305,7 +308,7 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
         more += [f"{reverse('launch')}?like={names[key]}", reverse("job-run", args=[names[key]])]
         more += [f"/api/v1/jobs/{names[key]}/", f"/api/v1/jobs/{names[key]}/events/"]
     if actor == "admin":  # the cycle found the row of this world valid, which ended its alarm
-        more.append("/api/v1/scheduler/invalid-rows/?over=true")
+        more.append("/api/v1/scheduler/invalid-rows/?resolved=true")
     for path in more:
         yield path, text_of(client.get(path))
     body = {
@@ -315,7 +318,10 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
         "command": ["true"],
         "gpus_per_task": 4,
     }
-    yield "ask", text_of(client.post("/api/v1/ask/", json.dumps(body), content_type="application/json"))
+    yield (
+        "jobs_preview",
+        text_of(client.post("/api/v1/jobs/preview/", json.dumps(body), content_type="application/json")),
+    )
     body |= {"template": names["inner_template"]}
     yield "launch", text_of(client.post("/api/v1/jobs/", json.dumps(body), content_type="application/json"))
     yield from frames(marked, actor, names)
@@ -326,11 +332,11 @@ def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[
     user = marked.world.people[actor]
     for name in TOPICS:
         try:
-            topic = read_topic(name.format(**names), user)
-            check_topic(user, topic)
-            yield name, json.dumps(first_frame(user, topic), default=str)
+            topic = parse_topic(name.format(**names), user)
+            check_topic_access(user, topic)
+            yield name, json.dumps(initial_frame(user, topic), default=str)
         except FairwayError as refusal:
-            yield name, refusal.sentence
+            yield name, refusal.message
 
 
 @pytest.mark.parametrize("actor", READERS)

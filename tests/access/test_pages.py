@@ -12,8 +12,8 @@ from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 
-from portal.access import Policy
-from portal.door import policy_of
+from portal.access import AccessPolicy
+from portal.policy_middleware import policy_of
 from tests.access.pages import PAGES, PUBLIC, Page
 from tests.api.table import ADMIN, EVERYBODY, NOBODY
 from tests.api.world import ACTORS, World
@@ -86,7 +86,7 @@ ROUTES = {str(route.name): route for route in routes(get_resolver().url_patterns
 
 def test_the_table_names_every_page() -> None:
     assert {page.name for page in PAGES} | PUBLIC == set(ROUTES)
-    public = {name for name, route in ROUTES.items() if policy_of(route.callback) is Policy.PUBLIC}
+    public = {name for name, route in ROUTES.items() if policy_of(route.callback) is AccessPolicy.PUBLIC}
     assert public == PUBLIC
 
 

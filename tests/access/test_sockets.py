@@ -6,24 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from portal.access import Verb, can
-from portal.errors import FairwayError, NotThere
-from portal.gateway.rights import Answer, decide
-from portal.gateway.terminals import decide_terminal
-from portal.live.routes import SOCKETS
-from portal.live.topics import check_topic, first_frame, read_topic
+from portal.access import Permission, can
+from portal.domain.states import Role
+from portal.errors import FairwayError, NotFound
+from portal.gateway.access.authorization import AccessResult, decide_access
+from portal.gateway.apps.terminal_app import decide_terminal_access
+from portal.live.websocket.routes import WEBSOCKET_ROUTES
+from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
 from portal.models import Job, Terminal, User
-from portal.services import lifecycle
-from portal.services.people import do_change_person
-from portal.services.projects import do_remove_member, do_set_member
-from portal.services.session_store import session_id
-from portal.services.sessions import session_user
-from portal.services.terminals import do_open_terminal
-from portal.services.workspaces import do_open_workspace, do_redeem_ticket
-from portal.words.states import Role
+from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import session_user
+from portal.services.accounts.users import do_change_user
+from portal.services.lifecycle import job_control
+from portal.services.projects.projects import do_remove_member, do_set_member
+from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
+from portal.services.workspaces.terminals import do_open_terminal
 from tests.api.table import ADMIN, EVERYBODY, INSIDE, NOBODY, OUTSIDE, OWNER
 from tests.api.world import ACTORS, World
-from tests.gateway.stand import sign_in
+from tests.gateway.gateway_harness import sign_in
 
 TOPICS = {
     "cluster": EVERYBODY,
@@ -38,7 +38,7 @@ TOPICS = {
 
 
 def test_the_table_names_every_socket() -> None:
-    assert [consumer.__name__ for consumer in SOCKETS.values()] == ["LiveConsumer"]
+    assert [consumer.__name__ for consumer in WEBSOCKET_ROUTES.values()] == ["LiveConsumer"]
 
 
 @pytest.mark.parametrize("name", TOPICS)
@@ -51,13 +51,13 @@ def test_who_may_watch(name: str, world: World) -> None:
             continue
         code = "allowed"
         try:
-            topic = read_topic(name.format(**names), user)
-            check_topic(user, topic)
-            first_frame(user, topic)
+            topic = parse_topic(name.format(**names), user)
+            check_topic_access(user, topic)
+            initial_frame(user, topic)
         except FairwayError as refusal:
             code = refusal.code
         hidden = actor in OUTSIDE or name.startswith("user")
-        expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "not_allowed"
+        expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "forbidden"
         assert code == expected, actor
 
 
@@ -67,9 +67,9 @@ def ready(world: World) -> Job:
     job: Job = world.rows["running_workspace"]
     attempt = job.attempts.get()
     task = attempt.task_rows.get()
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={"8888": 1})
-    lifecycle.attempt_ready(attempt.pk)
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={"8888": 1})
+    job_control.record_attempt_ready(attempt.pk)
     return Job.objects.get(pk=job.pk)
 
 
@@ -102,23 +102,23 @@ def test_whoever_loses_a_right_is_out_at_the_next_question(lost: str, world: Wor
     Terminal.objects.update(port=1)
     assert cookie is not None
 
-    def answers() -> set[Answer]:
+    def answers() -> set[AccessResult]:
         return {
-            decide(ready.public_id, cookie).answer,
-            decide_terminal(terminal.public_id, session_id(key)).answer,
+            decide_access(ready.public_id, cookie).result,
+            decide_terminal_access(terminal.public_id, session_id(key)).result,
         }
 
-    assert answers() == {Answer.OPEN}
+    assert answers() == {AccessResult.ALLOWED}
     if lost == "the project":
         do_remove_member(world.people["manager"], project, owner)
     else:
-        do_change_person(world.people["admin"], owner, is_active=False)
-    assert answers() == {Answer.STRANGER}
+        do_change_user(world.people["admin"], owner, is_active=False)
+    assert answers() == {AccessResult.DENIED}
     assert do_redeem_ticket(unused, ready.public_id) is None
     owner.refresh_from_db()
-    assert not any(can(owner, verb, ready) for verb in Verb)
+    assert not any(can(owner, verb, ready) for verb in Permission)
     if lost == "the project":
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             do_open_workspace(owner, ready, key)
         do_set_member(world.people["manager"], project, owner, Role.MEMBER)
-        assert answers() == {Answer.OPEN}
+        assert answers() == {AccessResult.ALLOWED}

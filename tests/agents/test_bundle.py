@@ -14,16 +14,16 @@ from types import CodeType, ModuleType
 
 import pytest
 
-from agents.bundle import build
+from agents.bundle import build_archive
 from agents.local import open_local
-from agents.nvml_part import used_names
-from tests.standins import nvml
+from agents.nvml_subset import used_names
+from tests.fakes import nvml
 
 NODE = Path(__file__).parents[2] / "agents/node"
 
 
 def test_equal_source_gives_equal_bytes(tmp_path: Path) -> None:
-    assert build(tmp_path / "a.pyz") == build(tmp_path / "b.pyz")
+    assert build_archive(tmp_path / "a.pyz") == build_archive(tmp_path / "b.pyz")
     assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
 
 
@@ -42,7 +42,7 @@ def test_node_code_reads_as_python_3_8_and_imports_only_the_standard_library() -
 
 
 def test_what_comes_from_others_reads_as_python_3_8_and_has_its_licence_beside_it(tmp_path: Path) -> None:
-    build(tmp_path / "agent.pyz")
+    build_archive(tmp_path / "agent.pyz")
     with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
         ast.parse(archive.read("pynvml.py").decode(), feature_version=(3, 8))
         licence = archive.read("pynvml.LICENSE").decode()
@@ -51,7 +51,7 @@ def test_what_comes_from_others_reads_as_python_3_8_and_has_its_licence_beside_i
 
 
 def test_the_part_of_nvml_has_all_that_the_agent_asks_for_and_all_that_this_needs(tmp_path: Path) -> None:
-    build(tmp_path / "agent.pyz")
+    build_archive(tmp_path / "agent.pyz")
     with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
         text = archive.read("pynvml.py").decode()
     assert len(text) < 60_000
@@ -73,12 +73,12 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
             yield from codes_of(each)
 
 
-@pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+@pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 def test_the_program_sees_the_gpus_of_a_machine_that_has_only_a_driver(tmp_path: Path) -> None:
-    build(tmp_path / "agent.pyz")
-    driver = nvml.Driver(tmp_path, [nvml.h200(0), nvml.h200(1)])
+    build_archive(tmp_path / "agent.pyz")
+    driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
     places = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-    (tmp_path / "node.json").write_text(json.dumps({"cluster": "t", "gpus": "nvml", **places}))
+    (tmp_path / "node.json").write_text(json.dumps({"cluster": "t", "gpu_provider": "nvml", **places}))
     with open_local(
         tmp_path / "agent.pyz",
         "watch",

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from agents.enrol import EnrolmentChoices
+from agents.enrolment import EnrolmentOptions
 from agents.link import Link
 from tests.rig.cluster import RigCluster
 from tests.rig.docker import start_docker
 from tests.rig.images import RigImage
-from tests.rig.needs import why_no_rig
+from tests.rig.needs import missing_for_rig
 from tests.rig.node import RigNode
-from tests.rig.records import one_at_a_time
+from tests.rig.records import machine_lock
 from tests.rig.rig import Rig
 from tests.rig.rootless import as_account, enrol_rootless, in_namespace
 
 pytestmark = pytest.mark.rig
 
-PROBE = Path(__file__).parents[1] / "rig/wall_probe.py"
+PROBE = Path(__file__).parents[1] / "rig/isolation_probe.py"
 METADATA = "169.254.169.254"
 MEMORY_MIB, SHM_MIB, PIDS, CPU_MILLI = 192, 48, 40, 700
 SECRET = "walls-have-ears"
@@ -84,13 +84,13 @@ def spec(link: Link, job: str, image: str, **more: Any) -> dict[str, Any]:
 )
 def walls(request: pytest.FixtureRequest, rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Walls]:
     """Two jobs of two people on one node; the second looks around."""
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)
     with ExitStack() as stack:
         rig = stack.enter_context(Rig(1, image_stores=[tiny_image.store]))
         node = rig.nodes[0]
-        stack.enter_context(one_at_a_time("metadata"))  # the address is this machine's, and another run's too
+        stack.enter_context(machine_lock("metadata"))  # the address is this machine's, and another run's too
         rig.add_address(METADATA)
         control_port = stack.enter_context(Listener(rig.portal_address, 0)).port
         stack.enter_context(Listener(METADATA, 80))
@@ -98,9 +98,11 @@ def walls(request: pytest.FixtureRequest, rig_cluster: RigCluster, tiny_image: R
             start_docker(node, tiny_image)
         denied = (rig.portal_address,)
         if request.param == "rootless":
-            enrol_rootless(rig_cluster, node, tiny_image, EnrolmentChoices("rootless", deny_addresses=denied))
+            enrol_rootless(
+                rig_cluster, node, tiny_image, EnrolmentOptions("rootless", denied_networks=denied)
+            )
         else:
-            choices = EnrolmentChoices("rootful", runtime=request.param, deny_addresses=denied)
+            choices = EnrolmentOptions("rootful", runtime=request.param, denied_networks=denied)
             rig_cluster.enrol(node, choices)
         link = stack.enter_context(rig_cluster.open(node))
         yield look_around(rig, node, link, tiny_image.name, control_port, request.param == "rootless")
@@ -112,7 +114,7 @@ def look_around(rig: Rig, node: RigNode, link: Link, image: str, control_port: i
         secret_files={"token": OTHER_SECRET}, gpus=[{"uuid": link.hello.gpus[1].uuid, "milli": 1000}],
         command=["python3", "-m", "http.server", "8888", "--bind", "0.0.0.0"],
     )  # fmt: skip
-    published = link.ask("start", timeout_s=30, epoch=1, spec=neighbour)["ports"]["8888"]
+    published = link.request("start", timeout_s=30, epoch=1, spec=neighbour)["ports"]["8888"]
     engine = str(neighbour["runtime"])
 
     def ask_engine(*words: str) -> Any:
@@ -148,7 +150,7 @@ def look_around(rig: Rig, node: RigNode, link: Link, image: str, control_port: i
         link, PROBED, image, command=["python3", "-c", PROBE.read_text()], secret_files={"token": SECRET},
         env={"PROBE": json.dumps(asked)}, mounts=[{"kind": "home", "source": "ada", "target": "/home/ada"}],
     )  # fmt: skip
-    link.ask("start", timeout_s=30, epoch=1, spec=probed)
+    link.request("start", timeout_s=30, epoch=1, spec=probed)
     report = wait_for_report(node, link)
     container = ask_engine("container", "inspect", f"fw-rig-{PROBED}-1-0")
     assert list(container["NetworkSettings"]["Networks"]) == [network_name]
@@ -209,7 +211,7 @@ def wait_for_spare(node: RigNode) -> str:
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         ledger = json.loads(node.execute("cat", "/var/lib/fairway-node/state/ledger.json").stdout)
-        for name, spare in ledger.get("spares", {}).items():
+        for name, spare in ledger.get("network_pool", {}).items():
             if spare["ready"]:
                 return str(name)
         time.sleep(0.1)

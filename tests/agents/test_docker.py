@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agents.enrol import EnrolmentChoices
-from agents.link import Link, Refused
+from agents.enrolment import EnrolmentOptions
+from agents.link import AgentError, Link
 from agents.node.runtimes import arguments
-from portal.selectors.log_files import STAMP
+from portal.selectors.logs.files import TIMESTAMP_PREFIX
 from tests.agents.node.conftest import wait_for
 from tests.agents.node.loadable import load
 from tests.agents.ranks import MEETS
@@ -36,8 +36,8 @@ def node(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[RigNode]:
     with Rig(1) as rig:
         made = rig.nodes[0]
         start_docker(made, tiny_image)
-        made.set_local(log_mib=LOG_MIB)
-        rig_cluster.enrol(made, EnrolmentChoices(runtime="docker"))
+        made.set_local(max_log_mib=LOG_MIB)
+        rig_cluster.enrol(made, EnrolmentOptions(runtime="docker"))
         yield made
 
 
@@ -51,7 +51,7 @@ def link(rig_cluster: RigCluster, node: RigNode) -> Iterator[Link]:
 @pytest.fixture
 def start(link: Link, tiny_image: RigImage) -> Any:
     def started(job: str, *command: str, **more: Any) -> dict[str, Any]:
-        return link.ask("start", timeout_s=60, epoch=1, spec=spec_of(job, tiny_image, command, **more))
+        return link.request("start", timeout_s=60, epoch=1, spec=spec_of(job, tiny_image, command, **more))
 
     return started
 
@@ -65,14 +65,14 @@ def spec_of(job: str, image: RigImage, command: Sequence[str], **more: Any) -> d
 
 
 def log_of(link: Link, job: str, offset: int = 0) -> bytes:
-    answer = link.ask("logs", timeout_s=20, job=job, attempt=1, task=0, offset=offset)
+    answer = link.request("logs", timeout_s=20, job=job, attempt=1, task=0, offset=offset)
     assert answer["format"] == "k8s"
     return base64.b64decode(answer["data_b64"])
 
 
 def lines_of(link: Link, job: str) -> list[tuple[str, str]]:
     """Stream and text of each line, as the portal reads them."""
-    found = [(line, STAMP.match(line)) for line in log_of(link, job).splitlines()]
+    found = [(line, TIMESTAMP_PREFIX.match(line)) for line in log_of(link, job).splitlines()]
     return [(m[2].decode(), line[m.end() :].decode()) for line, m in found if m]
 
 
@@ -98,9 +98,9 @@ sys.exit(7)"""
         ("stdout", "'mine' 20001"),
         ("stdout", "hello  of"),
     ]
-    [row] = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == "jwhole"]
+    [row] = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == "jwhole"]
     assert (row["state"], row["owner"], row["project"]) == ("exited", "ada", "lab")
-    link.ask("remove", timeout_s=30, epoch=1, job="jwhole", attempt=1)
+    link.request("remove", timeout_s=30, epoch=1, job="jwhole", attempt=1)
     assert docker(node, "ps", "--all", "--quiet") == ""
     assert "fw-rig-jwhole" not in docker(node, "network", "ls", "--format", "{{.Name}}")
 
@@ -110,10 +110,10 @@ def test_ranks_of_a_gang_meet(link: Link, start: Any, on_node: bool) -> None:
     """In the network of their job, or on the network of the node, where its interface is."""
     job, port = f"jgang{int(on_node)}", 32_100
     interface = next(each for each in link.hello.interfaces if each.chosen)
-    address = interface.address if on_node else "{first_rank}"
+    address = interface.address if on_node else "{rank0_address}"
     for rank in (0, 1):
         env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
+        told: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
         start(job, "python3", "-c", MEETS, env=env, task=rank, **told)
     wait_for_line(link, job, "heard one")
 
@@ -135,13 +135,13 @@ def test_ranks_meet_on_a_network_that_people_made(
         for rank, more in enumerate(({"address": "10.9.1.254"}, {})):
             env = {"RANK": str(rank), "MASTER_ADDR": "10.9.1.254", "MASTER_PORT": "32100"}
             spec = {**plain, "task": rank, "env": env, **more}
-            link.ask("start", timeout_s=60, epoch=1, spec=spec)
+            link.request("start", timeout_s=60, epoch=1, spec=spec)
         wait_for_line(link, "jmacvlan", "heard one")
-        with pytest.raises(Refused, match="no network fabric7 of docker"):
-            link.ask(
+        with pytest.raises(AgentError, match="no network fabric7 of docker"):
+            link.request(
                 "start", timeout_s=60, epoch=1, spec=plain | {"job": "jnone", "task": 0, "network": "fabric7"}
             )
-        link.ask("stop", timeout_s=30, epoch=1, job="jmacvlan", attempt=1, grace_s=0)
+        link.request("stop", timeout_s=30, epoch=1, job="jmacvlan", attempt=1, grace_s=0)
     assert "fabric0" in docker(node, "network", "ls", "--format", "{{.Name}}").split()
 
 
@@ -156,20 +156,22 @@ def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:
     }  # fmt: skip
     assert facts["HostConfig"]["RestartPolicy"]["Name"] == "no"
     assert facts["HostConfig"]["PortBindings"]["8888/tcp"][0]["HostIp"] == "127.77.0.1"
-    assert link.ask("stop", timeout_s=30, epoch=1, job="jnamed", attempt=1, grace_s=0)["gone"] is True
+    assert link.request("stop", timeout_s=30, epoch=1, job="jnamed", attempt=1, grace_s=0)["gone"] is True
 
 
 def test_a_stop_leaves_time_and_a_kill_leaves_none(link: Link, start: Any) -> None:
     start("jpatient", "sh", "-c", PATIENT)
     wait_for_line(link, "jpatient", "ready")
-    assert link.ask("stop", timeout_s=30, epoch=1, job="jpatient", attempt=1, grace_s=30)["stopping"] is True
+    assert (
+        link.request("stop", timeout_s=30, epoch=1, job="jpatient", attempt=1, grace_s=30)["stopping"] is True
+    )
     assert wait_for(link, "exited", timeout_s=30, job="jpatient")["exit_code"] == 3
     assert ("stdout", "leaving") in lines_of(link, "jpatient")
     start("jkilled", "sh", "-c", PATIENT)
     wait_for_line(link, "jkilled", "ready")
-    assert link.ask("stop", timeout_s=30, epoch=1, job="jkilled", attempt=1, grace_s=0)["gone"] is True
+    assert link.request("stop", timeout_s=30, epoch=1, job="jkilled", attempt=1, grace_s=0)["gone"] is True
     assert wait_for(link, "exited", timeout_s=30, job="jkilled")["exit_code"] == 137
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AgentError) as caught:
         start("jkilled", "true")
     assert caught.value.code == "tombstoned"
 
@@ -187,17 +189,17 @@ def test_a_task_outlives_its_agent(node: RigNode, rig_cluster: RigCluster, link:
     pids = node.execute("pgrep", "-f", "agent.*control").stdout.split()
     node.execute("kill", "-KILL", *pids)
     with rig_cluster.open(node) as again:
-        rows = {row["job"]: row["state"] for row in again.ask("list", timeout_s=20)["containers"]}
+        rows = {row["job"]: row["state"] for row in again.request("list", timeout_s=20)["containers"]}
         assert rows["jlong"] == "running"
         wait_for_line(again, "jlong", "ready")
-        assert again.ask("stop", timeout_s=30, epoch=1, job="jlong", attempt=1, grace_s=0)["gone"] is True
+        assert again.request("stop", timeout_s=30, epoch=1, job="jlong", attempt=1, grace_s=0)["gone"] is True
         assert docker(node, "ps", "--quiet") == ""
 
 
 def test_use_is_measured(rig_cluster: RigCluster, node: RigNode, link: Link, start: Any) -> None:
     start("jbusy", "python3", "-c", "x = bytearray(20 << 20)\nwhile True: pass", cpu_milli=500)
     with rig_cluster.open(node, "watch") as watch:
-        watch.ask("stats", timeout_s=20)
+        watch.request("stats", timeout_s=20)
         deadline_s = time.monotonic() + 20
         while True:
             sample = wait_for(watch, "sample")
@@ -206,7 +208,7 @@ def test_use_is_measured(rig_cluster: RigCluster, node: RigNode, link: Link, sta
                 break
             assert time.monotonic() < deadline_s, seen
     assert seen["cpu_percent"] < 80
-    link.ask("stop", timeout_s=30, epoch=1, job="jbusy", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=30, epoch=1, job="jbusy", attempt=1, grace_s=0)
 
 
 def test_a_log_outlives_dockers_rotation_and_ends_at_its_size(node: RigNode, link: Link, start: Any) -> None:
@@ -228,7 +230,7 @@ time.sleep(600)"""
     log = b"".join(log_of(link, "jloud", offset) for offset in range(0, LOG_MIB << 20, 262_144))
     numbers = [int(line.split()[-1]) for line in log.splitlines()[:-1]]
     assert numbers == list(range(len(numbers))) and len(numbers) > 5000
-    link.ask("stop", timeout_s=30, epoch=1, job="jloud", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=30, epoch=1, job="jloud", attempt=1, grace_s=0)
     assert b"".join(log_of(link, "jloud", offset) for offset in range(0, LOG_MIB << 20, 262_144)) == log
 
 
@@ -236,13 +238,13 @@ def test_the_words_of_a_terminal_open_a_shell_that_says_its_number(
     node: RigNode, link: Link, start: Any
 ) -> None:
     start("jshell", "sleep", "600")
-    engine = arguments.Engine("docker", "127.77.0.1", False, (), LOG_MIB)
+    engine = arguments.EngineOptions("docker", "127.77.0.1", False, (), LOG_MIB)
     words = ["docker", *arguments.shell(engine, "fw-rig-jshell-1-0")]
     spawn = "import json, pty, sys; pty.spawn(json.loads(sys.argv[1]))"
     typed = "id -u; echo $((40+2)); exit\n"
     said = node.execute("python3", "-c", spawn, json.dumps(words), text_in=typed).stdout
     assert re.search(r"\x1e\d+\x1e", said) and "20001" in said and "42" in said, said
-    link.ask("stop", timeout_s=30, epoch=1, job="jshell", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=30, epoch=1, job="jshell", attempt=1, grace_s=0)
 
 
 @pytest.mark.long
@@ -250,14 +252,14 @@ def test_unused_images_go_and_no_others(link: Link, start: Any, node: RigNode, t
     rows = {word: load(link, f"reg.example/{word}:1") for word in ("used", "idle", "twice")}
     docker(node, "tag", "reg.example/twice:1", "reg.example/again:2")
     more = {"image": rows["used"]["image_id"]}
-    link.ask("prepare", timeout_s=60, epoch=1, spec=spec_of("dused", tiny_image, ("/none",)) | more)
-    everything = {"high_percent": 0, "low_percent": 0, "keep_s": 0, "keep": []}
-    gone = link.ask("gc", timeout_s=60, images=everything)["images"]
+    link.request("prepare", timeout_s=60, epoch=1, spec=spec_of("dused", tiny_image, ("/none",)) | more)
+    everything = {"high_threshold_percent": 0, "low_threshold_percent": 0, "min_age_s": 0, "protected": []}
+    gone = link.request("gc", timeout_s=60, images=everything)["images"]
     names = sorted(name for row in gone for name in row["names"])
     assert names == ["reg.example/again:2", "reg.example/idle:1", "reg.example/twice:1"]
     left = docker(node, "images", "--format", "{{.Repository}}:{{.Tag}}").split()
     assert left.count("reg.example/used:1") == 1 and tiny_image.name in left and len(left) == 2
-    assert link.ask("stop", timeout_s=30, epoch=1, job="dused", attempt=1, grace_s=0)["gone"]
-    (row,) = link.ask("gc", timeout_s=60, images=everything)["images"]
+    assert link.request("stop", timeout_s=30, epoch=1, job="dused", attempt=1, grace_s=0)["gone"]
+    (row,) = link.request("gc", timeout_s=60, images=everything)["images"]
     assert row["names"] == ["reg.example/used:1"]
     assert start("dlast", "true")["state"] == "running", "what others brought is there"

@@ -15,36 +15,42 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agents.enrol import (
-    INSTALL_FOLDER,
-    EnrolmentChoices,
+from agents.enrolment import (
+    INSTALL_DIR,
     EnrolmentError,
-    EnrolmentFailed,
+    EnrolmentOptions,
+    EnrolmentScriptError,
     PublicKeys,
     SignedAgent,
     authorized_keys,
     enrol_with_sudo,
     enrolment_script,
-    fill_script,
+    loader_upgrade_script,
     loader_version,
-    renewal_script,
+    render_script,
 )
-from agents.keys import PURPOSES, Purpose, key_path, make_keys, public_line, sign_agent
-from agents.link import Link, Refused
-from agents.ssh import AgentMissing, AuthenticationRefused, HostKeyMismatch, connect_with_key, open_ssh
+from agents.keys import PURPOSES, Purpose, key_path, make_keys, read_public_key, sign_agent
+from agents.link import AgentError, Link
+from agents.ssh import (
+    AgentMissingError,
+    AuthenticationError,
+    HostKeyMismatchError,
+    connect_with_key,
+    open_ssh,
+)
 from tests.rig.cluster import RigCluster
-from tests.rig.echo_agent import echo_agent
+from tests.rig.fake_agent import echo_agent
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 
-ROOTFUL = EnrolmentChoices(engine="rootful")
+ROOTFUL = EnrolmentOptions(engine="rootful")
 PASSWORD = 'it\'s a "secret" $(pass)word'
 MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture
 def public_keys(key_pairs: dict[Purpose, Path]) -> PublicKeys:
-    return PublicKeys(**{purpose: public_line(key_pairs[purpose]) for purpose in PURPOSES})
+    return PublicKeys(**{purpose: read_public_key(key_pairs[purpose]) for purpose in PURPOSES})
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ def upgrade(link: Link, agent: SignedAgent) -> dict[str, object]:
         if offset + piece_bytes >= size:
             more = {"last": True, "signature": agent.signature}
         data = base64.b64encode(piece).decode()
-        answer = link.ask("upgrade", timeout_s=20, offset=offset, data_b64=data, **more)
+        answer = link.request("upgrade", timeout_s=20, offset=offset, data_b64=data, **more)
     return answer
 
 
@@ -83,12 +89,12 @@ def test_keys_are_private_and_never_replaced(tmp_path: Path) -> None:
     assert {purpose: path.read_bytes() for purpose, path in first.items()} == before
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in first.values())
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
-    assert len({public_line(path).split()[1] for path in first.values()}) == len(PURPOSES)
+    assert len({read_public_key(path).split()[1] for path in first.values()}) == len(PURPOSES)
 
 
 def test_openssh_itself_accepts_the_signature(key_pairs: dict[Purpose, Path], tmp_path: Path) -> None:
     signers, signature = tmp_path / "signers", tmp_path / "program.sig"
-    signers.write_text(f'fairway-upgrade namespaces="fairway-node" {public_line(key_pairs["signing"])}\n')
+    signers.write_text(f'fairway-upgrade namespaces="fairway-node" {read_public_key(key_pairs["signing"])}\n')
     signature.write_text(sign_agent(b"program", key_path(key_pairs["signing"].parent, "signing")))
     verify = [
         *("ssh-keygen", "-Y", "verify", "-f", str(signers), "-I", "fairway-upgrade"),
@@ -110,25 +116,25 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
     ("cluster", "choices"),
     [
         ("abc'; rm -rf /", ROOTFUL),
-        ("abc", replace(ROOTFUL, account="x; id")),
-        ("abc", replace(ROOTFUL, account="root")),
+        ("abc", replace(ROOTFUL, user="x; id")),
+        ("abc", replace(ROOTFUL, user="root")),
         ("abc", replace(ROOTFUL, home_root="/srv/$(id)")),
         ("abc", replace(ROOTFUL, home_root="/srv/../etc")),
-        ("abc", replace(ROOTFUL, from_addresses=('10.0.0.1",command="sh',))),
-        ("abc", EnrolmentChoices(engine="rootless", runtime="docker")),
-        ("abc", EnrolmentChoices(engine="rootless", runtime="process")),
+        ("abc", replace(ROOTFUL, allowed_sources=('10.0.0.1",command="sh',))),
+        ("abc", EnrolmentOptions(engine="rootless", runtime="docker")),
+        ("abc", EnrolmentOptions(engine="rootless", runtime="process")),
         ("abc", replace(ROOTFUL, engine="$(touch /tmp/x)")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, engine="rootful\nid")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, engine="")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, runtime="podman; id")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, runtime="nerdctl")),  # type: ignore[arg-type]
-        ("abc", replace(ROOTFUL, account="fairway\n")),
+        ("abc", replace(ROOTFUL, user="fairway\n")),
         ("abc\n", ROOTFUL),
-        ("abc", replace(ROOTFUL, deny_addresses=("10.0.0.1'; id",))),
+        ("abc", replace(ROOTFUL, denied_networks=("10.0.0.1'; id",))),
     ],
 )
 def test_what_does_not_belong_in_a_root_shell_is_refused(
-    cluster: str, choices: EnrolmentChoices, public_keys: PublicKeys, echo: SignedAgent
+    cluster: str, choices: EnrolmentOptions, public_keys: PublicKeys, echo: SignedAgent
 ) -> None:
     with pytest.raises(EnrolmentError):
         enrolment_script(cluster, public_keys, echo, choices)
@@ -137,7 +143,7 @@ def test_what_does_not_belong_in_a_root_shell_is_refused(
 @pytest.mark.parametrize("template", ["enrol.sh", "renew.sh"])
 def test_each_placeholder_of_a_script_is_the_whole_value_of_one_variable(template: str) -> None:
     """So that quoting by one function is enough: none stands in a comment, in quotes or in a here-document."""
-    text = (INSTALL_FOLDER / template).read_text()
+    text = (INSTALL_DIR / template).read_text()
     placeholders = re.findall(r"@[A-Z_]+@", text)
     assert placeholders
     assert re.findall(r"^[a-z_]+=(@[A-Z_]+@)$", text, re.MULTILINE) == placeholders
@@ -150,7 +156,7 @@ def test_each_placeholder_of_a_script_is_the_whole_value_of_one_variable(templat
 @example(["-n", "\n"])
 def test_a_shell_reads_every_value_as_it_was_given(values: list[str]) -> None:
     script = 'first=@FIRST@\nsecond=@SECOND@\nprintf \'%s\\0%s\' "$first" "$second"\n'
-    filled = fill_script(script, {"FIRST": values[0], "SECOND": values[1]})
+    filled = render_script(script, {"FIRST": values[0], "SECOND": values[1]})
     done = subprocess.run(["sh", "-s"], input=filled.encode(), capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode() == "\0".join(values)
@@ -158,14 +164,14 @@ def test_a_shell_reads_every_value_as_it_was_given(values: list[str]) -> None:
 
 def test_a_value_with_a_zero_byte_is_refused() -> None:
     with pytest.raises(EnrolmentError, match="zero byte"):
-        fill_script("first=@FIRST@\n", {"FIRST": "a\0b"})
+        render_script("first=@FIRST@\n", {"FIRST": "a\0b"})
 
 
 def test_hostile_settings_stay_data(public_keys: PublicKeys, echo: SignedAgent, tmp_path: Path) -> None:
     """The assignments of the real script, run by a shell: nothing of what they say is executed."""
     mark = tmp_path / "executed"
     hostile = f"'; touch {mark}; '$(touch {mark})`touch {mark}`\nEND_OF_SETTINGS\ntouch {mark}\n"
-    script = enrolment_script("abc", public_keys, echo, replace(ROOTFUL, settings={"gpus": hostile}))
+    script = enrolment_script("abc", public_keys, echo, replace(ROOTFUL, settings={"gpu_provider": hostile}))
     assert subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True).stderr == ""
     assignments = script[script.index("cluster=") : script.index("library=")]
     shown = subprocess.run(
@@ -174,7 +180,7 @@ def test_hostile_settings_stay_data(public_keys: PublicKeys, echo: SignedAgent, 
         text=True,
         capture_output=True,
     )
-    assert json.loads(shown.stdout)["gpus"] == hostile
+    assert json.loads(shown.stdout)["gpu_provider"] == hostile
     assert not mark.exists()
 
 
@@ -207,15 +213,15 @@ def test_a_pasted_script_makes_a_node_and_may_be_run_again(node: RigNode, rig_cl
         assert link.hello.hostname == node.name
         assert len(link.hello.gpus) == 4
         assert link.hello.boot_id == node.boot_id()
-        assert link.hello.loader == loader_version()
+        assert link.hello.loader_version == loader_version()
     loader = "/usr/local/lib/fairway/fairway-node"
     node.execute("sed", "-i", "/FAIRWAY_LOADER/d", loader)  # as those of earlier versions are
     with rig_cluster.open(node) as link:
-        assert link.hello.loader == 0
-    assert "is version" in node.execute("sh", "-s", text_in=renewal_script()).stdout
-    assert node.execute("cat", loader).stdout == (INSTALL_FOLDER / "fairway-node").read_text()
+        assert link.hello.loader_version == 0
+    assert "is version" in node.execute("sh", "-s", text_in=loader_upgrade_script()).stdout
+    assert node.execute("cat", loader).stdout == (INSTALL_DIR / "fairway-node").read_text()
     with rig_cluster.open(node) as link:
-        assert link.hello.loader == loader_version()
+        assert link.hello.loader_version == loader_version()
     assert node.execute("passwd", "-S", "fairway", check=False).stdout.split()[1] in ("L", "LK")
     for path in (
         "/usr/local/lib/fairway/fairway-node",
@@ -241,7 +247,7 @@ def test_the_account_may_run_the_loader_as_root_and_nothing_else(
     ):
         done = node.execute("su", "-s", "/bin/sh", "fairway", "-c", f"sudo -n {refused}", check=False)
         assert done.returncode != 0, refused
-    rig_cluster.enrol(node, EnrolmentChoices(engine="rootless"))
+    rig_cluster.enrol(node, EnrolmentOptions(engine="rootless"))
     assert node.execute("ls", "/etc/sudoers.d/fairway", check=False).returncode != 0
 
 
@@ -270,9 +276,9 @@ def test_each_key_does_its_one_thing(node: RigNode, rig_cluster: RigCluster) -> 
             with pytest.raises(paramiko.SSHException):
                 transport.request_port_forward(address, port)
         connection.close()
-    with pytest.raises(Refused) as not_allowed:
+    with pytest.raises(AgentError) as not_allowed:
         open_ssh(target, rig_cluster.keys["watch"], "control", cluster=rig_cluster.id)
-    assert not_allowed.value.code == "not_allowed"
+    assert not_allowed.value.code == "forbidden"
 
 
 @pytest.mark.rig
@@ -282,9 +288,9 @@ def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_pa
     stranger = make_keys(tmp_path / "stranger", "rig")["signing"]
     newer = rig_cluster.agent.program + b"\n"
     with rig_cluster.open(node) as link:
-        with pytest.raises(Refused) as forged:
+        with pytest.raises(AgentError) as forged:
             upgrade(link, SignedAgent(newer, sign_agent(newer, stranger)))
-        assert forged.value.code == "not_allowed"
+        assert forged.value.code == "forbidden"
         good = SignedAgent(newer, sign_agent(newer, rig_cluster.keys["signing"]))
         assert upgrade(link, good)["upgraded"]
     rig_cluster.open(node).close()
@@ -296,7 +302,7 @@ def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_pa
     with rig_cluster.open(node) as link:  # the previous one takes over
         assert link.hello.agent_version
     node.execute("sh", "-c", f"echo damage >> {program}.previous")
-    with pytest.raises(AgentMissing, match="no agent with a valid signature"):
+    with pytest.raises(AgentMissingError, match="no agent with a valid signature"):
         rig_cluster.open(node)
     rig_cluster.enrol(node)  # and the way back
     rig_cluster.open(node).close()
@@ -324,7 +330,7 @@ def test_without_root_the_script_changes_nothing(node: RigNode, rig_cluster: Rig
 @pytest.mark.rig
 def test_the_one_time_sudo_login(node: RigNode, rig_cluster: RigCluster) -> None:
     node.add_admin("opal", PASSWORD)
-    target = replace(rig_cluster.target(node), account="opal")
+    target = replace(rig_cluster.target(node), user="opal")
     output = enrol_with_sudo(target, PASSWORD, rig_cluster.script())
     assert "enrolled in rig" in output
     with rig_cluster.open(node) as link:
@@ -342,16 +348,18 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
     node.add_admin("opal", PASSWORD)
     node.execute("useradd", "--create-home", "--shell", "/bin/sh", "plain")
     node.execute("chpasswd", text_in=f"plain:{PASSWORD}\n")
-    opal = replace(rig_cluster.target(node), account="opal")
+    opal = replace(rig_cluster.target(node), user="opal")
     script = rig_cluster.script()
-    with pytest.raises(AuthenticationRefused, match="does not take our password"):
+    with pytest.raises(AuthenticationError, match="does not take our password"):
         enrol_with_sudo(opal, "wrong", script)
-    with pytest.raises(EnrolmentFailed, match=r"no root shell for this account|does not take this password"):
-        enrol_with_sudo(replace(opal, account="plain"), PASSWORD, script)
-    other = public_line(rig_cluster.keys["watch"])
-    with pytest.raises(HostKeyMismatch):
+    with pytest.raises(
+        EnrolmentScriptError, match=r"no root shell for this account|does not take this password"
+    ):
+        enrol_with_sudo(replace(opal, user="plain"), PASSWORD, script)
+    other = read_public_key(rig_cluster.keys["watch"])
+    with pytest.raises(HostKeyMismatchError):
         enrol_with_sudo(replace(opal, host_key=other), PASSWORD, script)
-    with pytest.raises(EnrolmentFailed, match="the disk is on fire"):
+    with pytest.raises(EnrolmentScriptError, match="the disk is on fire"):
         enrol_with_sudo(opal, PASSWORD, "echo 'fairway: stopped: the disk is on fire' >&2; exit 3\n")
     log = node.execute("cat", "/var/log/sshd.log", check=False).stdout
     assert PASSWORD not in log
@@ -361,6 +369,6 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
 def test_a_login_that_needs_no_sudo_password_never_sends_it(node: RigNode, rig_cluster: RigCluster) -> None:
     node.add_admin("opal", PASSWORD)
     node.execute("sh", "-c", "echo 'opal ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/opal")
-    target = replace(rig_cluster.target(node), account="opal")
+    target = replace(rig_cluster.target(node), user="opal")
     output = enrol_with_sudo(target, PASSWORD, "id -u; echo done\n")
     assert output == "0\ndone\n"

@@ -6,19 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.launchers import LAUNCHERS, NEED_THE_OTHERS, Gang, Launch, Meeting, Rank
+from agents.launchers import (
+    LAUNCHERS,
+    REQUIRES_RENDEZVOUS,
+    GangShape,
+    LaunchSpec,
+    RankNetwork,
+    RendezvousPoint,
+)
 
-HERE = Meeting("10.1.2.3", 32001)
+HERE = RendezvousPoint("10.1.2.3", 32001)
 TRAIN = ("python", "train.py", "--epochs", "3")
 BOTH = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}
 
-GOLDEN: dict[str, tuple[str, Gang, Rank, Launch]] = {
-    "a single task is told nothing": ("none", Gang(1, 4), Rank(0), Launch(TRAIN)),
+GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
+    "a single task is told nothing": ("none", GangShape(1, 4), RankNetwork(0), LaunchSpec(TRAIN)),
     "the third of four": (
         "none",
-        Gang(4, 1, HERE),
-        Rank(2, "ib0"),
-        Launch(
+        GangShape(4, 1, HERE),
+        RankNetwork(2, "ib0"),
+        LaunchSpec(
             TRAIN,
             {
                 "RANK": "2",
@@ -34,24 +41,24 @@ GOLDEN: dict[str, tuple[str, Gang, Rank, Launch]] = {
     ),
     "without a network it knows its number": (
         "none",
-        Gang(2, 1),
-        Rank(1),
-        Launch(
+        GangShape(2, 1),
+        RankNetwork(1),
+        LaunchSpec(
             TRAIN,
             {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1"},
         ),
     ),
     "torchrun on one node": (
         "torchrun",
-        Gang(1, 8),
-        Rank(0),
-        Launch(("torchrun", "--no-python", "--standalone", "--nproc-per-node=8", *TRAIN)),
+        GangShape(1, 8),
+        RankNetwork(0),
+        LaunchSpec(("torchrun", "--no-python", "--standalone", "--nproc-per-node=8", *TRAIN)),
     ),
     "torchrun on the second of two": (
         "torchrun",
-        Gang(2, 8, HERE),
-        Rank(1, "ib0"),
-        Launch(
+        GangShape(2, 8, HERE),
+        RankNetwork(1, "ib0"),
+        LaunchSpec(
             ("torchrun", "--no-python", "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", *TRAIN),
             {
                 "MASTER_ADDR": "10.1.2.3",
@@ -65,9 +72,9 @@ GOLDEN: dict[str, tuple[str, Gang, Rank, Launch]] = {
     ),
     "torchrun where they meet at an address of ipv6, with the adapters that the pool names": (
         "torchrun",
-        Gang(2, 8, Meeting("fd00:9::1", 32001)),
-        Rank(1, "ib0", "mlx5_0,mlx5_1"),
-        Launch(
+        GangShape(2, 8, RendezvousPoint("fd00:9::1", 32001)),
+        RankNetwork(1, "ib0", "mlx5_0,mlx5_1"),
+        LaunchSpec(
             ("torchrun", "--no-python", "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", *TRAIN),
             {
                 "MASTER_ADDR": "fd00:9::1",
@@ -81,9 +88,9 @@ GOLDEN: dict[str, tuple[str, Gang, Rank, Launch]] = {
     ),
     "torchrun without a GPU": (
         "torchrun",
-        Gang(1, 0),
-        Rank(0),
-        Launch(("torchrun", "--no-python", "--standalone", "--nproc-per-node=1", *TRAIN)),
+        GangShape(1, 0),
+        RankNetwork(0),
+        LaunchSpec(("torchrun", "--no-python", "--standalone", "--nproc-per-node=1", *TRAIN)),
     ),
 }
 
@@ -94,10 +101,10 @@ def test_golden(case: str) -> None:
     assert LAUNCHERS[name](gang, rank, TRAIN) == launch
 
 
-@pytest.mark.parametrize("name", sorted(NEED_THE_OTHERS))
+@pytest.mark.parametrize("name", sorted(REQUIRES_RENDEZVOUS))
 def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: str) -> None:
     with pytest.raises(ValueError, match="meet"):
-        LAUNCHERS[name](Gang(2, 1), Rank(0), TRAIN)
+        LAUNCHERS[name](GangShape(2, 1), RankNetwork(0), TRAIN)
 
 
 @given(
@@ -108,8 +115,8 @@ def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: st
     data=st.data(),
 )
 def test_ranks_differ_and_the_command_stays_whole(name, tasks, gpus, command, data) -> None:
-    gang = Gang(tasks, gpus, HERE)
-    ranks = [Rank(number, data.draw(st.sampled_from([None, "eth0"]))) for number in range(tasks)]
+    gang = GangShape(tasks, gpus, HERE)
+    ranks = [RankNetwork(number, data.draw(st.sampled_from([None, "eth0"]))) for number in range(tasks)]
     launches = [LAUNCHERS[name](gang, rank, command) for rank in ranks]
     assert all(each.command[-len(command) :] == tuple(command) for each in launches)
     told = {(each.command, tuple(sorted(each.environment.items()))) for each in launches}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents.link import MAX_ANSWER_BYTES, Link, LinkUnknown, Ok, Refused
+from agents.link import MAX_REPLY_BYTES, AgentError, Link, OutcomeUnknownError, Reply
 from tests.time_budget import budget_s
 
 HELLO = {
@@ -30,7 +30,7 @@ HELLO = {
         "runtimes": [],
         "gpus": [],
         "driver": None,
-        "below_floor": [],
+        "version_warnings": [],
         "images": [],
         "highest_epoch": 0,
     }
@@ -83,7 +83,9 @@ def test_many_threads_get_their_own_answers() -> None:
     answers: dict[int, Any] = {}
 
     def ask(number: int) -> None:
-        answers[number] = link.ask("echo", timeout_s=5, say=number, delay_s=0.01 * (7 - number % 7))["said"]
+        answers[number] = link.request("echo", timeout_s=5, say=number, delay_s=0.01 * (7 - number % 7))[
+            "said"
+        ]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
     for thread in threads:
@@ -97,11 +99,11 @@ def test_many_threads_get_their_own_answers() -> None:
 def test_late_is_unknown_and_the_link_goes_on() -> None:
     link = talk_to(echoing)
     asked_s = time.monotonic()
-    assert isinstance(link.outcome("echo", timeout_s=0.1, say=1, delay_s=0.4), LinkUnknown)
+    assert isinstance(link.try_request("echo", timeout_s=0.1, say=1, delay_s=0.4), OutcomeUnknownError)
     assert time.monotonic() - asked_s < budget_s(0.3)
     time.sleep(0.5)  # the late answer comes and is nobody's
-    outcome = link.outcome("echo", timeout_s=2, say=2)
-    assert isinstance(outcome, Ok) and outcome.answer["said"] == 2
+    outcome = link.try_request("echo", timeout_s=2, say=2)
+    assert isinstance(outcome, Reply) and outcome.answer["said"] == 2
     link.close()
 
 
@@ -111,8 +113,8 @@ def silent(read: Any, write: Any, hang_up: Any) -> None:
 
 
 def test_no_hello_is_unknown() -> None:
-    with pytest.raises(LinkUnknown, match="did not say hello"):
-        talk_to(silent, hello_within_s=0.2)
+    with pytest.raises(OutcomeUnknownError, match="did not say hello"):
+        talk_to(silent, hello_timeout_s=0.2)
 
 
 def old(read: Any, write: Any, hang_up: Any) -> None:
@@ -120,7 +122,7 @@ def old(read: Any, write: Any, hang_up: Any) -> None:
 
 
 def test_a_refused_hello_is_refused() -> None:
-    with pytest.raises(Refused, match="Upgrade") as caught:
+    with pytest.raises(AgentError, match="Upgrade") as caught:
         talk_to(old)
     assert caught.value.code == "protocol_version"
 
@@ -130,7 +132,7 @@ def strange(read: Any, write: Any, hang_up: Any) -> None:
 
 
 def test_a_hello_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AgentError) as caught:
         talk_to(strange)
     assert caught.value.code == "protocol_version"
 
@@ -155,26 +157,26 @@ def dying(last_words: bytes) -> Agent:
         (b"[" * 100_000 + b"\n", "broke"),
         (b'{"id": [1]}\n', "broke"),
         (b"[1]\n", "not an object"),
-        (b"x" * (MAX_ANSWER_BYTES + 2), "too long"),
+        (b"x" * (MAX_REPLY_BYTES + 2), "too long"),
     ],
 )
 def test_a_broken_stream_is_unknown_at_once(last_words: bytes, why: str) -> None:
     link = talk_to(dying(last_words))
     asked_s = time.monotonic()
-    with pytest.raises(LinkUnknown, match=why):
-        link.ask("list", timeout_s=20)
+    with pytest.raises(OutcomeUnknownError, match=why):
+        link.request("list", timeout_s=20)
     assert time.monotonic() - asked_s < budget_s(5)
     assert not link.is_open
-    with pytest.raises(LinkUnknown, match=why):
-        link.ask("list", timeout_s=20)
+    with pytest.raises(OutcomeUnknownError, match=why):
+        link.request("list", timeout_s=20)
     link.close()
 
 
 def test_a_line_that_is_too_long_is_our_mistake() -> None:
     link = talk_to(echoing)
     with pytest.raises(ValueError, match="longer than"):
-        link.ask("echo", timeout_s=1, say="x" * 2_000_000)
-    assert link.ask("echo", timeout_s=2, say=1)["said"] == 1
+        link.request("echo", timeout_s=1, say="x" * 2_000_000)
+    assert link.request("echo", timeout_s=2, say=1)["said"] == 1
     link.close()
 
 
@@ -190,8 +192,8 @@ def repeating(read: Any, write: Any, hang_up: Any) -> None:
 def test_what_a_node_says_too_often_is_kept_nowhere() -> None:
     link = talk_to(repeating)
     for _ in range(3):
-        assert link.ask("list", timeout_s=2)["ok"]
-    assert link._greeted.empty() and not link._waiting
+        assert link.request("list", timeout_s=2)["ok"]
+    assert link._hello_queue.empty() and not link._pending
     link.close()
 
 
@@ -206,7 +208,7 @@ def babbling(read: Any, write: Any, hang_up: Any) -> None:
 
 def test_events_nobody_reads_push_out_the_oldest() -> None:
     link = talk_to(babbling)
-    link.ask("list", timeout_s=10)
+    link.request("list", timeout_s=10)
     event = link.next_event(1)
     assert event is not None and event["number"] == 500
     link.close()
@@ -216,10 +218,10 @@ def test_closing_frees_those_who_wait() -> None:
     link = talk_to(echoing)
     seen: list[Any] = []
     waiting = threading.Thread(
-        target=lambda: seen.append(link.outcome("echo", timeout_s=30, say=1, delay_s=60))
+        target=lambda: seen.append(link.try_request("echo", timeout_s=30, say=1, delay_s=60))
     )
     waiting.start()
     time.sleep(0.1)
     link.close()
     waiting.join(5)
-    assert isinstance(seen[0], LinkUnknown)
+    assert isinstance(seen[0], OutcomeUnknownError)

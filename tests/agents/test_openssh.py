@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.check_node import Outcome, check_node
-from agents.keys import Purpose, fingerprint, make_keys, public_line
+from agents.connection_test import StepOutcome, run_connection_test
+from agents.keys import Purpose, fingerprint, make_keys, read_public_key
 from agents.ssh import SshTarget
-from agents.tunnel import PortRefused, TunnelError, TunnelPool
+from agents.tunnel.pool import PortRefusedError, TunnelError, TunnelPool
 from tests.agents.test_tunnel import job_server
 from tests.rig.loopback import LoopbackSshd
 from tests.time_budget import budget_s
@@ -29,10 +29,10 @@ HOLDER = """
 import asyncio, sys, uvloop
 from pathlib import Path
 from agents.ssh import SshTarget
-from agents.tunnel import TunnelPool
+from agents.tunnel.pool import TunnelPool
 
 async def main(key, folder, host, account, host_key, port, job_port):
-    pool = TunnelPool(Path(key), folder=Path(folder))
+    pool = TunnelPool(Path(key), parent_dir=Path(folder))
     await pool.open_stream(SshTarget(host, account, host_key, int(port)), int(job_port))
     print("open", flush=True)
     await asyncio.sleep(60)
@@ -61,7 +61,7 @@ def lives(pid: int) -> bool:
 
 @pytest.fixture
 async def pool(key_pairs: Keys, tmp_path: Path) -> AsyncIterator[TunnelPool]:
-    made = TunnelPool(key_pairs["tunnel"], folder=tmp_path / "tunnels")
+    made = TunnelPool(key_pairs["tunnel"], parent_dir=tmp_path / "tunnels")
     yield made
     await made.close()
 
@@ -78,7 +78,7 @@ async def refusal(pool: TunnelPool, target: SshTarget, port: int = 9) -> str:
 async def test_another_host_key_is_named_and_nothing_sent(
     pool: TunnelPool, target: SshTarget, sshd: LoopbackSshd, key_pairs: Keys
 ) -> None:
-    other = " ".join(public_line(key_pairs["watch"]).split()[:2])
+    other = " ".join(read_public_key(key_pairs["watch"]).split()[:2])
     said = await refusal(pool, replace(target, host_key=other))
     assert (
         f"shows the host key {fingerprint(target.host_key)}, but {fingerprint(other)} was confirmed" in said
@@ -92,7 +92,7 @@ async def test_a_refused_sign_in_and_a_key_of_another_role(
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
     stranger = TunnelPool(make_keys(tmp_path / "other", "x")["tunnel"])
-    assert f"does not take our key for the account {target.account}." in await refusal(stranger, target)
+    assert f"does not take our key for the account {target.user}." in await refusal(stranger, target)
     await stranger.close()
     watcher = TunnelPool(key_pairs["watch"])
     with pytest.raises(TunnelError, match="does not allow tunnels"):
@@ -135,7 +135,7 @@ async def test_a_host_name_is_never_a_command(pool: TunnelPool, target: SshTarge
     for name in (f"-oProxyCommand=touch {trace}", f"x; touch {trace}", f"$(touch {trace})"):
         await refusal(pool, replace(target, host=name))
         await asyncio.sleep(1.1)
-    await refusal(pool, replace(target, account=f"-oProxyCommand=touch {trace}"))
+    await refusal(pool, replace(target, user=f"-oProxyCommand=touch {trace}"))
     assert not trace.exists()
 
 
@@ -176,16 +176,16 @@ async def test_a_machine_without_ssh_says_so(
     monkeypatch.setenv("PATH", "/nonexistent")
     assert "has no program ssh" in await refusal(pool, target)
     for held in (key_pairs, alone):  # the gateway may hold the tunnel key alone
-        steps = {step.name: step for step in check_node(target, held, "rig")}
-        assert steps["tunnel"].outcome is Outcome.FAILED
-        assert "apt-get install openssh-client" in steps["tunnel"].sentence
+        steps = {step.name: step for step in run_connection_test(target, held, "rig")}
+        assert steps["tunnel"].outcome is StepOutcome.FAILED
+        assert "apt-get install openssh-client" in steps["tunnel"].message
 
 
 async def test_the_end_of_the_pool_is_the_end_of_its_processes(
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
     folder = tmp_path / ("deep-" * 30) / "and long"  # longer than the path of a socket may be
-    pool = TunnelPool(key_pairs["tunnel"], folder=folder)
+    pool = TunnelPool(key_pairs["tunnel"], parent_dir=folder)
     async with job_server() as port:
         reader, _ = await pool.open_stream(target, port)
         [client] = clients_of(os.getpid())
@@ -216,7 +216,7 @@ async def test_a_killed_holder_leaves_no_process_and_its_folder_goes_with_the_ne
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
     folder = tmp_path / "tunnels"
-    place = [target.host, target.account, target.host_key, str(target.port)]
+    place = [target.host, target.user, target.host_key, str(target.port)]
     async with job_server() as port:
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(key_pairs["tunnel"]), str(folder), *place, str(port)],
@@ -234,7 +234,7 @@ async def test_a_killed_holder_leaves_no_process_and_its_folder_goes_with_the_ne
             await asyncio.sleep(0.02)
         assert not lives(client)
         [left] = folder.iterdir()
-        pool = TunnelPool(key_pairs["tunnel"], folder=folder)
+        pool = TunnelPool(key_pairs["tunnel"], parent_dir=folder)
         _, writer = await pool.open_stream(target, port)
         assert not left.exists()
         writer.close()
@@ -256,7 +256,7 @@ async def test_a_stream_cut_short_is_cut_on_the_node_too(pool: TunnelPool, targe
         await reader.readexactly(65536)
         writer.transport.abort()
         await asyncio.wait_for(ended.wait(), 5)
-    with pytest.raises(PortRefused):
+    with pytest.raises(PortRefusedError):
         await pool.open_stream(target, port)
 
 

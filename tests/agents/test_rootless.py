@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from agents.enrol import EnrolmentChoices
-from agents.link import Link, Refused
+from agents.enrolment import EnrolmentOptions
+from agents.link import AgentError, Link
 from tests.agents.node.conftest import log_with, wait_for
 from tests.agents.test_container_walls import Listener, opens, spec, wait_until_open
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig.needs import why_no_rig
+from tests.rig.needs import missing_for_rig
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 from tests.rig.rootless import as_account, enrol_rootless, in_namespace, namespaces
@@ -75,7 +75,7 @@ class Scene:
 
     def start(self, link: Link, job: str, script: str, **more: Any) -> dict[str, Any]:
         words = {"command": ["python3", "-c", script], "gpus": [], "cpu_milli": None, **more}
-        answer: dict[str, Any] = link.ask(
+        answer: dict[str, Any] = link.request(
             "start", timeout_s=60, epoch=1, spec=spec(link, job, self.image, **words)
         )
         return answer
@@ -87,10 +87,10 @@ class Scene:
         return found
 
     def remove_all(self, link: Link) -> None:
-        rows = link.ask("list", timeout_s=30)["containers"]
+        rows = link.request("list", timeout_s=30)["containers"]
         for job in {row["job"] for row in rows}:
-            link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
-            link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+            link.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
+            link.request("remove", timeout_s=30, epoch=1, job=job, attempt=1)
         assert as_account(self.node, "podman", "ps", "--all", "--quiet").stdout == ""
 
 
@@ -101,7 +101,7 @@ def result(link: Link, job: str) -> str:
 
 @pytest.fixture(scope="module")
 def scene(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Scene]:
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)
     with ExitStack() as stack:
@@ -126,7 +126,7 @@ def scene(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Scene]:
             rig_cluster,
             node,
             tiny_image,
-            EnrolmentChoices("rootless", deny_addresses=(rig.portal_address,)),
+            EnrolmentOptions("rootless", denied_networks=(rig.portal_address,)),
         )
         places = [f"{rig.portal_address}:{portal_port}", f"{node.address}:22", f"{second}:22"]
         for place in (*places, "127.0.0.1:53"):
@@ -176,11 +176,11 @@ def test_rules_are_in_force_in_a_namespace_that_was_made_anew(scene: Scene, link
     scene.start(link, "jlast", "import time; time.sleep(600)")
     command = ["python3", "-c", CONNECT.replace("PLACES", repr(scene.closed))]
     later = spec(link, "jlater", scene.image, command=command, gpus=[], cpu_milli=None, egress=NONE)
-    link.ask("prepare", timeout_s=60, epoch=1, spec=later)
-    link.ask("stop", timeout_s=30, epoch=1, job="jlast", attempt=1, grace_s=0)
-    link.ask("remove", timeout_s=30, epoch=1, job="jlast", attempt=1)
+    link.request("prepare", timeout_s=60, epoch=1, spec=later)
+    link.request("stop", timeout_s=30, epoch=1, job="jlast", attempt=1, grace_s=0)
+    link.request("remove", timeout_s=30, epoch=1, job="jlast", attempt=1)
     assert namespaces(scene.node) == [], "podman kept the namespace, so this test shows nothing"
-    link.ask("start", timeout_s=60, epoch=1, spec=later)
+    link.request("start", timeout_s=60, epoch=1, spec=later)
     assert json.loads(result(link, "jlater")) == []
 
 
@@ -188,11 +188,11 @@ def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(scene:
     place = repr((scene.outside, scene.outside_port))
     scene.start(link, "jstanding", STANDING.replace("PLACE", place))
     log_with(link, "jstanding", "connected", timeout_s=30)
-    assert link.ask("deny", timeout_s=30, deny=[scene.outside])["denied"] == 1
+    assert link.request("deny_egress", timeout_s=30, networks=[scene.outside])["denied"] == 1
     try:
         assert result(link, "jstanding") == "cut"
     finally:
-        link.ask("deny", timeout_s=30, deny=[])
+        link.request("deny_egress", timeout_s=30, networks=[])
     assert scene.reached(link, "jafter", [f"{scene.outside}:{scene.outside_port}"]) != []
 
 
@@ -216,19 +216,19 @@ def test_a_node_where_rules_cannot_be_set_says_so(scene: Scene, link: Link, had_
             scene.node.execute("rm", "--force", state)
         with scene.cluster.open(scene.node) as lacking:
             assert lacking.hello.egress == {"podman": False}
-            checks = {row["name"]: row for row in lacking.ask("preflight", timeout_s=60)["checks"]}
+            checks = {row["name"]: row for row in lacking.request("preflight", timeout_s=60)["checks"]}
             assert not checks["firewall"]["ok"]
-            assert "iptables-restore" in checks["firewall"]["sentence"]
-            with pytest.raises(Refused) as refused:
+            assert "iptables-restore" in checks["firewall"]["message"]
+            with pytest.raises(AgentError) as refused:
                 scene.reached(lacking, f"jclosed{had_rules:d}", scene.closed, egress=NONE)
             outside = [f"{scene.outside}:{scene.outside_port}"]
             if had_rules:
                 assert refused.value.code == "engine_error"
-                with pytest.raises(Refused, match="The network rules for containers cannot be set"):
+                with pytest.raises(AgentError, match="The network rules for containers cannot be set"):
                     scene.reached(lacking, "jrefused", outside)
             else:
-                assert refused.value.code == "bad_spec"
-                assert lacking.ask("deny", timeout_s=30, deny=[])["denied"] == 0
+                assert refused.value.code == "invalid_spec"
+                assert lacking.request("deny_egress", timeout_s=30, networks=[])["denied"] == 0
                 assert scene.reached(lacking, "junheld", outside) == outside
             scene.remove_all(lacking)
     finally:
@@ -256,7 +256,7 @@ def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
     for event in ended:
         assert (event["fault"], event["disk_mib"]) == ("disk_limit_exceeded", 24)
         assert 24 < event["disk_used_mib"] <= 42
-    rows = {row["job"]: row for row in link.ask("list", timeout_s=30)["containers"]}
+    rows = {row["job"]: row for row in link.request("list", timeout_s=30)["containers"]}
     assert rows["jbelow"]["state"] == "running"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.samples import NodeSample
+from agents.wire.messages import NodeSample
 
 GPU = {
     "uuid": "GPU-1", "utilisation_percent": 41.5, "memory_used_mib": 512, "power_watts": None, "temperature_c": 60,

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from agents import ssh
-from agents.keys import Purpose, fingerprint, make_keys, public_line
+from agents.keys import Purpose, fingerprint, make_keys, read_public_key
 from agents.ssh import (
-    AgentMissing,
-    AuthenticationRefused,
-    HostKeyMismatch,
-    NodeUnreachable,
+    AgentMissingError,
+    AuthenticationError,
+    HostKeyMismatchError,
+    NodeUnreachableError,
     SshStep,
     SshTarget,
-    agent_missing,
+    agent_missing_error,
     connect_with_key,
     open_stream,
     scan_host_key,
@@ -45,9 +45,9 @@ def test_a_stream_carries_lines_both_ways(target: SshTarget, key_pairs: Keys) ->
         stream.write(b'{"id": 7, "text": "' + b"x" * 500_000 + b'"}\n')
         assert json.loads(stream.readline(LINE_LIMIT_BYTES))["id"] == 7
         until_s = time.monotonic() + 10  # what it says beside its lines comes by a thread of its own
-        while "echo agent is ready" not in stream.diagnostics() and time.monotonic() < until_s:
+        while "echo agent is ready" not in stream.stderr_text() and time.monotonic() < until_s:
             time.sleep(0.02)
-        assert "echo agent is ready" in stream.diagnostics()
+        assert "echo agent is ready" in stream.stderr_text()
     finally:
         stream.close()
     assert stream.readline(LINE_LIMIT_BYTES) == b""
@@ -55,7 +55,7 @@ def test_a_stream_carries_lines_both_ways(target: SshTarget, key_pairs: Keys) ->
 
 def test_a_key_opens_its_own_role_only(target: SshTarget, key_pairs: Keys) -> None:
     stream = open_stream(target, key_pairs["watch"], "control")
-    assert say_hello(stream, "control")["code"] == "not_allowed"
+    assert say_hello(stream, "control")["code"] == "forbidden"
     stream.close()
 
 
@@ -69,8 +69,8 @@ def test_scanning_shows_the_host_key_without_login(sshd: LoopbackSshd) -> None:
 def test_another_host_key_of_the_same_type_is_refused_before_any_login(
     sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys, tmp_path: Path
 ) -> None:
-    other = public_line(make_keys(tmp_path / "other", "rig")["control"])
-    with pytest.raises(HostKeyMismatch) as refused:
+    other = read_public_key(make_keys(tmp_path / "other", "rig")["control"])
+    with pytest.raises(HostKeyMismatchError) as refused:
         connect_with_key(replace(target, host_key=other), key_pairs["control"])
     assert refused.value.presented == sshd.host_key
     assert fingerprint(sshd.host_key) in str(refused.value)
@@ -79,13 +79,13 @@ def test_another_host_key_of_the_same_type_is_refused_before_any_login(
 
 def test_a_host_key_of_another_type_than_pinned_is_refused(target: SshTarget, key_pairs: Keys) -> None:
     pinned = "ecdsa-sha2-nistp256 " + target.host_key.split()[1]
-    with pytest.raises(HostKeyMismatch):
+    with pytest.raises(HostKeyMismatchError):
         connect_with_key(replace(target, host_key=pinned), key_pairs["control"])
 
 
 def test_a_key_that_the_node_does_not_know_is_refused(target: SshTarget, tmp_path: Path) -> None:
     stranger = make_keys(tmp_path / "stranger", "rig")["control"]
-    with pytest.raises(AuthenticationRefused, match="does not take our key for the account"):
+    with pytest.raises(AuthenticationError, match="does not take our key for the account"):
         connect_with_key(target, stranger)
 
 
@@ -93,9 +93,9 @@ def test_nobody_listening_is_told_from_no_such_name(key_pairs: Keys, target: Ssh
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        with pytest.raises(NodeUnreachable, match="no sshd listens there"):
+        with pytest.raises(NodeUnreachableError, match="no sshd listens there"):
             connect_with_key(replace(target, port=port), key_pairs["control"])
-    with pytest.raises(NodeUnreachable) as unknown:
+    with pytest.raises(NodeUnreachableError) as unknown:
         connect_with_key(replace(target, host="no-such-node.invalid"), key_pairs["control"])
     assert unknown.value.step is SshStep.RESOLVE
 
@@ -104,8 +104,8 @@ def test_nobody_listening_is_told_from_no_such_name(key_pairs: Keys, target: Ssh
 def test_a_server_that_is_no_sshd_costs_one_limit_at_most(
     first_words: bytes, key_pairs: Keys, target: SshTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ssh.STEP_LIMIT_S <= 5
-    monkeypatch.setattr(ssh, "STEP_LIMIT_S", 1.0)
+    assert ssh.STEP_TIMEOUT_S <= 5
+    monkeypatch.setattr(ssh, "STEP_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         held: list[socket.socket] = []
 
@@ -116,9 +116,9 @@ def test_a_server_that_is_no_sshd_costs_one_limit_at_most(
 
         threading.Thread(target=serve, daemon=True).start()
         began_s = time.monotonic()
-        with pytest.raises(NodeUnreachable, match="not as an SSH server should"):
+        with pytest.raises(NodeUnreachableError, match="not as an SSH server should"):
             connect_with_key(replace(target, port=server.getsockname()[1]), key_pairs["control"])
-        assert time.monotonic() - began_s < budget_s(ssh.STEP_LIMIT_S + 2.5)
+        assert time.monotonic() - began_s < budget_s(ssh.STEP_TIMEOUT_S + 2.5)
         for connection in held:
             connection.close()
 
@@ -127,11 +127,13 @@ def test_a_missing_agent_is_told_with_what_to_do(
     sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys
 ) -> None:
     keys = sshd.folder / "authorized_keys"
-    keys.write_text(f'restrict,command="/nowhere/fairway-node control" {public_line(key_pairs["control"])}\n')
+    keys.write_text(
+        f'restrict,command="/nowhere/fairway-node control" {read_public_key(key_pairs["control"])}\n'
+    )
     stream = open_stream(target, key_pairs["control"], "control")
     assert stream.readline(LINE_LIMIT_BYTES) == b""
-    explained = agent_missing(stream)
-    assert isinstance(explained, AgentMissing)
+    explained = agent_missing_error(stream)
+    assert isinstance(explained, AgentMissingError)
     assert "run the enrolment script" in str(explained)
     stream.close()
 
@@ -139,10 +141,10 @@ def test_a_missing_agent_is_told_with_what_to_do(
 def test_an_agent_that_dies_at_once_is_quoted(sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys) -> None:
     keys = sshd.folder / "authorized_keys"
     dying = "echo 'fairway-node: the disk is full.' >&2; exit 78"
-    keys.write_text(f'restrict,command="{dying}" {public_line(key_pairs["control"])}\n')
+    keys.write_text(f'restrict,command="{dying}" {read_public_key(key_pairs["control"])}\n')
     stream = open_stream(target, key_pairs["control"], "control")
     assert stream.readline(LINE_LIMIT_BYTES) == b""
-    assert str(agent_missing(stream)).endswith("did not start: the disk is full.")
+    assert str(agent_missing_error(stream)).endswith("did not start: the disk is full.")
     stream.close()
 
 
@@ -150,8 +152,8 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
     sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel still acknowledges every packet, so only the missing sign of life tells."""
-    monkeypatch.setattr(ssh, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(ssh, "SILENCE_LIMIT_S", 2.5)
+    monkeypatch.setattr(ssh, "KEEPALIVE_INTERVAL_S", 1)
+    monkeypatch.setattr(ssh, "INACTIVITY_TIMEOUT_S", 2.5)
     stream = open_stream(target, key_pairs["control"], "control")
     say_hello(stream, "control")
     time.sleep(3.5)  # an idle link lives
@@ -162,7 +164,7 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
         began_s = time.monotonic()
         assert stream.readline(LINE_LIMIT_BYTES) == b""
         assert time.monotonic() - began_s < budget_s(5)
-        assert "nothing was heard" in stream.why_ended()
+        assert "nothing was heard" in stream.end_reason()
     finally:
         sshd.thaw()
         stream.close()
@@ -172,8 +174,8 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
 def test_a_half_open_connection_ends_within_the_silence_limit(  # type: ignore[no-untyped-def]
     make_rig, rig_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(ssh, "SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr(ssh, "KEEPALIVE_INTERVAL_S", 1)
+    monkeypatch.setattr(ssh, "INACTIVITY_TIMEOUT_S", 3.0)
     node = make_rig(1).nodes[0]
     rig_cluster.enrol(node)
     stream = rig_cluster.open_bare(node)
@@ -181,7 +183,7 @@ def test_a_half_open_connection_ends_within_the_silence_limit(  # type: ignore[n
     node.half_open()
     began_s = time.monotonic()
     assert stream.readline(LINE_LIMIT_BYTES) == b""
-    assert time.monotonic() - began_s < budget_s(ssh.SILENCE_LIMIT_S + 2)
+    assert time.monotonic() - began_s < budget_s(ssh.INACTIVITY_TIMEOUT_S + 2)
     again = rig_cluster.open_bare(node)  # the node itself is well
     assert "hello" in say_hello(again, "control")
     again.close()
@@ -194,9 +196,9 @@ def test_a_cut_node_is_unreachable_within_the_limit(make_rig, rig_cluster) -> No
     target = rig_cluster.target(node)
     node.cut()
     began_s = time.monotonic()
-    with pytest.raises(NodeUnreachable, match="does not answer within 5 s"):
+    with pytest.raises(NodeUnreachableError, match="does not answer within 5 s"):
         connect_with_key(target, rig_cluster.keys["control"])
-    assert time.monotonic() - began_s < budget_s(ssh.STEP_LIMIT_S + 1)
+    assert time.monotonic() - began_s < budget_s(ssh.STEP_TIMEOUT_S + 1)
     node.heal()
     connect_with_key(target, rig_cluster.keys["control"]).close()
 
@@ -207,5 +209,5 @@ def test_a_machine_put_in_the_nodes_place_is_refused(make_rig, rig_cluster) -> N
     rig_cluster.enrol(node)
     target = rig_cluster.target(node)
     node.change_host_key()
-    with pytest.raises(HostKeyMismatch, match="Nothing was sent to it"):
+    with pytest.raises(HostKeyMismatchError, match="Nothing was sent to it"):
         connect_with_key(target, rig_cluster.keys["control"])

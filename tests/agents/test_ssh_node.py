@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agents.link import Link, LinkUnknown, Refused
-from agents.ssh import NodeUnreachable, SshTarget, connect_with_key
-from agents.tunnel import PortRefused, TunnelError, TunnelPool
+from agents.link import AgentError, Link, OutcomeUnknownError
+from agents.ssh import NodeUnreachableError, SshTarget, connect_with_key
+from agents.tunnel.pool import PortRefusedError, TunnelError, TunnelPool
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
@@ -37,7 +37,7 @@ def spec(link: Link, job: str, image: RigImage, command: list[str], **more: Any)
 
 
 def states(link: Link) -> dict[str, str]:
-    return {row["job"]: row["state"] for row in link.ask("list", timeout_s=10)["containers"]}
+    return {row["job"]: row["state"] for row in link.request("list", timeout_s=10)["containers"]}
 
 
 def enrolled(make_rig: MakeRig, cluster: RigCluster, *stores: RigImage) -> RigNode:
@@ -77,7 +77,7 @@ async def test_a_notebook_is_reached_through_the_tunnel_with_its_secret_only(
     node = enrolled(make_rig, rig_cluster, lab_image)
     with rig_cluster.open(node) as link:
         lab = spec(link, "labjob2345", lab_image, LAB, ports=[8888], secret_files={"token": TOKEN})
-        started = link.ask("start", timeout_s=30, epoch=1, spec=lab)
+        started = link.request("start", timeout_s=30, epoch=1, spec=lab)
         pool = TunnelPool(rig_cluster.keys["tunnel"])
         connector = TunnelConnector(pool, rig_cluster.target(node), started["ports"]["8888"])
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -94,7 +94,7 @@ async def test_a_notebook_is_reached_through_the_tunnel_with_its_secret_only(
                 )
         await pool.close()
         assert TOKEN not in node.execute("sh", "-c", "cat /proc/*/cmdline /proc/*/environ; true").stdout
-        log = base64.b64decode(link.ask("logs", timeout_s=10, job="labjob2345", attempt=1, task=0, offset=0,
+        log = base64.b64decode(link.request("logs", timeout_s=10, job="labjob2345", attempt=1, task=0, offset=0,
                                         limit=262_144)["data_b64"])  # fmt: skip
         assert TOKEN.encode() not in log
         stop_and_wait(link, "labjob2345")
@@ -117,7 +117,7 @@ async def run_cell(socket: aiohttp.ClientWebSocketResponse, code: str) -> str:
 
 def stop_and_wait(link: Link, job: str) -> None:
     deadline_s = time.monotonic() + 20
-    while not link.ask("stop", timeout_s=20, epoch=1, job=job, attempt=1, grace_s=1).get("gone"):
+    while not link.request("stop", timeout_s=20, epoch=1, job=job, attempt=1, grace_s=1).get("gone"):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
 
@@ -128,18 +128,18 @@ def test_an_image_is_brought_as_a_file_and_then_runs(
     node = enrolled(make_rig, rig_cluster)
     with rig_cluster.open(node) as control, rig_cluster.open(node, "bulk") as bulk:
         task = spec(control, "imgjob2345", tiny_image, ["sleep", "60"])
-        with pytest.raises(Refused) as missing:
-            control.ask("start", timeout_s=20, epoch=1, spec=task)
+        with pytest.raises(AgentError) as missing:
+            control.request("start", timeout_s=20, epoch=1, spec=task)
         assert missing.value.code == "image_missing"
         offset = 0
         with tiny_image.archive.open("rb") as archive:
             while piece := archive.read(512 * 1024):
                 data = base64.b64encode(piece).decode()
-                bulk.ask("load", timeout_s=20, upload="tiny", offset=offset, data_b64=data)
+                bulk.request("load", timeout_s=20, upload="tiny", offset=offset, data_b64=data)
                 offset += len(piece)
-        loaded = bulk.ask("load", timeout_s=60, upload="tiny", last=True)["image"]
+        loaded = bulk.request("load", timeout_s=60, upload="tiny", last=True)["image"]
         assert loaded["image_id"] == tiny_image.digest
-        assert control.ask("start", timeout_s=20, epoch=1, spec=task)["state"] == "running"
+        assert control.request("start", timeout_s=20, epoch=1, spec=task)["state"] == "running"
 
 
 def test_a_partition_harms_no_task_and_is_told_as_unknown(
@@ -147,12 +147,12 @@ def test_a_partition_harms_no_task_and_is_told_as_unknown(
 ) -> None:
     node = enrolled(make_rig, rig_cluster, tiny_image)
     link = rig_cluster.open(node)
-    link.ask("start", timeout_s=20, epoch=1, spec=spec(link, "cutjob2345", tiny_image, ["sleep", "600"]))
+    link.request("start", timeout_s=20, epoch=1, spec=spec(link, "cutjob2345", tiny_image, ["sleep", "600"]))
     target = rig_cluster.target(node)
     node.cut()
-    with pytest.raises(LinkUnknown):
-        link.ask("list", timeout_s=1)
-    with pytest.raises(NodeUnreachable):
+    with pytest.raises(OutcomeUnknownError):
+        link.request("list", timeout_s=1)
+    with pytest.raises(NodeUnreachableError):
         connect_with_key(target, rig_cluster.keys["control"])
     node.heal()
     link.close()
@@ -165,7 +165,7 @@ async def test_a_tunnel_through_a_partition_is_refused_in_time_and_made_anew(
 ) -> None:
     node = enrolled(make_rig, rig_cluster)
     pool, target = TunnelPool(rig_cluster.keys["tunnel"]), rig_cluster.target(node)
-    with pytest.raises(PortRefused):
+    with pytest.raises(PortRefusedError):
         await pool.open_stream(target, 9)  # the way is there; nothing listens
     node.cut()
     try:
@@ -177,7 +177,7 @@ async def test_a_tunnel_through_a_partition_is_refused_in_time_and_made_anew(
     finally:
         node.heal()
     await asyncio.sleep(1.1)
-    with pytest.raises(PortRefused):
+    with pytest.raises(PortRefusedError):
         await pool.open_stream(target, 9)
     await pool.close()
 
@@ -188,13 +188,17 @@ def test_after_a_reboot_nothing_runs_and_the_boot_id_tells(
     node = enrolled(make_rig, rig_cluster, tiny_image)
     with rig_cluster.open(node) as link:
         before = link.hello.boot_id
-        link.ask("start", timeout_s=20, epoch=1, spec=spec(link, "bootjob234", tiny_image, ["sleep", "600"]))
+        link.request(
+            "start", timeout_s=20, epoch=1, spec=spec(link, "bootjob234", tiny_image, ["sleep", "600"])
+        )
     node.reboot()
     with rig_cluster.open(node) as link:
         assert link.hello.boot_id not in ("", before)
-        rows = link.ask("list", timeout_s=10)["containers"]
+        rows = link.request("list", timeout_s=10)["containers"]
         assert all(row["state"] == "exited" and row["rebooted"] for row in rows)
-        link.ask("start", timeout_s=20, epoch=1, spec=spec(link, "nextjob234", tiny_image, ["sleep", "600"]))
+        link.request(
+            "start", timeout_s=20, epoch=1, spec=spec(link, "nextjob234", tiny_image, ["sleep", "600"])
+        )
 
 
 def test_a_full_disk_refuses_with_the_reason_and_heals(
@@ -204,8 +208,8 @@ def test_a_full_disk_refuses_with_the_reason_and_heals(
     with rig_cluster.open(node) as link:
         task = spec(link, "fulljob234", tiny_image, ["sleep", "600"])
         node.fill_disk()
-        with pytest.raises(Refused) as full:
-            link.ask("start", timeout_s=20, epoch=1, spec=task)
+        with pytest.raises(AgentError) as full:
+            link.request("start", timeout_s=20, epoch=1, spec=task)
         assert full.value.code == "disk_full"
         node.free_disk()
-        assert link.ask("start", timeout_s=20, epoch=1, spec=task)["state"] == "running"
+        assert link.request("start", timeout_s=20, epoch=1, spec=task)["state"] == "running"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.keys import PURPOSES, Purpose, public_line
+from agents.keys import PURPOSES, Purpose, read_public_key
 from agents.ssh import SshTarget
-from agents.tunnel import JOB_ADDRESS, LocalPlace, PortRefused, TunnelError, TunnelPool
-from tests.rig.echo_agent import echo_agent
+from agents.tunnel.pool import JOB_ADDRESS, LocalTarget, PortRefusedError, TunnelError, TunnelPool
+from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import LoopbackSshd, loopback_sshd
-from tests.rig.needs import why_no_loopback
+from tests.rig.needs import missing_for_loopback
 from tests.time_budget import budget_s
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
@@ -53,7 +53,7 @@ async def pool(key_pairs: dict[Purpose, Path]) -> AsyncIterator[TunnelPool]:
 async def test_bytes_come_back_unchanged(pool: TunnelPool, target: SshTarget, local: bool) -> None:
     sent = bytes(range(256)) * 4096 * 8  # 8 MiB, several windows
     async with job_server() as port:
-        reader, writer = await pool.open_stream(LocalPlace() if local else target, port)
+        reader, writer = await pool.open_stream(LocalTarget() if local else target, port)
         writer.write(sent)
         writer.write_eof()
         assert await reader.read(-1) == sent
@@ -93,10 +93,10 @@ async def test_forty_streams_share_one_connection(
 async def test_nothing_listening_is_told_from_no_way_there(pool: TunnelPool, target: SshTarget) -> None:
     async with job_server() as port:
         pass
-    with pytest.raises(PortRefused, match=f"Nothing listens on port {port}"):
+    with pytest.raises(PortRefusedError, match=f"Nothing listens on port {port}"):
         await pool.open_stream(target, port)
-    with pytest.raises(PortRefused):
-        await pool.open_stream(LocalPlace(), port)
+    with pytest.raises(PortRefusedError):
+        await pool.open_stream(LocalTarget(), port)
     with pytest.raises(TunnelError, match="no sshd listens there"):
         await pool.open_stream(replace(target, port=port), port)
 
@@ -104,7 +104,7 @@ async def test_nothing_listening_is_told_from_no_way_there(pool: TunnelPool, tar
 async def test_the_tunnel_key_opens_job_ports_only(
     pool: TunnelPool, target: SshTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.tunnel.JOB_ADDRESS", "127.0.0.1")
+    monkeypatch.setattr("agents.tunnel.pool.JOB_ADDRESS", "127.0.0.1")
     with pytest.raises(TunnelError, match="does not allow tunnels"):
         await pool.open_stream(target, target.port)
 
@@ -151,7 +151,7 @@ async def test_a_slow_reader_slows_the_sender_and_holds_no_more_than_a_window(
 async def test_an_idle_connection_is_closed_and_opened_again_when_needed(
     key_pairs: dict[Purpose, Path], target: SshTarget, sshd: LoopbackSshd
 ) -> None:
-    pool = TunnelPool(key_pairs["tunnel"], idle_close_s=0.3)
+    pool = TunnelPool(key_pairs["tunnel"], idle_timeout_s=0.3)
     log = sshd.folder / "sshd.log"
     async with job_server() as port:
         for turn in (1, 2):
@@ -170,10 +170,10 @@ async def test_an_idle_connection_is_closed_and_opened_again_when_needed(
 async def test_new_keys_are_exchanged_under_running_streams(
     tmp_path: Path, key_pairs: dict[Purpose, Path]
 ) -> None:
-    if reason := why_no_loopback():
+    if reason := missing_for_loopback():
         pytest.skip(reason)
     options = "LogLevel DEBUG1\nRekeyLimit 4M\n"
-    public = {purpose: public_line(key_pairs[purpose]) for purpose in PURPOSES}
+    public = {purpose: read_public_key(key_pairs[purpose]) for purpose in PURPOSES}
     sent = bytes(range(256)) * 4096 * 16
     with loopback_sshd(tmp_path, echo_agent(), public, options=options) as sshd:
         pool = TunnelPool(key_pairs["tunnel"])
@@ -208,7 +208,7 @@ async def test_a_port_that_takes_no_connections_leaves_the_others_alone(
         async with job_server() as port:
             reader, writer = await pool.open_stream(target, port)
             began_s = time.monotonic()
-            with pytest.raises(PortRefused, match="takes no connections"):
+            with pytest.raises(PortRefusedError, match="takes no connections"):
                 await pool.open_stream(target, full.getsockname()[1])
             assert time.monotonic() - began_s < budget_s(8)
             writer.write(b"still here")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agents.engines import answers
-from agents.engines.contract import Unreadable
-from agents.link import Refused
-from agents.network_facts import network_facts
-from agents.samples import ContainerState, GpuState, Hello, NodeSample
-from agents.wire import LARGEST_EXACT, Fields, Malformed, sentence
-from tests.hostile import NASTY, Agent, HostileFrames, gpu, hello, reading, sample
+from agents.engines import parsing
+from agents.engines.interface import InvalidReplyError
+from agents.link import AgentError
+from agents.wire.fields import MAX_SAFE_INTEGER, FieldReader, InvalidMessageError, clean_text
+from agents.wire.messages import ContainerStatus, GpuInfo, Hello, NodeSample
+from agents.wire.networks import parse_network_info
+from tests.hostile_agent import EXTREME_VALUES, HostileFrames, ScriptedAgent, gpu, hello, reading, sample
 
 CONTAINER = {
     "name": "fw-t1-abc-1-0", "cluster": "t1", "job": "abc", "attempt": 1, "task": 0, "digest": "d",
@@ -28,33 +28,33 @@ SUBNET = {"subnet": "10.9.0.0/16", "range": ["10.9.1.1", "10.9.1.9"], "gateway":
 EXITED = {"event": "exited", "container": "c", "job": "abc", "attempt": 1, "task": 0, "exit_code": 0}
 
 WRONG: list[tuple[Callable[[Any], Any], dict[str, Any], str, list[Any]]] = [
-    (GpuState.from_wire, gpu("g"), "uuid", [None, "", 5, "a\0b", "\ud800", "x" * 97, ["g"]]),
-    (GpuState.from_wire, gpu("g"), "index", [None, -1, 1.5, True, "0", 2**31]),
-    (GpuState.from_wire, gpu("g"), "memory_mib", [-1, 2**31, 10**400, "9"]),
-    (GpuState.from_wire, gpu("g"), "health", [None, "well", 5, ["ok"]]),
-    (GpuState.from_wire, gpu("g"), "island", [-1, 32_768, 0.5]),
+    (GpuInfo.from_wire, gpu("g"), "uuid", [None, "", 5, "a\0b", "\ud800", "x" * 97, ["g"]]),
+    (GpuInfo.from_wire, gpu("g"), "index", [None, -1, 1.5, True, "0", 2**31]),
+    (GpuInfo.from_wire, gpu("g"), "memory_mib", [-1, 2**31, 10**400, "9"]),
+    (GpuInfo.from_wire, gpu("g"), "health", [None, "well", 5, ["ok"]]),
+    (GpuInfo.from_wire, gpu("g"), "nvlink_island", [-1, 32_768, 0.5]),
     (Hello.from_wire, hello([]), "highest_epoch", [None, -1, True, 1.5, "7", 2**53, 2**63, 10**400]),
     (Hello.from_wire, hello([]), "clock_s", [None, float("nan"), float("inf"), -1, 1e12, "now"]),
     (Hello.from_wire, hello([]), "boot_id", [None, "", "x" * 65, "a\0"]),
-    (Hello.from_wire, hello([]), "cuda_driver", ["twelve", "12", "12.4.1", 12.4]),
+    (Hello.from_wire, hello([]), "max_cuda_version", ["twelve", "12", "12.4.1", 12.4]),
     (Hello.from_wire, hello([]), "gpus", [{}, "g", [None], [gpu("g")] * 257]),
-    (Hello.from_wire, hello([]), "gang_ports", [[1, 2], [9000], [9001, 9000], [9000, 70_000], ["a", "b"]]),
+    (Hello.from_wire, hello([]), "rendezvous_ports", [[1, 2], [9000], [9001, 9000], [9000, 70_000], ["a", "b"]]),
     (Hello.from_wire, hello([]), "loopback", ["localhost", "0.0.0.0", "224.0.0.1"]),
     (Hello.from_wire, hello([]), "interfaces", [[INTERFACE | {"address": "here"}], [INTERFACE | {"prefix": 129}]]),
     (Hello.from_wire, hello([]), "versions", [{"a" * 65: "1"}, {"a": 5}, []]),
-    (ContainerState.from_wire, CONTAINER, "attempt", [None, -1, 10**7, "1"]),
-    (ContainerState.from_wire, CONTAINER, "state", [None, "paused", 5]),
-    (ContainerState.from_wire, CONTAINER, "ports", [{"x": 1}, {"80": 0}, {"80": 70_000}, {"80": "81"}, [80]]),
-    (ContainerState.from_wire, CONTAINER, "started_s", [float("inf"), 1e12, -1]),
+    (ContainerStatus.from_wire, CONTAINER, "attempt", [None, -1, 10**7, "1"]),
+    (ContainerStatus.from_wire, CONTAINER, "state", [None, "paused", 5]),
+    (ContainerStatus.from_wire, CONTAINER, "ports", [{"x": 1}, {"80": 0}, {"80": 70_000}, {"80": "81"}, [80]]),
+    (ContainerStatus.from_wire, CONTAINER, "started_s", [float("inf"), 1e12, -1]),
     (NodeSample.from_wire, sample(), "at_s", [None, -1, 1e12, float("nan")]),
     (NodeSample.from_wire, sample(), "gpus", [[reading("a\0b")], [reading("g", power_watts=1e6)], [None]]),
-    (answers.event_of, EXITED, "job", [None, 5, "a\0b"]),
-    (answers.event_of, {"event": "gpu_xid", "uuid": "g", "xid": 1, "times": 1}, "xid", [-1, 65_536, None]),
-    (answers.started, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
-    (answers.stopped, {"gone": True}, "gone", [1, "yes"]),
-    (answers.log_piece, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
-    (answers.log_piece, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
-    (answers.freed, {"folders": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
+    (parsing.parse_event, EXITED, "job", [None, 5, "a\0b"]),
+    (parsing.parse_event, {"event": "gpu_xid", "uuid": "g", "xid": 1, "count": 1}, "xid", [-1, 65_536, None]),
+    (parsing.parse_start_result, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
+    (parsing.parse_stop_result, {"gone": True}, "gone", [1, "yes"]),
+    (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
+    (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
+    (parsing.parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
 ]  # fmt: skip
 
 
@@ -78,9 +78,9 @@ def test_what_users_of_a_node_choose_never_makes_a_frame_invalid() -> None:
     odd = {"image_id": "i", "runtime": "podman", "refs": ["a\0b"], "digests": [], "size_mib": 1}
     assert Hello.from_wire(hello([], images=[odd, odd | {"refs": ["fine:1"]}])).images[0].refs == ("fine:1",)
     nets = {"podman": [{"name": "mine", "driver": "macvlan", "subnets": [SUBNET | {"range": ["1.2.3.4"]}]}]}
-    assert network_facts({"networks": nets}) == {"networks": {"podman": []}}
+    assert parse_network_info({"networks": nets}) == {"networks": {"podman": []}}
     nets["podman"][0]["subnets"] = [SUBNET]
-    assert network_facts({"networks": nets, "interfaces": [INTERFACE]})["networks"] == nets
+    assert parse_network_info({"networks": nets, "interfaces": [INTERFACE]})["networks"] == nets
 
 
 def check_storable(value: Any) -> None:
@@ -92,7 +92,7 @@ def check_storable(value: Any) -> None:
     if isinstance(value, str):
         assert "\0" not in value and value.encode() is not None
     elif isinstance(value, int | float):
-        assert abs(value) <= LARGEST_EXACT
+        assert abs(value) <= MAX_SAFE_INTEGER
     elif value is not None:
         for each in value:
             check_storable(each)
@@ -102,11 +102,16 @@ def check_storable(value: Any) -> None:
 def test_arbitrary_frames_are_read_into_values_that_a_database_takes_or_refused(seed: int) -> None:
     frames = HostileFrames(seed, own=["a", "b"], others=["c"], jobs=["one", "two"], images=["i:1"])
     streams = {role: frames.frames(role) for role in ("watch", "control")}
-    verbs = {"list": answers.seen, "start": answers.started, "stop": answers.stopped, "gc": answers.freed}
+    verbs = {
+        "list": parsing.parse_poll_result,
+        "start": parsing.parse_start_result,
+        "stop": parsing.parse_stop_result,
+        "gc": parsing.parse_gc_result,
+    }
     for _ in range(25):
         drawn = [
             (NodeSample.from_wire, next(streams["watch"])),
-            (answers.event_of, next(streams["control"])),
+            (parsing.parse_event, next(streams["control"])),
             (Hello.from_wire, frames.hello()),
             *((read, frames.answer({"id": 1, "verb": verb})) for verb, read in verbs.items()),
         ]
@@ -119,26 +124,26 @@ def test_arbitrary_frames_are_read_into_values_that_a_database_takes_or_refused(
 
 
 def test_a_sentence_is_cleaned_and_cut() -> None:
-    assert sentence("a\0b\x1b[2J\ud800\u202ec\n", 10) == "a\ufffdb\ufffd[2J\ufffd\ufffdc"
-    for value in NASTY:
+    assert clean_text("a\0b\x1b[2J\ud800\u202ec\n", 10) == "a\ufffdb\ufffd[2J\ufffd\ufffdc"
+    for value in EXTREME_VALUES:
         if not isinstance(value, str):
-            with pytest.raises(Malformed):
-                sentence(value)
-    assert Fields({"a": LARGEST_EXACT}).whole("a", most=LARGEST_EXACT) == LARGEST_EXACT
+            with pytest.raises(InvalidMessageError):
+                clean_text(value)
+    assert FieldReader({"a": MAX_SAFE_INTEGER}).integer("a", maximum=MAX_SAFE_INTEGER) == MAX_SAFE_INTEGER
 
 
 def test_an_answer_that_cannot_be_read_is_unknown() -> None:
-    agent = Agent(lambda: hello([]), lambda request: {"containers": [{"name": "\0"}], "boot_id": "b"})
+    agent = ScriptedAgent(lambda: hello([]), lambda request: {"containers": [{"name": "\0"}], "boot_id": "b"})
     engine = agent.engine()
-    with pytest.raises(Unreadable, match="answer to list"):
+    with pytest.raises(InvalidReplyError, match="answer to list"):
         engine.poll()
     engine.close()
 
 
 def test_a_refusal_is_cleaned() -> None:
     refusal = {"ok": False, "code": "\0", "message": "no\0pe"}
-    engine = Agent(lambda: hello([]), lambda request: refusal).engine()
-    with pytest.raises(Refused) as caught:
+    engine = ScriptedAgent(lambda: hello([]), lambda request: refusal).engine()
+    with pytest.raises(AgentError) as caught:
         engine.poll()
     assert (caught.value.code, caught.value.message) == ("engine_error", "no\ufffdpe")
     engine.close()
@@ -147,12 +152,12 @@ def test_a_refusal_is_cleaned() -> None:
 def test_malformed_events_are_dropped_and_told_of_once_in_a_while() -> None:
     wrong = {"event": "gpu_health", "uuid": "g", "health": "\0"}
     right = {"event": "gpu_health", "uuid": "g", "health": "ok"}
-    agent = Agent(lambda: hello([]), frames=lambda role: iter([*[wrong] * 300, right]))
+    agent = ScriptedAgent(lambda: hello([]), frames=lambda role: iter([*[wrong] * 300, right]))
     engine, told = agent.engine(), []
     engine.watch(told.append)
     link = engine._link
-    link.ask("list", timeout_s=10)
+    link.request("list", timeout_s=10)
     while len(told) < 2 and link.is_open:
-        link.ask("list", timeout_s=10)
-    assert [type(each).__name__ for each in told] == ["MalformedFrames", "GpuHealthChanged"]
+        link.request("list", timeout_s=10)
+    assert [type(each).__name__ for each in told] == ["InvalidEventsReceived", "GpuHealthChanged"]
     engine.close()

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
-from portal import throttle
+from portal.valkey import rate_limits
 from tests.api import world as worlds
 
 
@@ -59,4 +59,4 @@ def world(made: tuple[worlds.World, Path], db: None, settings: Any) -> worlds.Wo
 @pytest.fixture(autouse=True)
 def rates_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts under a name of its own."""
-    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+    monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from portal.services.tokens import Scope
+from portal.services.accounts.tokens import Scope
 from tests.api.world import ACTORS
 
 NOBODY = frozenset({"anonymous", "deactivated"})
@@ -36,7 +36,7 @@ BY_KIND = JOBS | WORKSPACES
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
 LENT = {
-    "allow_node_network": True,
+    "allow_host_network": True,
     "fabric_interface": "10.9.0.0/16",
     "fabric_devices": ["/dev/infiniband/uverbs*"],
 }
@@ -45,8 +45,8 @@ KEEP = {
     "pool": "main-pool",
     "count": 1,
     "projects": ["vision"],
-    "begin": "2027-11-06T08:00:00Z",
-    "end": "2027-11-06T12:00:00Z",
+    "starts_at": "2027-11-06T08:00:00Z",
+    "ends_at": "2027-11-06T12:00:00Z",
 }
 LEVELS = {"name": "fabric", "levels": ["block", "rack"]}
 VOLUME = {
@@ -58,8 +58,8 @@ VOLUME = {
 }
 VALUE = {"value": "never shown"}
 LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password": "never shown"}
-KNOBS = {"knobs": {"usage_weight": 0.5, "half_life_s": None}}
-IDLE_KNOBS = {"knobs": {"idle_after_s": 1800, "idle_snoozes": None}}
+KNOBS = {"settings": {"usage_weight": 0.5, "usage_half_life_s": None}}
+IDLE_KNOBS = {"settings": {"idle_after_s": 1800, "idle_snooze_limit": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
 
@@ -168,7 +168,7 @@ ROWS = [
         if_match="*",
         scope=PROJECTS,
     ),
-    Row("alarms_list", "get", "alarms/", ADMIN, hidden=403),
+    Row("alerts_list", "get", "alerts/", ADMIN, hidden=403),
     Row("invalid_rows_list", "get", "scheduler/invalid-rows/", ADMIN, hidden=403),
     Row(
         "invalid_rows_acknowledge",
@@ -178,12 +178,12 @@ ROWS = [
         {"note": "corrected"},
         hidden=403,
     ),
-    Row("alarms_acknowledge", "post", "alarms/{alarm}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
+    Row("alerts_acknowledge", "post", "alerts/{alarm}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
     Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True, scope=QUOTAS),
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=422, scope=JOBS),
     Row("jobs_get", "get", "jobs/{running}/", INSIDE),
-    # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_acts.py
+    # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_operations.py
     Row(
         "jobs_signal",
         "post",
@@ -198,20 +198,27 @@ ROWS = [
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409, scope=BY_KIND),
-    # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idleness.py
+    # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idle_pass.py
     Row("jobs_snooze", "post", "jobs/{workspace}/snooze/", CONTROLLERS, {}, 409, scope=WORKSPACES),
     Row(
-        "jobs_excuse",
+        "jobs_idle_exemption",
         "post",
-        "jobs/{workspace}/excuse/",
+        "jobs/{workspace}/idle-exemption/",
         CONTROLLERS,
-        {"text": "a demo at noon"},
+        {"reason": "a demo at noon"},
         409,
         scope=WORKSPACES,
     ),
-    Row("excuses_list", "get", "excuses/", EVERYBODY),
-    Row("excuses_cut", "post", "excuses/{excuse}/cut/", MANAGERS, {}, scope=WORKSPACES),
-    Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"more_s": 3600}, 409, scope=BY_KIND),
+    Row("idle_exemptions_list", "get", "idle-exemptions/", EVERYBODY),
+    Row(
+        "idle_exemptions_revoke",
+        "post",
+        "idle-exemptions/{exemption}/revoke/",
+        MANAGERS,
+        {},
+        scope=WORKSPACES,
+    ),
+    Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"extra_s": 3600}, 409, scope=BY_KIND),
     Row("extensions_list", "get", "extensions/", EVERYBODY),
     Row("extensions_get", "get", "extensions/{extension}/", INSIDE),
     # its job does not run yet; that managers decide where only their own are delayed is in test_time_limits
@@ -225,7 +232,7 @@ ROWS = [
         409,
         scope=BY_KIND,
     ),
-    Row("jobs_start_again", "post", "jobs/{ended}/start-again/", CONTROLLERS, {}, 201, scope=BY_KIND),
+    Row("jobs_resubmit", "post", "jobs/{ended}/resubmit/", CONTROLLERS, {}, 201, scope=BY_KIND),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
@@ -237,16 +244,16 @@ ROWS = [
     Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409, scope=WORKSPACES),
     Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}, scope=WORKSPACES),
     Row(
-        "workspaces_start_again",
+        "workspaces_resubmit",
         "post",
-        "workspaces/{ended_workspace}/start-again/",
+        "workspaces/{ended_workspace}/resubmit/",
         OWNER,
         {},
         201,
         scope=WORKSPACES,
     ),
     Row("queue", "get", "queue/", EVERYBODY),
-    Row("ask", "post", "ask/", WORKERS, JOB, hidden=422, scope=READ),
+    Row("jobs_preview", "post", "jobs/preview/", WORKERS, JOB, hidden=422, scope=READ),
     Row("pools_list", "get", "pools/", EVERYBODY),
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),
     Row("nodes_list", "get", "nodes/", EVERYBODY),
@@ -254,7 +261,14 @@ ROWS = [
     Row("nodes_cordon", "post", "nodes/{node}/cordon/", ADMIN, {"reason": "a fan"}, hidden=403),
     # it has never answered; it answers; it runs something; a second of these is in test_node_acts
     Row("nodes_uncordon", "post", "nodes/{node}/uncordon/", ADMIN, {}, 409, hidden=403),
-    Row("nodes_trust", "post", "nodes/{node}/trust/", ADMIN, {"reason": "new cable"}, hidden=403),
+    Row(
+        "nodes_clear_quarantine",
+        "post",
+        "nodes/{node}/clear-quarantine/",
+        ADMIN,
+        {"reason": "new cable"},
+        hidden=403,
+    ),
     Row("nodes_fence", "post", "nodes/{node}/fence/", ADMIN, {"reason": "off"}, 409, hidden=403),
     Row("nodes_retire", "post", "nodes/{node}/retire/", ADMIN, {}, 409, hidden=403),
     Row("nodes_drain", "post", "nodes/{node}/drain/", ADMIN, {}, hidden=403),
@@ -304,23 +318,23 @@ ROWS = [
     Row("topologies_put", "put", "topologies/{topology}/", ADMIN, {"levels": ["rack"]}, hidden=403),
     Row("topologies_remove", "delete", "topologies/{topology}/", ADMIN, status=204, hidden=403),
     Row("nodes_test", "post", "nodes/{node}/test/", ADMIN, {}, 201, hidden=403),
-    # no signed agent is at hand here; tests/services/test_node_acts.py has one
+    # no signed agent is at hand here; tests/services/test_node_operations.py has one
     Row("nodes_upgrade", "post", "nodes/{node}/upgrade/", ADMIN, {}, 503, hidden=403),
-    Row("nodes_preflight", "post", "nodes/{node}/preflight/", ADMIN, {}, 201, hidden=403),
+    Row("nodes_check", "post", "nodes/{node}/check/", ADMIN, {}, 201, hidden=403),
     Row("nodes_gc", "post", "nodes/{node}/gc/", ADMIN, {}, 201, hidden=403),
     Row("rollouts_start", "post", "rollouts/", ADMIN, {}, 503, hidden=403),
     Row("rollouts_get", "get", "rollouts/{rollout}/", ADMIN, hidden=403),
-    Row("nodes_check", "get", "nodes/{node}/checks/{check}/", ADMIN, hidden=403),
-    Row("gpus_give_back", "post", "gpus/{gpu}/give-back/", ADMIN, {}, hidden=403),
-    Row("restored_get", "get", "restored/", ADMIN, hidden=403),
-    Row("restored_containers", "get", "restored/containers/", ADMIN, hidden=403),
+    Row("nodes_operation_get", "get", "nodes/{node}/operations/{check}/", ADMIN, hidden=403),
+    Row("gpus_return_to_service", "post", "gpus/{gpu}/return-to-service/", ADMIN, {}, hidden=403),
+    Row("recovery_get", "get", "recovery/", ADMIN, hidden=403),
+    Row("recovery_containers", "get", "recovery/containers/", ADMIN, hidden=403),
     # nothing was restored in this world
-    Row("restored_keep", "post", "restored/containers/{container}/keep/", ADMIN, {}, 409, hidden=403),
-    Row("restored_stop", "post", "restored/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
+    Row("recovery_adopt", "post", "recovery/containers/{container}/adopt/", ADMIN, {}, 409, hidden=403),
+    Row("recovery_stop", "post", "recovery/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
     Row("scheduler_get", "get", "scheduler/", EVERYBODY),
     Row("metrics", "get", "/metrics", ADMIN, hidden=403, scope=METRICS),
-    Row("failed_cycles", "get", "scheduler/failed/", ADMIN, hidden=403),
-    Row("failed_cycles_download", "get", "scheduler/failed/{failed}/", ADMIN, hidden=403),
+    Row("failed_cycles_list", "get", "scheduler/failed-cycles/", ADMIN, hidden=403),
+    Row("failed_cycles_download", "get", "scheduler/failed-cycles/{failed}/", ADMIN, hidden=403),
     Row("gpus_list", "get", "gpus/", EVERYBODY),
     Row("gpus_get", "get", "gpus/{gpu}/", EVERYBODY),
     Row("environments_list", "get", "environments/", EVERYBODY),

@@ -10,10 +10,10 @@ from django.db import OperationalError
 from django.test import Client
 from redis.exceptions import ConnectionError as RedisAway
 
-from portal import throttle
-from portal.api import jobs as job_routes
-from portal.api.bodies import MAX_BODY_BYTES
+from portal.api.framework.request_parsing import MAX_BODY_BYTES
+from portal.api.jobs import jobs as job_routes
 from portal.models import Gpu
+from portal.valkey import rate_limits
 from tests.api.table import JOB
 
 JOBS = "/api/v1/jobs/"
@@ -54,9 +54,9 @@ def client(world):
         ({"name": 7}, "name"),
         ({"command": "rm -rf /"}, "command"),
         ({"command": [1]}, "command.0"),
-        ({"environ": {"A": 1}}, "environ.A"),
-        ({"near": {"required": "rack"}}, "near.topology"),
-        ({"near": "rack"}, "near"),
+        ({"env": {"A": 1}}, "env.A"),
+        ({"topology_constraint": {"required": "rack"}}, "topology_constraint.topology"),
+        ({"topology_constraint": "rack"}, "topology_constraint"),
         ({"volumes": "team"}, "volumes"),
         ({"min_compute_capability": 0}, "min_compute_capability"),
         ({"min_compute_capability": "8.0"}, "min_compute_capability"),
@@ -76,15 +76,15 @@ def test_fields_of_another_shape_are_400(client, change, field):
     [
         ({"name": "../../etc"}, "name"),
         ({"command": []}, "command"),
-        ({"environ": {"LD_PRELOAD": "x"}}, "environ"),
-        ({"near": {"topology": "nowhere", "required": "rack"}}, "near"),
-        ({"near": {"topology": "hall", "required": "row"}}, "near"),
-        ({"near": {"topology": "hall"}}, "near"),
+        ({"env": {"LD_PRELOAD": "x"}}, "env"),
+        ({"topology_constraint": {"topology": "nowhere", "required": "rack"}}, "topology_constraint"),
+        ({"topology_constraint": {"topology": "hall", "required": "row"}}, "topology_constraint"),
+        ({"topology_constraint": {"topology": "hall"}}, "topology_constraint"),
         ({"secrets": [{"secret": "own"}]}, "secrets"),
         ({"secrets": [{"secret": "nowhere", "variable": "A"}]}, "secrets"),
         ({"secrets": [{"secret": "own", "variable": "LD_PRELOAD"}]}, "secrets"),
         ({"secrets": [{"secret": "own", "file": "../token"}]}, "secrets"),
-        ({"secrets": [{"secret": "own", "variable": "WORD"}], "environ": {"WORD": "x"}}, "secrets"),
+        ({"secrets": [{"secret": "own", "variable": "WORD"}], "env": {"WORD": "x"}}, "secrets"),
         ({"volumes": [{"volume": "nowhere"}]}, "volumes"),
         ({"volumes": [{"volume": "team", "target": "/etc/passwd"}]}, "volumes"),
         ({"volumes": [{"volume": "team", "target": "/x"}, {"volume": "team", "target": "/x/"}]}, "volumes"),
@@ -100,8 +100,8 @@ def test_fields_that_cannot_be_carried_out_are_422(client, change, field):
 
 
 def test_the_impossible_comes_with_the_nearest_request(client):
-    body = is_problem(post(client, {**JOB, "gpus_per_task": 9}), 422, "never")
-    assert body["facts"]["nearest"] == {"tasks": 1, "gpus_per_task": 4}
+    body = is_problem(post(client, {**JOB, "gpus_per_task": 9}), 422, "unsatisfiable")
+    assert body["details"]["nearest"] == {"tasks": 1, "gpus_per_task": 4}
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,14 @@ def test_what_one_person_may_hold_stays_unless_it_is_named(world):
 def test_a_job_may_start_after_others_that_one_may_see(world):
     client = world.client("member")
     first = post(client, json.dumps(JOB)).json()["id"]
-    answer = post(client, json.dumps(JOB | {"after": [first, first], "after_any": True}))
+    answer = post(
+        client, json.dumps(JOB | {"dependencies": [first, first], "ignore_dependency_failure": True})
+    )
     assert answer.status_code == 201
     chained = answer.json()
-    assert [(one["job"]["id"], one["state"]) for one in chained["after"]] == [(first, "PENDING")]
-    assert chained["after_any"] is True
-    (following,) = client.get(f"{JOBS}{first}/").json()["next"]
+    assert [(one["job"]["id"], one["state"]) for one in chained["dependencies"]] == [(first, "PENDING")]
+    assert chained["ignore_dependency_failure"] is True
+    (following,) = client.get(f"{JOBS}{first}/").json()["dependents"]
     assert following["job"]["id"] == chained["id"]
     for nonsense in (
         "x",
@@ -188,18 +190,18 @@ def test_a_job_may_start_after_others_that_one_may_see(world):
         ["y"] * 21,
         ["nobody"],
     ):
-        refused = post(client, json.dumps(JOB | {"after": nonsense}))
+        refused = post(client, json.dumps(JOB | {"dependencies": nonsense}))
         assert refused.status_code == (422 if nonsense == ["nobody"] else 400), nonsense
         assert refused["Content-Type"] == "application/problem+json"
     for nonsense in ("true", 1, None):
-        assert post(client, json.dumps(JOB | {"after_any": nonsense})).status_code == 400
+        assert post(client, json.dumps(JOB | {"ignore_dependency_failure": nonsense})).status_code == 400
 
 
 def test_a_job_asks_for_a_kind_of_gpu_and_to_stand_near(world):
     client = world.client("member")
     Gpu.objects.filter(index=3).update(mig_profile="1g.10gb", compute_capability=9.0)
     near = {"topology": "hall", "required": "rack", "preferred": None}
-    asked = {"mig_profile": "1g.10gb", "min_compute_capability": 8.0, "near": near}
+    asked = {"mig_profile": "1g.10gb", "min_compute_capability": 8.0, "topology_constraint": near}
     answer = post(client, JOB | {"tasks": 1, "gpus_per_task": 1} | asked)
     assert answer.status_code == 201, answer.content
     shown = client.get(f"{JOBS}{answer.json()['id']}/").json()
@@ -207,7 +209,7 @@ def test_a_job_asks_for_a_kind_of_gpu_and_to_stand_near(world):
 
 
 def test_cursor_of_another_list_is_refused(client):
-    is_problem(client.get(f"{JOBS}?cursor=abc"), 422, "bad_cursor")
+    is_problem(client.get(f"{JOBS}?cursor=abc"), 422, "invalid_cursor")
 
 
 def test_too_large_is_413(client):
@@ -275,7 +277,7 @@ def test_unforeseen_failures_leave_no_trace(client, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(job_routes, "jobs_for", broken)
+    monkeypatch.setattr(job_routes, "list_jobs", broken)
     body = is_problem(client.get(JOBS), 500, "internal")
     assert "secret" not in json.dumps(body)
 
@@ -285,14 +287,14 @@ def test_a_missing_dependency_is_503(client, monkeypatch, failure):
     def away(*_):
         raise failure
 
-    monkeypatch.setattr(job_routes, "jobs_for", away)
+    monkeypatch.setattr(job_routes, "list_jobs", away)
     answer = client.get(JOBS)
     is_problem(answer, 503, "unavailable")
     assert int(answer["Retry-After"]) > 0
 
 
 def test_too_many_requests_are_429(client, monkeypatch):
-    monkeypatch.setattr(throttle, "ANYTHING", throttle.Rate("anything", 3, 3600))
+    monkeypatch.setattr(rate_limits, "REQUESTS", rate_limits.RateLimit("anything", 3, 3600))
     answers = [client.get("/api/v1/me/") for _ in range(4)]
     body = is_problem(answers[-1], 429, "too_many_requests")
     assert answers[-1]["Retry-After"] in body["detail"]
@@ -307,9 +309,9 @@ def test_rates_hold_without_redis(monkeypatch):
         def pipeline(self, **_):
             raise RedisAway("gone")
 
-    monkeypatch.setattr(throttle, "valkey", Away)
-    rate = throttle.Rate("tight", 2, 3600)
-    assert [throttle.take(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
+    monkeypatch.setattr(rate_limits, "valkey_client", Away)
+    rate = rate_limits.RateLimit("tight", 2, 3600)
+    assert [rate_limits.consume(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
 
 
 def test_html_is_never_served(client):

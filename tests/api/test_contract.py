@@ -15,9 +15,9 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from portal.api import urls
-from portal.api.description import document
-from portal.api.route import Route
-from portal.services.tokens import Scope
+from portal.api.framework.views import ApiView
+from portal.api.schema import openapi_document
+from portal.services.accounts.tokens import Scope
 from tests.api import table
 from tests.api import world as worlds
 from tests.api.table import BY_KIND, NOBODY, ROWS, Row
@@ -46,14 +46,14 @@ def call(world: World, row: Row, actor: str, headers: dict[str, str] | None = No
 
 def described(path_of: str, method: str, status: int) -> dict[str, Any] | None:
     """The schema of an answer in the document."""
-    paths = document()["paths"]
+    paths = openapi_document()["paths"]
     operation = paths[path_of][method]
     content = operation["responses"][str(status)].get("content", {})
     return next((kind["schema"] for kind in content.values()), None)
 
 
 REGISTRY: Registry[Any] = Registry().with_resource(
-    "urn:openapi", Resource(contents=document(), specification=DRAFT202012)
+    "urn:openapi", Resource(contents=openapi_document(), specification=DRAFT202012)
 )
 
 
@@ -61,7 +61,7 @@ def check_described(row: Row, answer: HttpResponse) -> None:
     """Fails unless the answer has exactly the described shape."""
     path = next(
         path
-        for path, operations in document()["paths"].items()
+        for path, operations in openapi_document()["paths"].items()
         if operations.get(row.method, {}).get("operationId") == row.name
     )
     schema = described(path, row.method, answer.status_code)
@@ -78,7 +78,7 @@ def check_described(row: Row, answer: HttpResponse) -> None:
     Draft202012Validator(json.loads(text), registry=REGISTRY).validate(body)
     if answer.status_code < 300 and "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
-        assert set(body) == set(document()["components"]["schemas"][name]["properties"])
+        assert set(body) == set(openapi_document()["components"]["schemas"][name]["properties"])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -140,7 +140,7 @@ def test_the_scopes_of_the_table_are_those_that_are_described() -> None:
     for row in ROWS:
         text = next(
             operation["description"]
-            for operations_of in document()["paths"].values()
+            for operations_of in openapi_document()["paths"].values()
             for operation in operations_of.values()
             if operation["operationId"] == row.name
         ).rsplit("A token needs the scope", 1)[1]
@@ -150,7 +150,7 @@ def test_the_scopes_of_the_table_are_those_that_are_described() -> None:
 def test_the_table_names_every_operation() -> None:
     named = {
         operation["operationId"]
-        for operations_of in document()["paths"].values()
+        for operations_of in openapi_document()["paths"].values()
         for operation in operations_of.values()
     }
     assert named == {row.name for row in ROWS}
@@ -165,7 +165,7 @@ def test_every_method_of_every_view_is_declared() -> None:
             view = getattr(pattern.callback, "cls", None)
             if view is None:
                 continue
-            assert issubclass(view, Route), pattern
+            assert issubclass(view, ApiView), pattern
             for method in ("get", "post", "put", "patch", "delete"):
                 handler = getattr(view, method, None)
                 assert handler is None or hasattr(handler, "operation"), (view, method)
@@ -185,5 +185,5 @@ def test_lists_hold_only_what_one_may_see(world: World) -> None:
 def test_environ_is_for_those_who_control_the_job(world: World) -> None:
     path = ROOT + f"jobs/{world.names['job']}/"
     for actor in table.INSIDE:
-        environ = world.client(actor).get(path).json()["environ"]
+        environ = world.client(actor).get(path).json()["env"]
         assert environ == ({"WORD": "hidden"} if actor in table.CONTROLLERS else None), actor

@@ -13,16 +13,16 @@ from django.test import Client
 from drf_spectacular.drainage import GENERATOR_STATS
 from drf_spectacular.validation import validate_schema
 
-from portal.api.description import DOCS_CSP, document
-from tests import record
+from portal.api.schema import DOCS_CSP, openapi_document
+from tests import factories
 
 
 def test_it_is_made_without_a_warning():
-    document.cache_clear()
+    openapi_document.cache_clear()
     GENERATOR_STATS.reset()
     said = io.StringIO()
     with redirect_stderr(said):
-        made = document()
+        made = openapi_document()
     assert said.getvalue() == ""
     assert not GENERATOR_STATS
     assert made["openapi"].startswith("3.1")
@@ -30,7 +30,7 @@ def test_it_is_made_without_a_warning():
 
 
 def test_everything_has_a_word_to_it():
-    for path, operations in document()["paths"].items():
+    for path, operations in openapi_document()["paths"].items():
         for method, operation in operations.items():
             assert operation["summary"], (method, path)
             assert operation["security"] == [{"token": []}, {"session": []}], (method, path)
@@ -40,9 +40,9 @@ def test_everything_has_a_word_to_it():
 
 
 def test_what_comes_in_is_not_what_goes_out():
-    names = set(document()["components"]["schemas"])
+    names = set(openapi_document()["components"]["schemas"])
     assert {"JobBodyRequest", "Job"} <= names
-    sent = document()["components"]["schemas"]["JobBodyRequest"]["properties"]
+    sent = openapi_document()["components"]["schemas"]["JobBodyRequest"]["properties"]
     assert not {"id", "state", "owner", "reason", "version"} & set(sent)
 
 
@@ -51,7 +51,7 @@ def test_the_page_keeps_to_its_policy():
     client = Client()
     assert client.get("/api/docs/").status_code == 302
     assert client.get("/api/schema/").status_code == 401
-    client.force_login(record.person("ada"))
+    client.force_login(factories.user("ada"))
     page = client.get("/api/docs/")
     assert page["Content-Security-Policy"] == DOCS_CSP
     assert "unsafe" not in DOCS_CSP

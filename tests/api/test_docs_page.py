@@ -9,7 +9,7 @@ from django.conf import settings
 from django.test import Client
 
 from portal.models import ApiToken
-from tests import record
+from tests import factories
 from tests.chromium import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -38,7 +38,7 @@ def look(address: str, cookie: str) -> tuple[list[str], int, str]:
 
 def test_it_draws_and_tries_under_its_policy(live_server):
     client = Client()
-    client.force_login(record.person("ada"))
+    client.force_login(factories.user("ada"))
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].value
     with ThreadPoolExecutor(1) as pool:  # a thread of its own: Playwright keeps an event loop
         complaints, drawn, status = pool.submit(look, live_server.url, cookie).result(170)

@@ -27,9 +27,9 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from portal import throttle
-from portal.api.description import document
-from portal.services.tokens import Scope
+from portal.api.schema import openapi_document
+from portal.services.accounts.tokens import Scope
+from portal.valkey import rate_limits
 from tests.api.world import World
 
 LONG = "--long" in sys.argv
@@ -50,7 +50,7 @@ CHECKS = [
 
 pytest_plugins = ["schemathesis.pytest.plugin"]  # importing it takes half a second, so only here
 
-schema = schemathesis.openapi.from_dict(document())
+schema = schemathesis.openapi.from_dict(openapi_document())
 schema.app = get_wsgi_application()
 schema.config.update(base_url="http://localhost")
 schema.config.phases.coverage.enabled = LONG
@@ -77,7 +77,7 @@ def one_connection() -> Iterator[None]:
 
 @pytest.fixture
 def no_rate_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "take", lambda rate, who: 0.0)
+    monkeypatch.setattr(rate_limits, "consume", lambda rate, who: 0.0)
 
 
 @pytest.fixture

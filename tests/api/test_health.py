@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 from redis.exceptions import ConnectionError as RedisAway
 
-from portal.api import health
+from portal.api.monitoring import health
 from portal.models import Cycle, Lease
 
 pytestmark = pytest.mark.django_db
@@ -28,7 +28,7 @@ def cycle_finished(seconds_ago: float) -> None:
     Cycle.objects.create(
         started_at=timezone.now() - dt.timedelta(seconds=seconds_ago),
         epoch=1,
-        woken_by="period",
+        trigger="period",
         snapshot_ms=1,
         decide_ms=1,
         commit_ms=1,

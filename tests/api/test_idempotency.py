@@ -10,12 +10,12 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test import Client
 
-from portal.api import job_bodies
-from portal.errors import Conflict, Impossible, Invalid
+from portal.api.jobs import job_requests
+from portal.errors import Conflict, InvalidRequest, Unsatisfiable
 from portal.models import IdempotencyKey, Job
 from portal.services import idempotency
-from portal.services.tokens import Scope, do_create_token
-from tests import record
+from portal.services.accounts.tokens import Scope, do_create_token
+from tests import factories
 from tests.api import world as worlds
 from tests.api.table import JOB
 
@@ -51,7 +51,7 @@ def test_another_body_or_route_is_refused(world):
     other = submit(client, "k-1", {**JOB, "name": "other"})
     assert other.status_code == 422
     assert other.json()["code"] == "idempotency_key_reused"
-    path = f"/api/v1/jobs/{world.names['ended']}/start-again/"
+    path = f"/api/v1/jobs/{world.names['ended']}/resubmit/"
     answer = client.post(path, "{}", content_type="application/json", headers={"Idempotency-Key": "k-1"})
     assert answer.status_code == 422
 
@@ -87,7 +87,7 @@ def test_where_it_is_not_offered_it_is_refused(world):
 
 @pytest.mark.django_db(transaction=True)
 def test_in_flight_is_a_conflict():
-    person = record.person("ada")
+    person = factories.user("ada")
     inside, leave = threading.Event(), threading.Event()
 
     def slow() -> tuple[int, dict[str, int]]:
@@ -95,9 +95,9 @@ def test_in_flight_is_a_conflict():
         assert leave.wait(10)
         return 201, {"n": 1}
 
-    def first() -> idempotency.Answer:
+    def first() -> idempotency.StoredResponse:
         try:
-            return idempotency.once(person, "k", "/r", {}, slow)
+            return idempotency.run_once(person, "k", "/r", {}, slow)
         finally:
             connection.close()
 
@@ -105,27 +105,27 @@ def test_in_flight_is_a_conflict():
         running = pool.submit(first)
         assert inside.wait(10)
         with pytest.raises(Conflict) as busy:
-            idempotency.once(person, "k", "/r", {}, lambda: (201, {"n": 2}))
+            idempotency.run_once(person, "k", "/r", {}, lambda: (201, {"n": 2}))
         leave.set()
         assert running.result(10).body == {"n": 1}
     assert busy.value.code == "idempotency_in_flight"
-    assert idempotency.once(person, "k", "/r", {}, lambda: (201, {"n": 3})).body == {"n": 1}
+    assert idempotency.run_once(person, "k", "/r", {}, lambda: (201, {"n": 3})).body == {"n": 1}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_crash_leaves_both_or_neither():
-    person = record.person("ada")
+    person = factories.user("ada")
 
     def crash() -> tuple[int, dict[str, int]]:
-        record.project("half-made")
+        factories.project("half-made")
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        idempotency.once(person, "k", "/r", {}, crash)
+        idempotency.run_once(person, "k", "/r", {}, crash)
     row = IdempotencyKey.objects.get()
     assert row.status is None
-    assert not record.Project.objects.filter(name="half-made").exists()
-    assert idempotency.once(person, "k", "/r", {}, lambda: (201, {"n": 1})).again is False
+    assert not factories.Project.objects.filter(name="half-made").exists()
+    assert idempotency.run_once(person, "k", "/r", {}, lambda: (201, {"n": 1})).is_replay is False
 
 
 @pytest.mark.django_db(transaction=True)
@@ -154,10 +154,10 @@ def test_fifty_at_once_make_one_job():
 
 def test_old_keys_are_forgotten(world):
     submit(world.client("member"), "k", JOB)
-    assert idempotency.forget_old_keys() == 0
+    assert idempotency.delete_expired_keys() == 0
     with transaction.atomic():
         IdempotencyKey.objects.update(created_at="2020-01-01T00:00:00Z")
-    assert idempotency.forget_old_keys() == 1
+    assert idempotency.delete_expired_keys() == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -167,23 +167,23 @@ def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
 
     def never(user, wanted):
         asked.append(connection.in_atomic_block)
-        raise Impossible("No such place.", code="never")
+        raise Unsatisfiable("No such place.", code="unsatisfiable")
 
-    monkeypatch.setattr(job_bodies, "would_start", never)
+    monkeypatch.setattr(job_requests, "preview_start", never)
     client = world.client("member")
     refused = submit(client, "k", JOB)
     assert (refused.status_code, asked) == (422, [False])
-    monkeypatch.setattr(job_bodies, "would_start", lambda *_: None)
+    monkeypatch.setattr(job_requests, "preview_start", lambda *_: None)
     assert submit(client, "k", JOB).status_code == 201
-    monkeypatch.setattr(job_bodies, "would_start", never)
+    monkeypatch.setattr(job_requests, "preview_start", never)
     assert submit(client, "k", JOB).status_code == 201
 
 
 @pytest.mark.django_db
 def test_the_service_says_what_is_wrong():
-    person = record.person("ada")
-    with pytest.raises(Invalid):
-        idempotency.once(person, "a b", "/r", {}, lambda: (201, {}))
-    idempotency.once(person, "k", "/r", {"a": 1}, lambda: (201, {}))
-    with pytest.raises(Impossible):
-        idempotency.once(person, "k", "/r", {"a": 2}, lambda: (201, {}))
+    person = factories.user("ada")
+    with pytest.raises(InvalidRequest):
+        idempotency.run_once(person, "a b", "/r", {}, lambda: (201, {}))
+    idempotency.run_once(person, "k", "/r", {"a": 1}, lambda: (201, {}))
+    with pytest.raises(Unsatisfiable):
+        idempotency.run_once(person, "k", "/r", {"a": 2}, lambda: (201, {}))

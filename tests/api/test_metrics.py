@@ -12,16 +12,16 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from portal import last_samples
-from portal.models import ClusterSettings, Forecast, Node, NodePool, Standing, Totals
-from portal.selectors import measures
-from portal.services.gpus import record_foreign, record_gpu_health
-from portal.services.tokens import Scope, do_create_token
-from portal.words.states import GpuHealth
-from scheduler import totals
-from scheduler.core.plan import Eviction, EvictionReason, Plan
+from portal.domain.states import GpuHealth
+from portal.models import ClusterSettings, Forecast, JobVerdict, Node, NodePool, SchedulerCounters
+from portal.selectors import metrics
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.nodes.gpus import record_foreign_processes, record_gpu_health
+from portal.valkey import sample_cache
+from scheduler import counters
+from scheduler.core.model.plan import Eviction, EvictionReason, Plan
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 
 ENDS = {"counter": ("total",), "histogram": ("bucket", "count", "sum")}
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene() | {"admin": record.person("root", admin=True)}
+    factories.cluster_settings()
+    return factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
 
 
 def scraped(client) -> dict[tuple[str, ...], float]:
@@ -52,17 +52,17 @@ def admin(client, scene):
 
 def test_before_the_first_cycle_it_answers_too(admin) -> None:
     told = scraped(admin)
-    assert told[("fairway_cycles_total",)] == 0 and told[("fairway_scheduler_alarm",)] == 0
+    assert told[("fairway_cycles_total",)] == 0 and told[("fairway_scheduler_alert",)] == 0
     assert ("fairway_last_cycle_timestamp_seconds",) not in told
     assert ("fairway_forecast_coverage_ratio",) not in told
 
 
 def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
     for gpus in (3, 2):
-        record.job(
+        factories.job(
             scene["owner"], scene["project"], scene["environment"], gpus_per_task=gpus, pool=scene["pool"]
         )
-    record.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
+    factories.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
     pool = scene["pool"].name
     assert scraped(admin)[("fairway_queue_jobs", pool, "undecided")] == 2
     run_cycle("test", "me")
@@ -78,19 +78,19 @@ def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
     waiting = {key: value for key, value in told.items() if key[0] == "fairway_queue_jobs"}
     assert sum(waiting.values()) == 2 and not [key for key in waiting if key[2] == "undecided"]
     assert told[("fairway_nodes", "reachable")] == 1
-    assert told[("fairway_nodes_aside", "stuck")] == told[("fairway_nodes_clock_off",)] == 0
+    assert told[("fairway_nodes_quarantined", "stuck")] == told[("fairway_nodes_clock_skewed",)] == 0
     assert abs(told[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
 
 
 def test_a_failed_cycle_counts_and_raises_the_alarm(scene, admin) -> None:
-    record.job(scene["owner"], scene["project"], scene["environment"])
+    factories.job(scene["owner"], scene["project"], scene["environment"])
 
     def faulty(snapshot, policy):
         raise KeyError("gone")
 
     run_cycle("test", "me", decide=faulty)
     told = scraped(admin)
-    assert (told[("fairway_cycles_failed_total",)], told[("fairway_scheduler_alarm",)]) == (1, 1)
+    assert (told[("fairway_cycles_failed_total",)], told[("fairway_scheduler_alert",)]) == (1, 1)
 
 
 def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
@@ -102,8 +102,8 @@ def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
         evictions=(Eviction("a", EvictionReason.RECLAIMED, "b"), Eviction("c", EvictionReason.PREEMPTED, "b"))
     )
     with transaction.atomic():
-        totals.count_cycle(Row(), plan, committed=True)
-        totals.count_cycle(Row(), plan, committed=False)
+        counters.count_cycle(Row(), plan, committed=True)
+        counters.count_cycle(Row(), plan, committed=False)
     told = scraped(admin)
     assert (
         told[("fairway_evictions_total", "reclaimed")] == told[("fairway_evictions_total", "preempted")] == 1
@@ -111,16 +111,16 @@ def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
     assert told[("fairway_cycles_truncated_total",)] == 2 and told[("fairway_commits_refused_total",)] == 4
     assert told[("fairway_cycle_seconds_bucket", "10.0", "decide")] == 0
     assert told[("fairway_cycle_seconds_bucket", "+Inf", "decide")] == 2
-    assert Totals.objects.count() == 1
+    assert SchedulerCounters.objects.count() == 1
 
 
 def test_forecasts_that_held(scene, admin) -> None:
     now = timezone.now()
     for inside in (True, True, True, False):
-        job = record.job(scene["owner"], scene["project"], scene["environment"])
+        job = factories.job(scene["owner"], scene["project"], scene["environment"])
         Forecast.objects.create(
-            job=job, made_at=now, at_submit=True, p10_at=now, p50_at=now, p90_at=now,
-            started_at=now, inside=inside, score_s=100,
+            job=job, made_at=now, is_first=True, p10_at=now, p50_at=now, p90_at=now,
+            started_at=now, covered=inside, score_s=100,
         )  # fmt: skip
     told = scraped(admin)
     assert told[("fairway_forecast_coverage_ratio",)] == 0.75
@@ -130,14 +130,18 @@ def test_forecasts_that_held(scene, admin) -> None:
 def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
     node, pool = scene["node"], scene["pool"].name
     frame = {"nodes": {node.public_id: {"lag_s": 0.4, "cpu": 3, "u": [50, None, 100], "m": [8, 8], "w": []}}}
-    last_samples.keep({last_samples.ALL: json.dumps(frame)})
-    silent = record.node(scene["pool"])
+    sample_cache.store_frames({sample_cache.CLUSTER_KEY: json.dumps(frame)})
+    silent = factories.node(scene["pool"])
     Node.objects.filter(pk=silent.pk).update(reachable=False)
     first, second, *_ = node.gpus.all()
     record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
-    record_foreign(node.public_id, {second.uuid: "python (process 7) of root"})
+    record_foreign_processes(node.public_id, {second.uuid: "python (process 7) of root"})
     told = scraped(admin)
-    assert told[("fairway_gpus_unwell", pool, "lost")] == told[("fairway_gpus_unwell", pool, "foreign")] == 1
+    assert (
+        told[("fairway_gpus_unhealthy", pool, "lost")]
+        == told[("fairway_gpus_unhealthy", pool, "foreign")]
+        == 1
+    )
     assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
     assert (told[("fairway_node_up", node.name)], told[("fairway_node_up", silent.name)]) == (1, 0)
     assert told[("fairway_node_gpu_use_ratio", node.name)] == 0.75
@@ -149,16 +153,16 @@ def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
 def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> None:
     """Names in the files of ``deploy`` are names of ``/metrics``, with labels that these have."""
     now = timezone.now()
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     Forecast.objects.create(
         job=job,
         made_at=now,
-        at_submit=True,
+        is_first=True,
         p10_at=now,
         p50_at=now,
         p90_at=now,
         started_at=now,
-        inside=True,
+        covered=True,
         score_s=1,
     )
     run_cycle("test", "me")
@@ -176,17 +180,17 @@ def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> N
 
 
 def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> None:
-    monkeypatch.setattr(measures, "MOST_POOLS", 2)
+    monkeypatch.setattr(metrics, "MAX_POOLS", 2)
     counts = []
     for name in ("zz-1", "zz-2"):
         with CaptureQueriesContext(connection) as seen:
             scraped(admin)
         counts.append(len(seen))
         pool = NodePool.objects.create(name=name)
-        record.node(pool)
-        job = record.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
-        Standing.objects.create(
-            job=job, code="nonsense", sentence="x", decided_at=timezone.now(), since=timezone.now()
+        factories.node(pool)
+        job = factories.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
+        JobVerdict.objects.create(
+            job=job, code="nonsense", message="x", decided_at=timezone.now(), code_since=timezone.now()
         )
     told = scraped(admin)
     pools = {key[1] for key in told if key[0] == "fairway_gpus"}
@@ -200,7 +204,7 @@ def test_a_token_for_metrics_can_do_nothing_else(scene, client) -> None:
     headers = {"Authorization": f"Bearer {text}"}
     assert client.get("/metrics", headers=headers).status_code == 200
     assert client.get("/api/v1/jobs/", headers=headers).status_code == 403
-    ClusterSettings.objects.update(alarm="x")
+    ClusterSettings.objects.update(scheduler_alert="x")
     scene["admin"].is_admin = False
     scene["admin"].save()
     assert client.get("/metrics", headers=headers).status_code == 403

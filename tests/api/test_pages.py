@@ -13,9 +13,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import GpuAlarm, InvalidRow, Job, Standing
-from portal.services.tokens import Scope
-from tests import record
+from portal.models import GpuAlert, InvalidRow, Job, JobVerdict
+from portal.services.accounts.tokens import Scope
+from tests import factories
 from tests.api.table import ROWS
 
 JOBS = "/api/v1/jobs/"
@@ -30,7 +30,7 @@ def client(world):
 def more_jobs(world, number: int) -> None:
     rows = world.rows
     for index in range(number):
-        record.job(
+        factories.job(
             world.people["member"],
             rows["project"],
             rows["batch"],
@@ -84,7 +84,7 @@ def test_a_cursor_is_sealed_and_belongs_to_its_list(world, client):
     ):
         answer = client.get(path)
         assert answer.status_code == 422, path
-        assert answer.json()["code"] == "bad_cursor"
+        assert answer.json()["code"] == "invalid_cursor"
 
 
 def test_filters_narrow(world, client):
@@ -132,22 +132,22 @@ def test_query_counts_do_not_grow(row, world):
     for rows in (0, 9):
         more_jobs(world, rows)
         for number in range(rows // 3):
-            record.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
-            gpu = record.node(world.rows["pool"]).gpus.all()[0]
-            GpuAlarm.objects.create(gpu=gpu, kind="foreign", first_at=timezone.now(), last_at=timezone.now())
+            factories.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
+            gpu = factories.node(world.rows["pool"]).gpus.all()[0]
+            GpuAlert.objects.create(gpu=gpu, kind="foreign", first_at=timezone.now(), last_at=timezone.now())
             InvalidRow.objects.create(
                 kind="node", row=f"n-{number}", field="f", message="m", first_at=timezone.now()
             )
-            record.pool()
-            record.environment()
-        for job in Job.objects.filter(state="PENDING", standing__isnull=True):
-            Standing.objects.create(
+            factories.pool()
+            factories.environment()
+        for job in Job.objects.filter(state="PENDING", verdict__isnull=True):
+            JobVerdict.objects.create(
                 job=job,
-                code="limit",
-                sentence="x",
-                ahead=[],
+                code="project_limit",
+                message="x",
+                jobs_ahead=[],
                 decided_at=job.submitted_at,
-                since=job.submitted_at,
+                code_since=job.submitted_at,
             )
         with CaptureQueriesContext(
             connection,

@@ -9,12 +9,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from portal import throttle
-from portal.errors import Conflict, NotAllowed
+from portal.errors import Conflict, Forbidden
 from portal.models import ApiToken, AuditEntry
-from portal.services import tokens
-from portal.services.tokens import SHAPE, Scope, do_create_token, text_of
-from tests import record
+from portal.services.accounts import tokens
+from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, do_create_token, token_text
+from portal.valkey import rate_limits
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 ME = "/api/v1/me/"
@@ -26,7 +26,7 @@ def ask(text: str, path: str = ME):
 
 @pytest.fixture
 def owner():
-    return record.person("ada")
+    return factories.user("ada")
 
 
 def test_the_secret_is_shown_once_and_kept_nowhere(owner):
@@ -36,7 +36,7 @@ def test_the_secret_is_shown_once_and_kept_nowhere(owner):
     made = client.post("/api/v1/tokens/", body, content_type="application/json")
     assert made.status_code == 201
     text = made.json()["token"]
-    assert SHAPE.fullmatch(text)
+    assert TOKEN_PATTERN.fullmatch(text)
     assert "token" not in client.get("/api/v1/tokens/").json()["items"][0]
     row = ApiToken.objects.get()
     secret = text.split("_")[2]
@@ -59,7 +59,7 @@ def test_expiry_is_at_most_a_year(owner):
 def test_what_does_not_work(owner):
     row, text = do_create_token(owner, name="t", scopes=[Scope.READ])
     assert ask(text).status_code == 200
-    other_secret = text_of(row.public_id, "0" * 64)
+    other_secret = token_text(row.public_id, "0" * 64)
     for wrong in (
         "",
         "fw_",
@@ -70,14 +70,14 @@ def test_what_does_not_work(owner):
     ):
         answer = ask(wrong)
         assert answer.status_code == 401
-        assert answer.json()["code"] == "bad_token"
+        assert answer.json()["code"] == "invalid_token"
         assert answer["WWW-Authenticate"].startswith("Bearer")
     ApiToken.objects.update(expires_at=timezone.now())
     assert ask(text).json()["code"] == "token_expired"
     ApiToken.objects.update(expires_at=timezone.now() + dt.timedelta(days=1))
     owner.is_active = False
     owner.save()
-    assert ask(text).json()["code"] == "account_closed"
+    assert ask(text).json()["code"] == "account_deactivated"
 
 
 def test_a_revoked_token_stops_at_once(owner):
@@ -86,7 +86,7 @@ def test_a_revoked_token_stops_at_once(owner):
     headers = {"Authorization": f"Bearer {text}"}
     assert Client().delete(path, headers=headers).status_code == 204
     assert ask(text).json()["code"] == "token_revoked"
-    assert AuditEntry.objects.filter(act="token.revoke").count() == 1
+    assert AuditEntry.objects.filter(action="token.revoke").count() == 1
 
 
 def test_a_wrong_token_is_not_helped_by_a_session(owner):
@@ -99,9 +99,9 @@ def test_a_wrong_token_is_not_helped_by_a_session(owner):
 
 def test_a_token_makes_none_that_is_stronger_or_lives_longer(owner):
     by, _ = do_create_token(owner, name="by", scopes=[Scope.TOKENS, Scope.READ], days=3)
-    with pytest.raises(NotAllowed) as refused:
+    with pytest.raises(Forbidden) as refused:
         do_create_token(owner, name="x", scopes=[Scope.ADMIN], by=by)
-    assert refused.value.code == "scope_too_strong"
+    assert refused.value.code == "scope_not_permitted"
     child, _ = do_create_token(owner, name="x", scopes=[Scope.READ], days=300, by=by)
     assert child.expires_at == by.expires_at
 
@@ -113,8 +113,8 @@ def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stro
     by, text = do_create_token(owner, name="by", scopes=[Scope.TOKENS])
     headers = {"Authorization": f"Bearer {text}"}
     refused = Client().delete(f"/api/v1/tokens/{other.public_id}/", headers=headers)
-    assert (refused.status_code, refused.json()["code"]) == (403, "scope_too_strong")
-    assert refused.json()["facts"] == {"scopes": [stronger.value]}
+    assert (refused.status_code, refused.json()["code"]) == (403, "scope_not_permitted")
+    assert refused.json()["details"] == {"scopes": [stronger.value]}
     other.refresh_from_db()
     assert other.revoked_at is None
     for weaker in (equal, by):
@@ -131,7 +131,7 @@ def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stro
 
 
 def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monkeypatch):
-    monkeypatch.setattr(throttle, "ANYTHING", throttle.Rate("anything", 3, 3600))
+    monkeypatch.setattr(rate_limits, "REQUESTS", rate_limits.RateLimit("anything", 3, 3600))
     texts = [do_create_token(owner, name="t", scopes=[Scope.READ])[1] for _ in range(3)]
     session = Client()
     session.force_login(owner)
@@ -141,12 +141,12 @@ def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monke
     last = ask(texts[2])
     assert last.status_code == 429
     assert 0 < int(last["Retry-After"]) <= 3600
-    _, other = do_create_token(record.person(), name="t", scopes=[Scope.READ])
+    _, other = do_create_token(factories.user(), name="t", scopes=[Scope.READ])
     assert ask(other).status_code == 200
 
 
 def test_rights_are_the_owners_at_the_time_of_use(owner):
-    project = record.project("nlp", manager=owner)
+    project = factories.project("nlp", manager=owner)
     _, text = do_create_token(owner, name="t", scopes=[Scope.ADMIN])
     path = f"/api/v1/projects/{project.public_id}/"
     assert ask(text, path).status_code == 200
@@ -172,7 +172,7 @@ def test_the_last_use_is_written_at_most_once_a_minute(owner, django_assert_num_
 
 
 def test_guessing_is_slowed(monkeypatch):
-    monkeypatch.setattr(throttle, "BAD_TOKENS", throttle.Rate("bad_tokens", 2, 60))
+    monkeypatch.setattr(rate_limits, "INVALID_TOKENS", rate_limits.RateLimit("bad_tokens", 2, 60))
     answers = [ask("fw_no") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 429, 429]
     assert re.fullmatch(r"\d+", answers[-1]["Retry-After"])

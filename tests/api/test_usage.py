@@ -12,9 +12,9 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.models import Allocation, UsageLedger, User
-from portal.selectors.usage import UsageBy, usage_for
-from tests import record
+from portal.models import Allocation, UsageInterval, User
+from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
+from tests import factories
 from tests.api.world import World, running
 
 USAGE = "/api/v1/usage/"
@@ -27,8 +27,8 @@ def spans(world: World) -> World:
     """Two spans of the running job: 22:00 to 02:00 with a whole GPU, 23:00 to 23:30 with half of one."""
     hour = dt.timedelta(hours=1)
     ends = [(MIDNIGHT - 2 * hour, MIDNIGHT + 2 * hour, 1000), (MIDNIGHT - hour, MIDNIGHT - hour / 2, 500)]
-    for row, (start, end, milli) in zip(UsageLedger.objects.order_by("id"), ends, strict=True):
-        UsageLedger.objects.filter(pk=row.pk).update(started_at=start, ended_at=end, milli=milli)
+    for row, (start, end, milli) in zip(UsageInterval.objects.order_by("id"), ends, strict=True):
+        UsageInterval.objects.filter(pk=row.pk).update(started_at=start, ended_at=end, milli=milli)
     return world
 
 
@@ -60,7 +60,7 @@ def test_sums_are_cut_at_the_ends(spans, by):
 
 def test_open_spans_count_up_to_now(world):
     began = timezone.now() - dt.timedelta(hours=3)
-    UsageLedger.objects.update(started_at=began)
+    UsageInterval.objects.update(started_at=began)
     assert Allocation.objects.filter(ended_at__isnull=True).count() == 2
     for by in ("project", "day"):
         assert ask(world, by=by)["total_gpu_hours"] == pytest.approx(6.0, abs=0.01)
@@ -111,27 +111,27 @@ ZONES = st.sampled_from(
 
 
 @pytest.fixture
-def ledger(world: World) -> list[UsageLedger]:
+def ledger(world: World) -> list[UsageInterval]:
     """Ten rows: one job of the world and four more of two people, each on two GPUs."""
     people = [world.people["member"], world.people["colleague"]]
-    pools = [world.rows["pool"], record.pool("other")]
+    pools = [world.rows["pool"], factories.pool("other")]
     for number in range(4):
-        job = record.job(people[number % 2], world.rows["project"], world.rows["batch"], tasks=2)
-        running(job, record.node(pools[number // 2], gpus=2))
-    return list(UsageLedger.objects.order_by("id"))
+        job = factories.job(people[number % 2], world.rows["project"], world.rows["batch"], tasks=2)
+        running(job, factories.node(pools[number // 2], gpus=2))
+    return list(UsageInterval.objects.order_by("id"))
 
 
 @settings(
     max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 @given(data=st.data())
-def test_every_sum_is_the_sum_of_its_spans(ledger: list[UsageLedger], data: st.DataObject) -> None:
+def test_every_sum_is_the_sum_of_its_spans(ledger: list[UsageInterval], data: st.DataObject) -> None:
     now = User.objects.values_list(Now(), flat=True)[0]
     admin = User.objects.get(username="admin-x")
     for row in ledger:
         row.started_at, length, row.milli = data.draw(SPANS)
         row.ended_at = None if length is None else row.started_at + length
-    UsageLedger.objects.bulk_update(ledger, ["started_at", "ended_at", "milli"])
+    UsageInterval.objects.bulk_update(ledger, ["started_at", "ended_at", "milli"])
     zone = data.draw(ZONES)
     start, end = sorted(moment.astimezone(zone) for moment in (data.draw(INSTANTS), data.draw(INSTANTS)))
     end += dt.timedelta(microseconds=1)
@@ -154,13 +154,13 @@ def test_every_sum_is_the_sum_of_its_spans(ledger: list[UsageLedger], data: st.D
             day += DAY
 
     totals = []
-    for by in UsageBy:
-        found = usage_for(admin, start, end, by)
+    for by in UsageGrouping:
+        found = gpu_hours_by(admin, start, end, by)
         totals.append(sum(item.gpu_hours for item in found))
         for item in found:
             assert item.gpu_hours == pytest.approx(hours.get(item.key, 0), abs=2e-6), (by, item)
             assert item.jobs == len(jobs.get(item.key, ())), (by, item)
-        if by is UsageBy.DAY:
+        if by is UsageGrouping.DAY:
             asked = [item.key for item in found]
             assert asked == sorted(asked)
             assert {key for key in jobs if key[:2] == "20"} <= set(asked)

@@ -12,36 +12,36 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import (
+    AgentRollout,
     Environment,
-    Excuse,
-    Extension,
     FailedCycle,
-    GpuAlarm,
+    GpuAlert,
+    IdleExemption,
     InvalidRow,
     Job,
+    JobVerdict,
     Node,
-    NodeCheck,
+    NodeOperation,
+    OrphanContainer,
     Project,
     Quota,
-    Rollout,
-    Standing,
     Template,
+    TimeLimitExtension,
     Topology,
-    UnknownContainer,
     User,
     Volume,
 )
-from portal.services.jobs import do_cancel_job
-from portal.services.lifecycle import Seat, begin_attempt
-from portal.services.logs import write_log_bytes
-from portal.services.people import do_change_person
-from portal.services.projects import QuotaNumbers, do_change_quota, do_remove_member
-from portal.services.registries import do_save_login
-from portal.services.reservations import ReservationWords, do_save_reservation
-from portal.services.secrets import do_save_secret
-from portal.services.tokens import Scope, do_create_token
-from portal.services.workspaces import new_attempt_secret
-from tests import record
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.accounts.users import do_change_user
+from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.images.registries import do_save_login
+from portal.services.jobs.logs import write_log_bytes
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.lifecycle.job_control import RankPlacement, start_attempt
+from portal.services.projects.projects import QuotaValues, do_change_quota, do_remove_member
+from portal.services.projects.secrets import do_save_secret
+from portal.services.workspaces.access import create_attempt_secret
+from tests import factories
 
 FIRST = ("stranger", "viewer", "member", "colleague", "manager", "admin")
 """``member`` owns the work of the world; ``colleague`` has the same role and owns none of it; ``stranger`` manages
@@ -88,30 +88,30 @@ LOG = (
 
 def make() -> World:
     """A fresh world."""
-    record.cluster()
-    people = {name: record.person(f"{name}-x", admin=name == "admin") for name in FIRST}
-    project = record.project(
+    factories.cluster_settings()
+    people = {name: factories.user(f"{name}-x", admin=name == "admin") for name in FIRST}
+    project = factories.project(
         "vision", viewer=people["viewer"], member=people["member"], manager=people["manager"]
     )
     project.memberships.create(user=people["colleague"], role="member")
-    record.project("elsewhere", manager=people["stranger"])
-    pool = record.pool("main-pool")
-    node = record.node(pool, gpus=4, name="node-one")
-    tool = record.environment("lab")
-    batch = record.environment("batch", tool=False)
+    factories.project("elsewhere", manager=people["stranger"])
+    pool = factories.pool("main-pool")
+    node = factories.node(pool, gpus=4, name="node-one")
+    tool = factories.environment("lab")
+    batch = factories.environment("batch", tool=False)
     template = Template.objects.create(
         name="small", title="Small", kind="training", environment=batch, fields={"gpus_per_task": 1}
     )
     owner = people["member"]
     work = work_of(owner, project, tool, batch, node)
     quota = do_change_quota(
-        people["admin"], project, pool, QuotaNumbers(2000, None, 1.0, 0), version=None, reason="first"
+        people["admin"], project, pool, QuotaValues(2000, None, 1.0, 0), version=None, reason="first"
     )
     token, _ = do_create_token(owner, name="mine", scopes=[Scope.TOKENS])
     day = dt.timedelta(days=1)
     reservation = do_save_reservation(
         people["admin"],
-        ReservationWords("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
+        ReservationInput("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
     )
     do_save_secret(owner, owner, "own", "never shown")
     registry = do_save_login(people["admin"], "registry.example.org", "fairway", "never shown")
@@ -128,7 +128,7 @@ def make() -> World:
         "quota": quota,
         "token": token,
         "volume": volume_of(project),
-        "alarm": GpuAlarm.objects.create(
+        "alarm": GpuAlert.objects.create(
             gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
         ),
         "invalid_row": InvalidRow.objects.create(
@@ -139,13 +139,13 @@ def make() -> World:
             first_at=timezone.now(),
         ),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
-        "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
-        "rollout": Rollout.objects.create(actor=people["admin"]),
-        "container": UnknownContainer.objects.create(
+        "check": NodeOperation.objects.create(node=node, actor=people["admin"]),
+        "rollout": AgentRollout.objects.create(actor=people["admin"]),
+        "container": OrphanContainer.objects.create(
             node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
         ),
         "failed": FailedCycle.objects.create(
-            first_at=timezone.now(), last_at=timezone.now(), kind="fault", sentence="It broke.", content=b"x"
+            first_at=timezone.now(), last_at=timezone.now(), kind="fault", message="It broke.", content=b"x"
         ),
         **work,
     }
@@ -162,14 +162,14 @@ def make_wide() -> World:
     world.names |= {key: row.public_id for key, row in more.items()}
     world.rows |= more
     for name in ("former", "deactivated"):
-        world.people[name] = record.person(f"{name}-x")
+        world.people[name] = factories.user(f"{name}-x")
         project.memberships.create(user=world.people[name], role="member")
     former = world.people["former"]
-    node = record.node(world.rows["pool"], gpus=4, name="node-two")
+    node = factories.node(world.rows["pool"], gpus=4, name="node-two")
     own = work_of(former, project, tool, batch, node) | open_workspace(former, project, tool, node)
     world.former_names = {key: row.public_id for key, row in own.items()}
     do_remove_member(world.people["manager"], project, former)
-    do_change_person(world.people["admin"], world.people["deactivated"], is_active=False)
+    do_change_user(world.people["admin"], world.people["deactivated"], is_active=False)
     for name in ("former", "deactivated"):
         world.people[name].refresh_from_db()
     return world
@@ -177,19 +177,19 @@ def make_wide() -> World:
 
 def open_workspace(owner: User, project: Project, tool: Environment, node: Node) -> dict[str, Any]:
     """A workspace that runs, and more time that was asked for it."""
-    row = running(record.job(owner, project, tool, name="open-lab", kind="workspace"), node)
+    row = running(factories.job(owner, project, tool, name="open-lab", kind="workspace"), node)
     return {"running_workspace": row, "workspace_extension": asked_for(row)}
 
 
-def asked_for(job: Job) -> Extension:
+def asked_for(job: Job) -> TimeLimitExtension:
     """More time that was asked for a running job."""
-    return Extension.objects.create(
+    return TimeLimitExtension.objects.create(
         job=job,
         attempt=job.attempts.get(),
-        asked_by=job.owner,
-        more_s=3600,
+        requested_by=job.owner,
+        extra_s=3600,
         state="waiting",
-        known=False,
+        impact_known=False,
     )
 
 
@@ -198,34 +198,34 @@ def work_of(
 ) -> dict[str, Any]:
     """Work of every kind and state, and what was asked for it."""
     work: dict[str, Any] = {
-        "job": record.job(owner, project, batch, name="train", environ={"WORD": "hidden"}),
-        "ended": do_cancel_job(owner, record.job(owner, project, batch, name="done")),
-        "workspace": record.job(owner, project, tool, name="lab", kind="workspace"),
+        "job": factories.job(owner, project, batch, name="train", env={"WORD": "hidden"}),
+        "ended": do_cancel_job(owner, factories.job(owner, project, batch, name="done")),
+        "workspace": factories.job(owner, project, tool, name="lab", kind="workspace"),
         "ended_workspace": do_cancel_job(
-            owner, record.job(owner, project, tool, name="old-lab", kind="workspace")
+            owner, factories.job(owner, project, tool, name="old-lab", kind="workspace")
         ),
-        "running": running(record.job(owner, project, batch, name="runs", tasks=2), node),
+        "running": running(factories.job(owner, project, batch, name="runs", tasks=2), node),
     }
-    Standing.objects.create(
+    JobVerdict.objects.create(
         job=work["job"],
-        code="no_fit_now",
-        sentence="Nothing is free.",
-        numbers={},
-        ahead=[],
+        code="insufficient_resources",
+        message="Nothing is free.",
+        details={},
+        jobs_ahead=[],
         decided_at=timezone.now(),
-        since=timezone.now(),
+        code_since=timezone.now(),
     )
     work["extension"] = asked_for(work["running"])
     until = timezone.now() + dt.timedelta(days=1)
-    work["excuse"] = Excuse.objects.create(
-        job=work["workspace"], by=owner, text="a demo at noon", until=until
+    work["exemption"] = IdleExemption.objects.create(
+        job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until
     )
     return work
 
 
 def volume_of(project: Project) -> Volume:
     """A volume that only one project may use."""
-    row = Volume.objects.create(name="team", kind="path", path="/data/team")
+    row = Volume.objects.create(name="team", kind="host_path", path="/data/team")
     row.projects.add(project)
     return row
 
@@ -235,8 +235,8 @@ def running(job: Job, node: Node) -> Job:
     gpus = list(node.gpus.filter(used_milli=0).order_by("index").values_list("pk", flat=True))
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
-        seats = [Seat(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
-        begin_attempt(locked, node.pool, seats, epoch=1, secret=new_attempt_secret(locked))
+        seats = [RankPlacement(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
+        start_attempt(locked, node.pool, seats, epoch=1, secret=create_attempt_secret(locked))
     write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
     return Job.objects.get(pk=job.pk)
 

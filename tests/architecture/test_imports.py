@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-BEFORE_DJANGO = ["portal/bootstrap", "portal/config/places.py", "portal/standalone/launch.py", "manage.py"]
+BEFORE_DJANGO = [
+    "portal/bootstrap",
+    "portal/config/data_paths.py",
+    "portal/standalone/processes/exec_child.py",
+    "manage.py",
+]
 
 
 def modules(*places: str) -> list[Path]:
@@ -55,7 +60,10 @@ def test_a_nodes_program_is_python_3_8(path: Path) -> None:
 def test_what_runs_before_django_needs_only_the_standard_library() -> None:
     for path in modules(*BEFORE_DJANGO):
         top = {name for name in imported(path, at_the_top=True) if not is_standard(name)}
-        assert all(name.startswith(("portal.bootstrap", "portal.config.places")) for name in top), (path, top)
+        assert all(name.startswith(("portal.bootstrap", "portal.config.data_paths")) for name in top), (
+            path,
+            top,
+        )
 
 
 def test_there_are_contracts_for_every_border() -> None:

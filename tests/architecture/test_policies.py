@@ -13,12 +13,12 @@ from channels.consumer import AsyncConsumer, SyncConsumer
 from django.urls import URLPattern, URLResolver, get_resolver
 
 import portal
-from portal.access import Policy
-from portal.door import policy_of
-from portal.gateway.door import WorkspaceDoor
-from portal.gateway.terminals import TerminalDoor
-from portal.gateway.web import WebDoor
-from portal.live.routes import SOCKETS
+from portal.access import AccessPolicy
+from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.terminal_app import TerminalApp
+from portal.gateway.apps.workspace_app import WorkspaceApp
+from portal.live.websocket.routes import WEBSOCKET_ROUTES
+from portal.policy_middleware import policy_of
 
 PUBLIC = {
     "healthz",
@@ -47,11 +47,11 @@ ROUTES = list(routes(get_resolver().url_patterns))
 
 @pytest.mark.parametrize(("address", "route"), ROUTES, ids=[address for address, _ in ROUTES])
 def test_every_route_declares_a_policy(address: str, route: URLPattern) -> None:
-    assert policy_of(route.callback) in set(Policy), f"{address} declares no policy"
+    assert policy_of(route.callback) in set(AccessPolicy), f"{address} declares no policy"
 
 
 def test_public_routes_are_known() -> None:
-    public = {address for address, route in ROUTES if policy_of(route.callback) is Policy.PUBLIC}
+    public = {address for address, route in ROUTES if policy_of(route.callback) is AccessPolicy.PUBLIC}
     assert public == PUBLIC
 
 
@@ -71,6 +71,6 @@ def consumers() -> list[type]:
 
 
 def test_every_consumer_declares_a_policy() -> None:
-    for consumer in [*consumers(), *SOCKETS.values(), WebDoor, WorkspaceDoor, TerminalDoor]:
+    for consumer in [*consumers(), *WEBSOCKET_ROUTES.values(), PortalApp, WorkspaceApp, TerminalApp]:
         declared = getattr(consumer, "access_policy", None)
-        assert isinstance(declared, Policy), f"{consumer.__qualname__} declares no policy"
+        assert isinstance(declared, AccessPolicy), f"{consumer.__qualname__} declares no policy"

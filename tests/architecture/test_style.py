@@ -18,7 +18,7 @@ LONGEST_CHAPTER_LINES = 700
 
 
 def test_modules_begin_with_their_captions() -> None:
-    """The first line is one sentence that would serve as its caption on the map."""
+    """The first line is one message that would serve as its caption on the map."""
     assert MODULES
     without = []
     for name, text in MODULES.items():

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from portal.models import ClusterSettings, UnknownContainer
-from portal.services.projects import QuotaNumbers, do_change_quota
-from portal.services.reservations import ReservationWords, do_cancel_reservation, do_save_reservation
-from portal.services.topologies import do_save_topology, do_set_labels
-from portal.services.volumes import VolumeWords, do_save_volume
-from portal.words.volumes import VolumeKind
+from portal.domain.volumes import VolumeKind
+from portal.models import ClusterSettings, OrphanContainer
+from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
+from portal.services.nodes.topologies import do_save_topology, do_set_labels
+from portal.services.projects.projects import QuotaValues, do_change_quota
+from portal.services.projects.volumes import VolumeInput, do_save_volume
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -99,7 +99,7 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
         "/topologies/",
         "/volumes/",
         "/projects/",
-        "/people/",
+        "/users/",
         "/audit/",
         "/jobs/",
     ):
@@ -113,15 +113,15 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     ids=["light", "dark-phone"],
 )
 def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
-    ClusterSettings.objects.update(adopt_only=True)
-    row = UnknownContainer.objects.create(
+    ClusterSettings.objects.update(recovery_mode=True)
+    row = OrphanContainer.objects.create(
         node=scene.nodes["ada-1"], name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
     )
     away = scene.nodes["a100-1"].public_id
     page = open_as("r-castellan", dark=dark, width=width)
-    acts = [f"/restored/{row.public_id}/keep/", f"/restored/{row.public_id}/stop/"]
-    assert look_at(page, ["/restored/", *acts, f"/restored/nodes/{away}/fence/", "/people/"]) == ""
-    page.goto("/restored/")
+    acts = [f"/recovery/{row.public_id}/adopt/", f"/recovery/{row.public_id}/stop/"]
+    assert look_at(page, ["/recovery/", *acts, f"/recovery/nodes/{away}/fence/", "/users/"]) == ""
+    page.goto("/recovery/")
     assert page.evaluate(SQUEEZED) == []
 
 
@@ -130,7 +130,7 @@ def with_places(scene):
     admin, now, hour = scene.people["r-castellan"], timezone.now(), dt.timedelta(hours=1)
     do_save_topology(admin, "fabric", ["block", "rack"])
     do_set_labels(admin, scene.nodes["ada-1"], {"block": "a", "rack": "r1"})
-    course = ReservationWords(
+    course = ReservationInput(
         "course",
         scene.pools["h200"],
         [scene.nodes["h200-3"]],
@@ -139,15 +139,15 @@ def with_places(scene):
         now + 5 * hour,
     )
     do_save_reservation(admin, course)
-    do_save_volume(admin, VolumeWords("imagenet", VolumeKind.DATASET, path="/data/sets/imagenet"))
+    do_save_volume(admin, VolumeInput("imagenet", VolumeKind.DATASET, path="/data/sets/imagenet"))
     nodes = [scene.nodes["a100-1"], scene.nodes["a100-2"]]
-    update = ReservationWords("update", scene.pools["a100"], nodes, [], now + hour, now + 2 * hour)
+    update = ReservationInput("update", scene.pools["a100"], nodes, [], now + hour, now + 2 * hour)
     do_cancel_reservation(admin, do_save_reservation(admin, update))
 
 
 def with_history(scene) -> None:
     """A quota that was changed, so that its history stands on the page."""
-    numbers = QuotaNumbers(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
+    numbers = QuotaValues(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
     project, pool = scene.projects["vision"], scene.pools["h200"]
     do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
 

@@ -19,7 +19,7 @@ def mark_of(fold: Locator) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("address", ["/launch/?kind=training", "/queue/", "/people/"])
+@pytest.mark.parametrize("address", ["/launch/?kind=training", "/queue/", "/users/"])
 def test_each_fold_has_a_mark_that_turns_as_it_opens(open_as, address):
     page = open_as("r-castellan")
     page.emulate_media(reduced_motion="reduce")
@@ -39,7 +39,7 @@ def test_each_fold_has_a_mark_that_turns_as_it_opens(open_as, address):
 def test_a_fold_is_seen_to_be_reached_by_keyboard_and_opened(open_as):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training")
-    fold, field = page.locator("summary", has_text="Variables"), page.locator("[name=environ]")
+    fold, field = page.locator("summary", has_text="Variables"), page.locator("[name=env]")
     fold.focus()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")

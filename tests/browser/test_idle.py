@@ -6,15 +6,15 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from portal.models import Activity, Job
-from portal.services import lifecycle
-from portal.services.idle import do_excuse
-from portal.services.policy import do_change_policy
-from portal.words.reasons import EndReason
-from scheduler.idleness import look_for_idle
+from portal.domain.reasons import EndReason
+from portal.models import Job, WorkspaceActivity
+from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.idle import do_exempt_from_idle
+from scheduler.idle_pass import run_idle_pass
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_at
-from tests.quiet import gpu_minutes, run_out, tool_looked_at
+from tests.workspace_activity import expire_countdown, record_gpu_minutes, simulate_tool_activity
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -35,36 +35,36 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     expect(page.locator("#job-side")).to_contain_text("By pool ada and the project.")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
 
-    gpu_minutes(gpu, *[0.0] * 13)
-    tool_looked_at(attempt, used_ago_s=700)
-    elsewhere(look_for_idle)
+    record_gpu_minutes(gpu, *[0.0] * 13)
+    simulate_tool_activity(attempt, used_ago_s=700)
+    elsewhere(run_idle_pass)
     banner = page.get_by_role("alert")
     expect(banner).to_contain_text("Nobody uses it")  # over the socket, without a reload
     left = banner.locator("time[data-left]")
     expect(left).to_contain_text("left")
     before = left.inner_text()
     expect(left).not_to_have_text(before, timeout=12_000)  # it counts
-    expect(page.locator("#job-head")).to_contain_text("Idle, held")
+    expect(page.locator("#job-head")).to_contain_text("Idle, holds GPUs")
 
     page.goto("/")
     card = page.locator(".fw-ws", has_text="label-qa")
     expect(card).to_contain_text("no use for")
-    do_excuse(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
-    looked_at = ["/", f"/jobs/{job.public_id}/", "/requests/", f"/projects/{job.project.public_id}/"]
+    do_exempt_from_idle(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
+    looked_at = ["/", f"/jobs/{job.public_id}/", "/approvals/", f"/projects/{job.project.public_id}/"]
     assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""
     page.goto(f"/jobs/{job.public_id}/")
-    page.get_by_role("button", name="Keep 1").click()
-    expect(page.get_by_text("label-qa is kept for a while")).to_be_visible()
+    page.get_by_role("button", name="Snooze for 1").click()
+    expect(page.get_by_text("label-qa is snoozed")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 
-    Activity.objects.filter(pk=attempt.pk).update(snoozed_until=timezone.now())
-    elsewhere(look_for_idle)
+    WorkspaceActivity.objects.filter(pk=attempt.pk).update(snoozed_until=timezone.now())
+    elsewhere(run_idle_pass)
     expect(page.get_by_role("alert")).to_contain_text("2 more times")
-    run_out(attempt)
-    elsewhere(look_for_idle)
+    expire_countdown(attempt)
+    elsewhere(run_idle_pass)
     expect(page.locator("#job-head")).to_contain_text("Suspending")
     task = attempt.task_rows.get()
-    elsewhere(lambda: lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE))
+    elsewhere(lambda: job_control.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE))
     expect(page.locator("#job-head")).to_contain_text("Suspended")
     expect(page.get_by_text("It holds no GPU; its files are kept.")).to_be_visible()
     gpu.refresh_from_db()
@@ -73,4 +73,4 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("#job-head")).to_contain_text("Waiting")
     row = Job.objects.get(pk=job.pk)
-    assert (row.state, row.desired) == ("PENDING", "run")
+    assert (row.state, row.desired_state) == ("PENDING", "run")

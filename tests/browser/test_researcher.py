@@ -8,12 +8,12 @@ import pytest
 from django.db import transaction
 from playwright.sync_api import expect
 
-from portal.events import announce
+from portal.live_events import publish_on_commit
 from portal.models import Job
-from portal.services import people
-from portal.services.jobs import do_hold_job
-from portal.services.projects import QuotaNumbers, do_change_quota
-from tests import record
+from portal.services.accounts import users
+from portal.services.jobs.submission import do_hold_job
+from portal.services.projects.projects import QuotaValues, do_change_quota
+from tests import factories
 from tests.browser.conftest import elsewhere
 from tests.web.scene import start
 
@@ -23,7 +23,7 @@ PAGES = ["/", "/jobs/", "/queue/", "/policy/?pool=h200", "/launch/", "/account/"
 
 
 def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
-    code = people.do_make_sign_in_link(None, record.person("first-admin", admin=True))
+    code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
     page = open_as()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -35,13 +35,13 @@ def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
 
 def test_signing_in_by_keyboard(open_as, scene):
     user = scene.people["m-okafor"]
-    user.set_password(record.PASSWORD)
+    user.set_password(factories.PASSWORD)
     user.save()
     page = open_as()
     page.goto("/jobs/?state=waiting")
     page.keyboard.type("m-okafor")
     page.keyboard.press("Tab")
-    page.keyboard.type(record.PASSWORD)
+    page.keyboard.type(factories.PASSWORD)
     page.keyboard.press("Enter")
     page.wait_for_url("**/jobs/?state=waiting")
     expect(page.get_by_role("link", name="depth-anything-ft")).to_be_visible()
@@ -127,14 +127,14 @@ def test_launching_from_the_form(open_as, scene):
     page.get_by_label("Name").fill("from-the-page")
     page.get_by_label("Command", exact=True).fill("python train.py")
     page.get_by_role("button", name="16").is_disabled()
-    page.get_by_role("button", name="4 room now").click()
+    page.get_by_role("button", name="4 free now").click()
     expect(page.locator("#v-yaml")).to_contain_text("gpus_per_task: 4")
     page.get_by_label("GPUs", exact=True).fill("9")
     expect(page.locator("#rail")).to_contain_text("This can never start here")
-    page.get_by_role("button", name="Nearest that could").click()
+    page.get_by_role("button", name="Nearest feasible request").click()
     expect(page.get_by_label("GPUs", exact=True)).to_have_value("8")
     page.get_by_label("GPUs", exact=True).fill("2")
-    expect(page.locator("#rail")).to_contain_text("There is room now")
+    expect(page.locator("#rail")).to_contain_text("Fits on free GPUs")
     page.locator("#rail").get_by_role("button", name="Launch").first.click()
     page.wait_for_url("**/jobs/*/")
     expect(page.get_by_role("heading", name="from-the-page")).to_be_visible()
@@ -223,7 +223,7 @@ def test_a_choice_of_rows_survives_live_changes(open_as, scene):
     page.goto("/jobs/")
     page.get_by_label("Choose depth-anything-ft").check()
     expect(page.get_by_text("1 job chosen")).to_be_visible()
-    elsewhere(lambda: announce("cluster", {"kind": "nodes"}))
+    elsewhere(lambda: publish_on_commit("cluster", {"kind": "nodes"}))
     page.wait_for_timeout(1_000)
     expect(page.get_by_label("Choose depth-anything-ft")).to_be_checked()
     page.get_by_role("button", name="Stop them").click()
@@ -231,7 +231,7 @@ def test_a_choice_of_rows_survives_live_changes(open_as, scene):
 
 
 def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
-    numbers = QuotaNumbers(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
+    numbers = QuotaValues(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
     project, pool = scene.projects["vision"], scene.pools["h200"]
     do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
     page = open_as("r-castellan", width=390, touch=True)
@@ -256,6 +256,6 @@ def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_
     expect(page.locator("#queue-table-box")).to_be_visible()
     job = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
     elsewhere(lambda: do_hold_job(scene.people["m-okafor"], job, True))
-    elsewhere(lambda: announce("cluster", {"kind": "cycle"}))
+    elsewhere(lambda: publish_on_commit("cluster", {"kind": "cycle"}))
     expect(page.locator("#queue").get_by_text("Held", exact=True)).to_be_visible(timeout=10_000)
     expect(page.locator("#queue-table-box")).to_be_visible()

@@ -6,35 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.backfill import Ending, Reservations, expected_end_s
-from scheduler.core.cluster import JobId
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Held, Shape
-from tests.core.drawn import NOW_S, node, waits
+from scheduler.core.actions.backfill import JobEnd, ReservationPlanner, expected_end_s
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import JobId
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from tests.core.cluster_builder import NOW_S, node, waits
 
 
-def floor(nodes: int, gpus: int = 4) -> Floor:
-    return Floor([node(f"n{i}", gpus) for i in range(nodes)], "pack")
+def floor(nodes: int, gpus: int = 4) -> NodePlacer:
+    return NodePlacer([node(f"n{i}", gpus) for i in range(nodes)], "pack")
 
 
-def shape(gpus: int) -> Shape:
-    return Shape.of(waits("j", "p", gpus, cpu_milli=0, memory_mib=0))
+def shape(gpus: int) -> TaskShape:
+    return TaskShape.from_job(waits("j", "p", gpus, cpu_milli=0, memory_mib=0))
 
 
-def held(at: int, *slots: int) -> tuple[Held, ...]:
-    return (Held(at, slots, 1000, 0, 0),)
+def held(at: int, *slots: int) -> tuple[HeldSlots, ...]:
+    return (HeldSlots(at, slots, 1000, 0, 0),)
 
 
-def busy(ground: Floor, *jobs: tuple[str, float | None, tuple[Held, ...]]) -> list[Ending]:
+def busy(ground: NodePlacer, *jobs: tuple[str, float | None, tuple[HeldSlots, ...]]) -> list[JobEnd]:
     """Running jobs with their places taken on ``ground``; ends in seconds from now."""
     for _, _, places in jobs:
         for one in places:
-            ground.change(one, -1)
-    return [Ending(JobId(job), None if end is None else NOW_S + end, places) for job, end, places in jobs]
+            ground.adjust(one, -1)
+    return [JobEnd(JobId(job), None if end is None else NOW_S + end, places) for job, end, places in jobs]
 
 
-def plan(ground: Floor, endings: list[Ending], most_steps: int = 1_000) -> Reservations:
-    return Reservations(ground, endings, NOW_S, most_steps)
+def plan(ground: NodePlacer, endings: list[JobEnd], most_steps: int = 1_000) -> ReservationPlanner:
+    return ReservationPlanner(ground, endings, NOW_S, most_steps)
 
 
 def test_a_gang_gets_the_time_at_which_enough_nodes_are_whole() -> None:
@@ -66,10 +66,10 @@ def test_a_later_job_passes_when_it_ends_before_or_stands_elsewhere() -> None:
     endings = busy(ground, ("a", 100.0, held(0, 0, 1)), ("b", None, held(1, 0)))
     reservations = plan(ground, endings)
     assert reservations.reserve(JobId("gang"), shape(4), 1) is not None  # node 0 in 100 s
-    assert reservations.open_nodes(NOW_S + 100.0).tolist() == [True, True]
-    assert reservations.open_nodes(NOW_S + 101.0).tolist() == [False, True]
-    assert reservations.open_nodes(None).tolist() == [False, True]
-    assert reservations.open_nodes(None, JobId("gang")).tolist() == [True, True]
+    assert reservations.unreserved_nodes(NOW_S + 100.0).tolist() == [True, True]
+    assert reservations.unreserved_nodes(NOW_S + 101.0).tolist() == [False, True]
+    assert reservations.unreserved_nodes(None).tolist() == [False, True]
+    assert reservations.unreserved_nodes(None, JobId("gang")).tolist() == [True, True]
 
 
 def test_a_second_reservation_leaves_the_first_alone() -> None:
@@ -82,11 +82,11 @@ def test_a_second_reservation_leaves_the_first_alone() -> None:
     assert second is not None
     assert (first.start_s, second.start_s) == (NOW_S + 100.0, NOW_S + 200.0)
     assert {one.node for one in first.held} & {one.node for one in second.held} == set()
-    assert reservations.open_nodes(NOW_S + 150.0).tolist() == [
+    assert reservations.unreserved_nodes(NOW_S + 150.0).tolist() == [
         first.held[0].node == 1,
         first.held[0].node == 0,
     ]
-    assert reservations.open_nodes(NOW_S + 250.0).tolist() == [False, False]
+    assert reservations.unreserved_nodes(NOW_S + 250.0).tolist() == [False, False]
 
 
 def test_who_should_have_ended_ends_at_any_moment() -> None:
@@ -127,17 +127,15 @@ def test_a_job_is_gone_by_its_prediction_or_its_limit(
     assert expected_end_s(NOW_S, NOW_S - 100.0, limit_s, predicted) == end_s
 
 
-def one_by_one(ground: Floor, endings: list[Ending], asked: Shape, tasks: int) -> float | None:
+def one_by_one(ground: NodePlacer, endings: list[JobEnd], asked: TaskShape, tasks: int) -> float | None:
     """The first time at which so many tasks fit, found the slow way."""
     then, start_s = ground.copy(), NOW_S
-    waiting = sorted(
-        (each for each in endings if each.ends_s is not None), key=lambda each: each.ends_s or 0.0
-    )
+    waiting = sorted((each for each in endings if each.end_s is not None), key=lambda each: each.end_s or 0.0)
     while int(then.capacity(asked).sum()) < tasks:
         if not waiting:
             return None
-        start_s = max(NOW_S, waiting[0].ends_s or 0.0)
-        then.give_back(waiting.pop(0).held)
+        start_s = max(NOW_S, waiting[0].end_s or 0.0)
+        then.release(waiting.pop(0).held)
     return start_s
 
 
@@ -158,25 +156,25 @@ def test_whoever_passes_on_open_nodes_delays_no_reservation(data: st.DataObject)
         found = reservations.reserve(JobId(f"gang{i}"), asked, tasks)
         if i == 0:
             assert (found.start_s if found else None) == one_by_one(ground, endings, asked, tasks)
-    passing: list[tuple[float | None, list[Held]]] = []
+    passing: list[tuple[float | None, list[HeldSlots]]] = []
     for _ in range(data.draw(st.integers(0, 6))):
         ends = data.draw(st.sampled_from([None, 5.0, 10.0, 15.0, 25.0]))
         ends_s = None if ends is None else NOW_S + ends
         places = ground.place_gang(shape(data.draw(st.integers(1, 2))), 1)
-        if places is not None and not all(reservations.open_nodes(ends_s)[one.node] for one in places):
-            ground.give_back(places)
+        if places is not None and not all(reservations.unreserved_nodes(ends_s)[one.node] for one in places):
+            ground.release(places)
         elif places is not None:
             passing.append((ends_s, places))
-    for moment in sorted(each.start_s for each in reservations.made):
+    for moment in sorted(each.start_s for each in reservations.reservations):
         then = ground.copy()
         for ending in endings:
-            if ending.ends_s is not None and ending.ends_s <= moment:
-                then.give_back(ending.held)
+            if ending.end_s is not None and ending.end_s <= moment:
+                then.release(ending.held)
         for ends_s, places in passing:
             if ends_s is not None and ends_s <= moment:
-                then.give_back(places)
-        for each in reservations.made:
+                then.release(places)
+        for each in reservations.reservations:
             if each.start_s <= moment:
                 for one in each.held:
-                    then.change(one, -1)
-                assert not then.overfull(each.held)
+                    then.adjust(one, -1)
+                assert not then.is_overcommitted(each.held)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.calibration import (
+from scheduler.core.forecast.calibration import (
     HOUR_S,
-    LEAST_HOURS,
+    MIN_HOURS,
     SOFT_S,
-    Calibration,
-    Interval,
+    WaitCalibration,
+    WaitInterval,
     interval_score,
 )
 
@@ -22,13 +22,13 @@ NOW_S = 1_700_000_000.0
 WHOLE = 1_000
 
 
-def untaught(median_s: float) -> Interval:
-    return Calibration().interval(WHOLE, median_s)
+def untaught(median_s: float) -> WaitInterval:
+    return WaitCalibration().interval(WHOLE, median_s)
 
 
-def taught(*waits_s: float, milli: int = WHOLE, median_s: float = 1_000.0) -> Calibration:
+def taught(*waits_s: float, milli: int = WHOLE, median_s: float = 1_000.0) -> WaitCalibration:
     """One forecast in each hour."""
-    calibration = Calibration()
+    calibration = WaitCalibration()
     for hour, waited_s in enumerate(waits_s):
         calibration.learn(milli, NOW_S + hour * HOUR_S, median_s, waited_s)
     return calibration
@@ -41,23 +41,23 @@ def test_an_interval_is_as_wide_as_past_forecasts_were_wrong() -> None:
 
 
 def test_above_the_soft_bound_ratios_count_and_below_it_differences() -> None:
-    calibration = taught(*[2_000.0 + 3 * SOFT_S] * LEAST_HOURS, median_s=2_000.0)  # twice as long, softened
+    calibration = taught(*[2_000.0 + 3 * SOFT_S] * MIN_HOURS, median_s=2_000.0)  # twice as long, softened
     assert calibration.interval(WHOLE, 1e6).p90_s == pytest.approx(2e6, rel=0.01)
     assert calibration.interval(WHOLE, 0.0).p90_s == pytest.approx(SOFT_S)
 
 
 def test_one_crowd_makes_no_interval() -> None:
-    calibration = Calibration()
+    calibration = WaitCalibration()
     for second in range(500):
         calibration.learn(WHOLE, NOW_S + second, 1_000.0, 60.0)
     assert calibration.interval(WHOLE, 1_000.0) == untaught(1_000.0)
-    for hour in range(LEAST_HOURS):
+    for hour in range(MIN_HOURS):
         calibration.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 60.0)
     assert calibration.interval(WHOLE, 1_000.0) == pytest.approx((60.0, 60.0, 60.0))
 
 
 def test_until_a_size_speaks_for_itself_larger_ones_do_and_then_all() -> None:
-    calibration = Calibration()
+    calibration = WaitCalibration()
     for hour in range(20):
         calibration.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 100.0)
         calibration.learn(16 * WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 9_000.0)
@@ -84,10 +84,10 @@ def test_an_hour_counts_by_the_root_of_how_many_it_has() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.core.calibration.REMEMBERED", 50)
+    monkeypatch.setattr("scheduler.core.forecast.calibration.MAX_RESIDUALS", 50)
     draw = random.Random(1)
     waits_s = [draw.uniform(60.0, 9_000.0) for _ in range(200)]
-    calibration, anew = taught(*waits_s), Calibration()
+    calibration, anew = taught(*waits_s), WaitCalibration()
     for hour in range(150, 200):
         anew.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, waits_s[hour])
     assert calibration.interval(WHOLE, 70.0) == anew.interval(WHOLE, 70.0)
@@ -103,9 +103,9 @@ LEARNED = st.lists(
 def test_an_interval_is_in_order_and_never_in_the_past(
     learned: list[tuple[int, float, float, float]], milli: int, median_s: float
 ) -> None:
-    calibration = Calibration()
-    for size, made_s, played_s, waited_s in learned:
-        calibration.learn(size, NOW_S + made_s, played_s, waited_s)
+    calibration = WaitCalibration()
+    for size, made_s, simulated_s, waited_s in learned:
+        calibration.learn(size, NOW_S + made_s, simulated_s, waited_s)
     found = calibration.interval(milli, median_s)
     assert 0.0 <= found.p10_s <= found.p50_s <= found.p90_s < 1e13
 
@@ -116,7 +116,7 @@ def test_what_counts_equally_may_come_in_any_order(draw: random.Random) -> None:
     found = []
     for _ in range(2):
         draw.shuffle(waits)
-        calibration = Calibration()
+        calibration = WaitCalibration()
         for made_s, waited_s in waits:
             calibration.learn(WHOLE, made_s, 500.0, waited_s)
         found.append(calibration.interval(WHOLE, 500.0))
@@ -132,7 +132,7 @@ def test_in_the_long_run_it_holds_as_often_as_it_says_though_the_load_shifts(
 ) -> None:
     """Jobs come in crowds that wait alike, tell only once they started, and from one day on wait otherwise."""
     draw = random.Random(seed)  # the same draws each time: what holds in the long run may fail once
-    calibration = Calibration()
+    calibration = WaitCalibration()
     started: list[tuple[float, float, float, float]] = []
     inside: list[bool] = []
     for crowd in range(40 * 24):

@@ -6,16 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from portal.words.throughput import Layout, Speed
-from scheduler.core.carry import after_commit, after_release
-from scheduler.core.check import SnapshotError, check_plan
-from scheduler.core.cluster import NodeId, PendingRow, PoolId, PoolRow, RunningRow, Snapshot, UsageRow, UserId
-from scheduler.core.decide import decide, would_start
-from scheduler.core.plan import ChangeKind, Plan, Verdict
-from scheduler.core.policy import Policy, PolicyError
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from tests.core.drawn import MAIN, NOW_S, cluster, node, places, project, quota, runs, started, waits
+from portal.domain.reasons import VerdictCode
+from portal.domain.throughput import Layout, LayoutSpeed
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
+from scheduler.core.model.policy import Policy, PolicyError
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import (
+    NodeId,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    RunningRow,
+    Snapshot,
+    UsageRow,
+    UserId,
+)
+from scheduler.core.model.validation import SnapshotError, check_plan
+from tests.core.cluster_builder import (
+    MAIN,
+    NOW_S,
+    cluster,
+    node,
+    places,
+    project,
+    quota,
+    runs,
+    started,
+    waits,
+)
 
 POLICY = Policy()
 VISION, NLP = project("vision", created_s=1.0), project("nlp", created_s=2.0)
@@ -197,28 +217,28 @@ def test_nothing_starts_on_a_node_that_is_drained_silent_or_has_lost_its_gpus() 
     lost = replace(lost, gpus=tuple(replace(gpu, healthy=False) for gpu in lost.gpus))
     nodes = [node("n1", schedulable=False), node("n2", reachable=False), lost]
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision")]), POLICY)
-    assert verdict(plan, "j").code is VerdictCode.NO_FIT_NOW
+    assert verdict(plan, "j").code is VerdictCode.INSUFFICIENT_RESOURCES
 
 
 def test_a_cluster_out_of_service_is_said_to_be_so() -> None:
     nodes = [node("n1", schedulable=False), node("n2", schedulable=False), node("n3", reachable=False)]
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision")]), POLICY)
-    assert verdict(plan, "j").code is VerdictCode.NO_FIT_NOW
+    assert verdict(plan, "j").code is VerdictCode.INSUFFICIENT_RESOURCES
     says = "Needs 1 GPU; no node takes new work now: 2 are out of service, 1 does not answer."
-    assert verdict(plan, "j").sentence == says
+    assert verdict(plan, "j").message == says
 
 
 def test_only_nodes_that_could_run_it_count() -> None:
     nodes = [node("n1", 2), node("n2", 8)]
-    unfit = {"avoid_nodes": (NodeId("n2"),), "unfit_nodes": (NodeId("n2"),)}
+    unfit = {"avoid_nodes": (NodeId("n2"),), "ineligible_nodes": (NodeId("n2"),)}
     jobs = [waits("small", "vision", 2, **unfit), waits("large", "vision", 4, **unfit)]
     plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
     assert places(plan, "small") == [("n1", 2)]
-    assert verdict(plan, "large").code is VerdictCode.NEVER
-    assert "largest node of this cluster has 2" in verdict(plan, "large").sentence
+    assert verdict(plan, "large").code is VerdictCode.UNSATISFIABLE
+    assert "largest node of this cluster has 2" in verdict(plan, "large").message
     alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **unfit)]), POLICY)
-    assert verdict(alone, "j").code is VerdictCode.NEVER
-    assert verdict(alone, "j").sentence == (
+    assert verdict(alone, "j").code is VerdictCode.UNSATISFIABLE
+    assert verdict(alone, "j").message == (
         "No node of this cluster can run it: each is of another kind than its environment, has too old a driver, "
         "does not hold jobs to the network policy of their project, or lacks a volume that it names."
     )
@@ -226,28 +246,28 @@ def test_only_nodes_that_could_run_it_count() -> None:
 
 def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> None:
     nodes = [
-        node("n1", 2, cuda="12.2"),
-        node("n2", 2, cuda="12.10"),
-        node("n3", 8, cuda="11.8"),
+        node("n1", 2, driver_cuda="12.2"),
+        node("n2", 2, driver_cuda="12.10"),
+        node("n3", 8, driver_cuda="11.8"),
         node("n4", 0),
     ]
     unfit = (NodeId("n1"), NodeId("n3"))
-    needs = {"cuda": "12.4", "avoid_nodes": unfit, "unfit_nodes": unfit}
+    needs = {"required_cuda": "12.4", "avoid_nodes": unfit, "ineligible_nodes": unfit}
     jobs = [waits("first", "vision", 2, **needs), waits("second", "vision", 1, **needs)]
     plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
     assert places(plan, "first") == [("n2", 2)]
-    assert verdict(plan, "second").code is VerdictCode.NO_FIT_NOW
-    assert verdict(plan, "second").sentence.endswith(
+    assert verdict(plan, "second").code is VerdictCode.INSUFFICIENT_RESOURCES
+    assert verdict(plan, "second").message.endswith(
         " Its image needs CUDA 12.4: 2 nodes are passed over, whose drivers know at most CUDA 12.2."
     )
     newer = needs | {
-        "cuda": "13.0",
+        "required_cuda": "13.0",
         "avoid_nodes": (*unfit, NodeId("n2")),
-        "unfit_nodes": (*unfit, NodeId("n2")),
+        "ineligible_nodes": (*unfit, NodeId("n2")),
     }
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision", 1, **newer)]), POLICY)
-    assert verdict(plan, "j").code is VerdictCode.NEVER
-    assert verdict(plan, "j").sentence == (
+    assert verdict(plan, "j").code is VerdictCode.UNSATISFIABLE
+    assert verdict(plan, "j").message == (
         "No node of this cluster can run it: its image needs CUDA 13.0, and the newest driver there knows CUDA 12.10."
     )
 
@@ -261,66 +281,66 @@ BIG = [node("n1", 8), node("n2", 8)]
 SAID = [
     (
         cluster(BIG, [NLP], [quota("nlp", 0, 6)], running=HELD3, pending=[waits("j", "nlp", 5)]),
-        VerdictCode.LIMIT,
+        VerdictCode.PROJECT_LIMIT,
         "Needs 5 GPUs. nlp uses 3 of its limit of 6.",
     ),
     (
         cluster(BIG, [NLP], [quota("nlp", 0, 6)], running=HELD3, pending=[waits("j", "nlp", 8)]),
-        VerdictCode.LIMIT,
+        VerdictCode.PROJECT_LIMIT,
         "Needs 8 GPUs. nlp uses 3 of its limit of 6.",
     ),
     (
         cluster(BIG, [project("lab"), project("nlp", "lab")], [quota("lab", 0, 4)], running=HELD3,
                 pending=[waits("j", "nlp", 2)]),
-        VerdictCode.LIMIT,
+        VerdictCode.PROJECT_LIMIT,
         "Needs 2 GPUs. lab, above nlp, uses 3 of its limit of 4.",
     ),
     (
         cluster(BIG, [NLP], [quota("nlp", 2)], pending=[waits("j", "nlp", 4, preemptible=False)]),
-        VerdictCode.GUARANTEED_NEEDED,
+        VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA,
         "Needs 4 GPUs that nobody may take back, so they must be guaranteed. "
         "nlp uses 0 of its guaranteed 2 that way.",
     ),
     (
         cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]),
-        VerdictCode.NO_FIT_NOW,
+        VerdictCode.INSUFFICIENT_RESOURCES,
         "Needs 4 GPUs; 4 are free now, the largest node has 3 free.",
     ),
     (
         cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 2, tasks=3)]),
-        VerdictCode.NO_FIT_NOW,
+        VerdictCode.INSUFFICIENT_RESOURCES,
         "Needs 3 × 2 GPUs; 4 are free now, the largest node has 3 free: room for 1 of its 3 tasks.",
     ),
     (
         cluster([node("n1", 2, cpu_milli=4_000)], [NLP], running=[runs("r", "nlp", ("n1", [0]))],
                 pending=[waits("j", "nlp", cpu_milli=4_000)]),
-        VerdictCode.NO_FIT_NOW,
+        VerdictCode.INSUFFICIENT_RESOURCES,
         "Needs 1 GPU; 1 is free now, but no node has it together with 4 CPUs and 1 GiB.",
     ),
     (
         cluster([node("n1", 1)], [NLP], running=[runs("r", "nlp", ("n1", [0]), milli=600)],
                 pending=[waits("j", "nlp", milli_per_gpu=500)]),
-        VerdictCode.NO_FIT_NOW,
+        VerdictCode.INSUFFICIENT_RESOURCES,
         "Needs 0.5 of a GPU; no GPU has 0.5 free now.",
     ),
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", 9)]),
-        VerdictCode.NEVER,
+        VerdictCode.UNSATISFIABLE,
         "Needs 9 GPUs on one node; the largest node of this cluster has 4.",
     ),
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", 4, tasks=3)]),
-        VerdictCode.NEVER,
+        VerdictCode.UNSATISFIABLE,
         "Needs 3 × 4 GPUs at once; this cluster can hold 2 of its 3 tasks.",
     ),
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", gpu_model="H100")]),
-        VerdictCode.NEVER,
+        VerdictCode.UNSATISFIABLE,
         "Needs 1 H100 GPU; there is no H100 GPU in this cluster.",
     ),
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", memory_mib=1_048_576)]),
-        VerdictCode.NEVER,
+        VerdictCode.UNSATISFIABLE,
         "Needs 1 GPU with 1 CPU and 1024 GiB on one node; no node of this cluster is that large.",
     ),
     (
@@ -330,7 +350,7 @@ SAID = [
     ),
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", not_before_s=NOW_S + 60)]),
-        VerdictCode.DELAYED_UNTIL,
+        VerdictCode.BEGIN_TIME,
         "It was asked to start not before 1970-01-12 13:47 UTC.",
     ),
     (
@@ -343,7 +363,7 @@ SAID = [
                     runs("r1", "nlp", ("n1", [0, 1, 2, 3])),
                     runs("r2", "vision", ("n2", [0, 1, 2, 3]), preemptible=False)],
                 pending=[waits("j", "nlp", 1)]),
-        VerdictCode.SHARE_USED_UP,
+        VerdictCode.OVER_FAIR_SHARE,
         "Needs 1 GPU; 0 are free now, the largest node has 0 free. "
         "nlp holds 4 of its fair share of 4; it starts when GPUs are given back.",
     ),
@@ -351,16 +371,16 @@ SAID = [
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "code", "sentence"), SAID, ids=[f"{i}-{row[1]}" for i, row in enumerate(SAID)]
+    ("snapshot", "code", "message"), SAID, ids=[f"{i}-{row[1]}" for i, row in enumerate(SAID)]
 )
-def test_what_is_said(snapshot: Snapshot, code: VerdictCode, sentence: str) -> None:
+def test_what_is_said(snapshot: Snapshot, code: VerdictCode, message: str) -> None:
     said = verdict(decide(snapshot, POLICY), "j")
-    assert (said.code, said.sentence) == (code, sentence)
+    assert (said.code, said.message) == (code, message)
 
 
 def test_the_numbers_stand_beside_the_sentence() -> None:
     said = verdict(decide(cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]), POLICY), "j")
-    assert said.numbers == {
+    assert said.details == {
         "needed_gpus": 4.0, "free_gpus": 4, "largest_free_gpus": 3, "tasks_possible": 0, "used_gpus": 4.0,
         "fair_share_gpus": 8.0, "pool": "main", "nodes_with_1_free": 1, "nodes_with_3_free": 1,
         "jobs_ahead": 0,
@@ -371,16 +391,16 @@ def test_who_is_ahead_is_named_in_order() -> None:
     full = [runs("r", "nlp", ("n1", [0, 1, 2, 3]))]
     jobs = [waits(f"j{i}", "nlp", age_s=9 - i) for i in range(3)]
     plan = decide(cluster([node("n1")], [NLP], running=full, pending=jobs), POLICY)
-    assert [verdict(plan, f"j{i}").ahead for i in range(3)] == [(), ("j0",), ("j0", "j1")]
+    assert [verdict(plan, f"j{i}").jobs_ahead for i in range(3)] == [(), ("j0",), ("j0", "j1")]
 
 
 CHANGES = [
-    ("fewer GPUs", waits("j", "nlp", 4), ChangeKind.FEWER_GPUS, {"gpus_per_task": 3}),
-    ("fewer tasks", waits("j", "nlp", 3, tasks=2), ChangeKind.FEWER_TASKS, {"tasks": 1}),
+    ("fewer GPUs", waits("j", "nlp", 4), AlternativeKind.FEWER_GPUS, {"gpus_per_task": 3}),
+    ("fewer tasks", waits("j", "nlp", 3, tasks=2), AlternativeKind.FEWER_TASKS, {"tasks": 1}),
     (
         "another model",
         waits("j", "nlp", 4, gpu_model="A100"),
-        ChangeKind.OTHER_MODEL,
+        AlternativeKind.OTHER_MODEL,
         {"gpu_model": "H100"},
     ),
 ]
@@ -390,10 +410,10 @@ CHANGES = [
 def test_the_cheapest_change_would_start_it(job, kind, fields) -> None:
     nodes = [*TWO, node("n3", 4 if job.gpu_model else 0, model="H100")]
     snapshot = cluster(nodes, [NLP], running=BUSY, pending=[job])
-    change = verdict(decide(snapshot, POLICY), "j").cheapest
+    change = verdict(decide(snapshot, POLICY), "j").suggestion
     assert change is not None
     assert (change.kind, change.fields) == (kind, fields)
-    assert would_start(snapshot, POLICY, replace(job, **fields)).starts_now
+    assert preview_request(snapshot, POLICY, replace(job, **fields)).starts_now
 
 
 # -- questions ---------------------------------------------------------------------------------------------------
@@ -401,17 +421,17 @@ def test_the_cheapest_change_would_start_it(job, kind, fields) -> None:
 
 def test_would_start_answers_now_not_now_and_never() -> None:
     snapshot = cluster(TWO, [NLP], running=BUSY)
-    assert would_start(snapshot, POLICY, waits("q", "nlp", 3)).starts_now
-    later = would_start(snapshot, POLICY, waits("q", "nlp", 4))
-    assert not later.starts_now and not later.never
-    assert [change.kind for change in later.alternatives] == [ChangeKind.FEWER_GPUS]
-    assert would_start(snapshot, POLICY, waits("q", "nlp", 5)).never
+    assert preview_request(snapshot, POLICY, waits("q", "nlp", 3)).starts_now
+    later = preview_request(snapshot, POLICY, waits("q", "nlp", 4))
+    assert not later.starts_now and not later.is_unsatisfiable
+    assert [change.kind for change in later.alternatives] == [AlternativeKind.FEWER_GPUS]
+    assert preview_request(snapshot, POLICY, waits("q", "nlp", 5)).is_unsatisfiable
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
 
 SOUND = cluster(TWO, [NLP], [quota("nlp", 1)], running=BUSY, pending=[waits("j", "nlp")])
-FASTER_THAN_ALL = Speed(Layout("h200", 1, 1, 0), 120)
+FASTER_THAN_ALL = LayoutSpeed(Layout("h200", 1, 1, 0), 120)
 BROKEN = [
     ("now_s", replace(SOUND, now_s=float("nan"))),
     ("nodes[n1].cpu_milli", replace(SOUND, nodes=(replace(SOUND.nodes[0], cpu_milli=-1), *SOUND.nodes[1:]))),
@@ -430,7 +450,10 @@ BROKEN = [
     ("pending[j].tasks", replace(SOUND, pending=(waits("j", "nlp", tasks=0),))),
     ("pending[j].milli_per_gpu", replace(SOUND, pending=(waits("j", "nlp", milli_per_gpu=1001),))),
     ("pending[j].project", replace(SOUND, pending=(waits("j", "gone"),))),
-    ("pending[j].speeds", replace(SOUND, pending=(waits("j", "nlp", speeds=(FASTER_THAN_ALL,)),))),
+    (
+        "pending[j].layout_speeds",
+        replace(SOUND, pending=(waits("j", "nlp", layout_speeds=(FASTER_THAN_ALL,)),)),
+    ),
 ]
 
 
@@ -460,8 +483,8 @@ def test_a_spoiled_save_is_refused_by_field(old: str, new: str, field: str) -> N
 
 def test_a_knob_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(PolicyError) as refusal:
-        Policy(half_life_s=1.0)
-    assert refusal.value.field == "half_life_s"
+        Policy(usage_half_life_s=1.0)
+    assert refusal.value.field == "usage_half_life_s"
 
 
 # -- making room -----------------------------------------------------------------------------------------------
@@ -547,7 +570,7 @@ def test_who_makes_room(snapshot: Snapshot, leave: set[tuple[str, str]]) -> None
     plan = decide(snapshot, POLICY)
     assert {(e.job, e.reason.value) for e in plan.evictions} == leave
     assert all(e.for_job == "j" for e in plan.evictions)
-    assert (verdict(plan, "j").code is VerdictCode.RELEASING) == bool(leave)
+    assert (verdict(plan, "j").code is VerdictCode.WAITING_FOR_EVICTION) == bool(leave)
 
 
 def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
@@ -555,19 +578,19 @@ def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
         runs("r", "vision", ("n1", [0, 1, 2]))], pending=[waits("j", "nlp", 3)])  # fmt: skip
     first = decide(snapshot, POLICY)
     kept = "Needs 3 GPUs; they are kept for it until a job of another project has stopped."
-    assert verdict(first, "j").sentence == kept  # whoever reads it may not see jobs of vision
-    leaving = after_commit(snapshot, first)
+    assert verdict(first, "j").message == kept  # whoever reads it may not see jobs of vision
+    leaving = apply_plan(snapshot, first)
     newcomer = replace(leaving, pending=(*leaving.pending, waits("small", "vision")))
     between = decide(newcomer, POLICY)
     assert started(between) == {"small"}  # the fourth GPU is not needed by j
     greedy = replace(leaving, pending=(*leaving.pending, waits("big", "vision", 2)))
     assert started(decide(greedy, POLICY)) == set()
-    released = after_release(leaving)
+    released = release_stopping_jobs(leaving)
     assert started(decide(released, POLICY)) == {"j"}
     first_in_order = waits("urgent", "nlp", 3, priority=99, age_s=9.0)
     late = replace(released, pending=(*released.pending, first_in_order))
     assert started(decide(late, POLICY)) == {"j"}
-    forgotten = replace(late, pending=tuple(replace(row, kept=()) for row in late.pending))
+    forgotten = replace(late, pending=tuple(replace(row, nominated_tasks=()) for row in late.pending))
     assert started(decide(forgotten, POLICY)) == {"urgent"}  # so the promise is what decides
     cancelled = replace(late, pending=(first_in_order,))
     assert started(decide(cancelled, POLICY)) == {"urgent"}
@@ -624,5 +647,5 @@ STANDS = [
 def test_a_plan_stands(snapshot: Snapshot) -> None:
     plan = decide(snapshot, POLICY)
     check_plan(snapshot, plan)
-    again = decide(after_commit(snapshot, plan), POLICY)
+    again = decide(apply_plan(snapshot, plan), POLICY)
     assert (again.starts, again.evictions) == ((), ())

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
-from scheduler.core.cluster import Awaited, JobId, PendingRow
-from scheduler.core.decide import decide, would_start
-from scheduler.core.forecast import Outlook
-from scheduler.core.plan import Verdict
-from scheduler.core.policy import Policy
-from scheduler.core.predict import Durations
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from tests.core.drawn import MAIN, cluster, node, project, started, waits
+from portal.domain.reasons import VerdictCode
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.forecast.durations import DurationHistory
+from scheduler.core.forecast.start_times import QueueForecast
+from scheduler.core.model.plan import Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import JobDependency, JobId, PendingRow
+from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from tests.core.cluster_builder import MAIN, cluster, node, project, started, waits
 
 POLICY = Policy()
 VISION, NLP = project("vision"), project("nlp", created_s=1.0)
-PREP, EVAL = Awaited(JobId("p"), "prep", VISION.id), Awaited(JobId("e"), "eval", VISION.id)
-SECRET = Awaited(JobId("s"), "secret", NLP.id)
+PREP, EVAL = JobDependency(JobId("p"), "prep", VISION.id), JobDependency(JobId("e"), "eval", VISION.id)
+SECRET = JobDependency(JobId("s"), "secret", NLP.id)
 
 
 def told(row: PendingRow) -> Verdict:
@@ -29,7 +29,7 @@ def told(row: PendingRow) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("after", "any_end", "sentence"),
+    ("after", "any_end", "message"),
     [
         ((PREP,), False, "It starts after prep has completed."),
         ((PREP,), True, "It starts after prep has ended."),
@@ -38,11 +38,11 @@ def told(row: PendingRow) -> Verdict:
         ((PREP, SECRET), True, "It starts after prep and 1 more have ended."),
     ],
 )
-def test_it_says_for_whom_it_waits_and_names_only_its_own_project(after, any_end, sentence) -> None:
-    verdict = told(waits("j", "vision", after=after, after_any=any_end))
-    assert (verdict.code, verdict.sentence) == (VerdictCode.DEPENDENCY, sentence)
-    assert verdict.numbers == {"jobs_awaited": len(after)}
-    assert verdict.cheapest is None
+def test_it_says_for_whom_it_waits_and_names_only_its_own_project(after, any_end, message) -> None:
+    verdict = told(waits("j", "vision", dependencies=after, ignore_dependency_failure=any_end))
+    assert (verdict.code, verdict.message) == (VerdictCode.DEPENDENCY, message)
+    assert verdict.details == {"unfinished_dependencies": len(after)}
+    assert verdict.suggestion is None
 
 
 def test_it_starts_once_nobody_is_left() -> None:
@@ -50,57 +50,66 @@ def test_it_starts_once_nobody_is_left() -> None:
 
 
 def test_it_asks_for_no_share_and_stands_in_nobodys_way() -> None:
-    first = waits("first", "vision", 4, age_s=99, priority=90, after=(PREP,))
+    first = waits("first", "vision", 4, age_s=99, priority=90, dependencies=(PREP,))
     plan = decide(cluster([node("n0")], [VISION], pending=[first, waits("second", "vision", 4)]), POLICY)
     assert started(plan) == {"second"}
-    assert plan.receipts[0].requested_milli == 4000
+    assert plan.share_breakdowns[0].requested_milli == 4000
 
 
 def test_what_the_cluster_can_never_run_is_said_at_once() -> None:
-    verdict = told(waits("j", "vision", 9, after=(PREP,)))
-    assert verdict.code is VerdictCode.NEVER
+    verdict = told(waits("j", "vision", 9, dependencies=(PREP,)))
+    assert verdict.code is VerdictCode.UNSATISFIABLE
 
 
 def test_a_hold_is_said_first() -> None:
-    assert told(waits("j", "vision", after=(PREP,), held=True)).code is VerdictCode.HELD
+    assert told(waits("j", "vision", dependencies=(PREP,), held=True)).code is VerdictCode.HELD
 
 
 def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_help() -> None:
     snapshot = cluster([node("n0")], [VISION])
-    answer = would_start(snapshot, POLICY, waits("asked", "vision", 2, after=(PREP,)))
-    assert not answer.starts_now and not answer.never
+    answer = preview_request(snapshot, POLICY, waits("asked", "vision", 2, dependencies=(PREP,)))
+    assert not answer.starts_now and not answer.is_unsatisfiable
     assert answer.verdict is not None and answer.verdict.code is VerdictCode.DEPENDENCY
     assert answer.alternatives == ()
-    assert would_start(snapshot, POLICY, waits("asked", "vision", 9, after=(PREP,))).never
+    assert preview_request(
+        snapshot, POLICY, waits("asked", "vision", 9, dependencies=(PREP,))
+    ).is_unsatisfiable
 
 
 def test_nobodys_forecast_counts_it() -> None:
-    rows = [waits("a", "vision", 4, age_s=9, after=(PREP,)), waits("b", "vision", 4), waits("c", "vision", 4)]
+    rows = [
+        waits("a", "vision", 4, age_s=9, dependencies=(PREP,)),
+        waits("b", "vision", 4),
+        waits("c", "vision", 4),
+    ]
     snapshot = cluster([node("n0")], [VISION], pending=rows)
-    outlook = Outlook(snapshot, decide(snapshot, POLICY), MAIN, Durations(), POLICY)
+    outlook = QueueForecast(snapshot, decide(snapshot, POLICY), MAIN, DurationHistory(), POLICY)
     with pytest.raises(KeyError):
-        outlook.medians_s([JobId("a")])
+        outlook.median_starts_s([JobId("a")])
     alone = replace(snapshot, pending=tuple(rows[1:]))
-    without = Outlook(alone, decide(alone, POLICY), MAIN, Durations(), POLICY)
-    assert outlook.medians_s([JobId("c")]) == without.medians_s([JobId("c")])
+    without = QueueForecast(alone, decide(alone, POLICY), MAIN, DurationHistory(), POLICY)
+    assert outlook.median_starts_s([JobId("c")]) == without.median_starts_s([JobId("c")])
 
 
-@pytest.mark.parametrize("after", [(PREP, PREP), (Awaited(JobId("j"), "j", VISION.id),)])
-def test_what_cannot_be_is_refused_by_field(after) -> None:
-    with pytest.raises(SnapshotError, match="after"):
-        check_snapshot(cluster([node("n0")], [VISION], pending=[waits("j", "vision", after=after)]))
+@pytest.mark.parametrize("dependencies", [(PREP, PREP), (JobDependency(JobId("j"), "j", VISION.id),)])
+def test_what_cannot_be_is_refused_by_field(dependencies) -> None:
+    row = waits("j", "vision", dependencies=dependencies)
+    with pytest.raises(SnapshotError, match="dependencies"):
+        check_snapshot(cluster([node("n0")], [VISION], pending=[row]))
 
 
 def test_a_plan_that_starts_it_is_refused() -> None:
     snapshot = cluster([node("n0")], [VISION], pending=[waits("j", "vision")])
     plan = decide(snapshot, POLICY)
-    early = replace(snapshot, pending=(waits("j", "vision", after=(PREP,)),))
+    early = replace(snapshot, pending=(waits("j", "vision", dependencies=(PREP,)),))
     with pytest.raises(PlanError, match="waits for others"):
         check_plan(early, plan)
 
 
 def test_a_save_keeps_it() -> None:
     snapshot = cluster(
-        [node("n0")], [VISION, NLP], pending=[waits("j", "vision", after=(PREP, SECRET), after_any=True)]
+        [node("n0")],
+        [VISION, NLP],
+        pending=[waits("j", "vision", dependencies=(PREP, SECRET), ignore_dependency_failure=True)],
     )
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot

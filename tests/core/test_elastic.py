@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit
-from scheduler.core.cluster import PendingRow, RunningRow, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from tests.core.drawn import cluster, node, project, quota, runs, waits
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import PendingRow, RunningRow, Snapshot
+from tests.core.cluster_builder import cluster, node, project, quota, runs, waits
 
 
 def grows(job: str, of: str, ranks: tuple[int, ...], least: int) -> PendingRow:
@@ -55,14 +55,14 @@ def test_what_it_waits_for_says_what_it_needs_at_least() -> None:
     taken = runs("other", "p", ("n0", range(3)))
     plan = decide(cluster([node("n0")], [project("p")], running=[taken], pending=[new]), Policy())
     (verdict,) = plan.verdicts
-    assert verdict.code is VerdictCode.NO_FIT_NOW
-    assert verdict.sentence.startswith("Needs at least 2 × 1 GPU;") and verdict.numbers["needed_gpus"] == 2
+    assert verdict.code is VerdictCode.INSUFFICIENT_RESOURCES
+    assert verdict.message.startswith("Needs at least 2 × 1 GPU;") and verdict.details["needed_gpus"] == 2
 
 
 def test_the_photograph_after_a_growth_has_one_row_for_what_runs_and_one_for_what_waits() -> None:
     held = some("e", "p", [("n0", 0)], 1)
     before = cluster([node("n0", 2)], [project("p")], running=[held], pending=[grows("e", "p", (7, 8), 1)])
-    after = after_commit(before, decide(before, Policy()))
+    after = apply_plan(before, decide(before, Policy()))
     (running,), (pending,) = after.running, after.pending
     assert [task.rank for task in running.tasks] == [0, 7]
     assert (pending.ranks, pending.tasks) == ((8,), 1)
@@ -94,7 +94,7 @@ def test_a_job_that_leaves_whole_keeps_a_place_also_for_a_rank_that_was_to_join(
     before = cluster(
         [node("n0", 3)], [project("p"), project("q")], [quota("q", 1)], running=running, pending=pending
     )
-    after = after_commit(before, decide(before, Policy()))
+    after = apply_plan(before, decide(before, Policy()))
     assert [row.job for row in after.running] == ["r0", "r1"]
 
 
@@ -129,7 +129,7 @@ def elastic(draw: st.DrawFn) -> Snapshot:
 @given(elastic())
 def test_no_start_passes_a_limit_no_minimum_is_broken_and_a_plan_stands(before: Snapshot) -> None:
     plan = decide(before, Policy())
-    after = after_commit(before, plan)
+    after = apply_plan(before, plan)
     for row in after.running:
         live = sum(not (row.stopping or task.stopping) for task in row.tasks)
         assert live == 0 or live >= (row.min_tasks or len(row.tasks))

@@ -11,8 +11,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.fairshare import Claim, divide, divide_each, divide_tree
-from scheduler.core.resources import Amounts
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.shares.fairshare import Claim, divide, divide_resources, divide_tree
 
 UNIT = 1000.0
 NO_PARENTS: dict[str, str] = {}
@@ -102,7 +102,7 @@ def test_each_resource_is_divided_by_itself() -> None:
     gpu = [claim("a", 4000), claim("b", 4000)]
     cpu = [claim("a", 1), claim("b", 9)]
     memory = [claim("a", 0), claim("b", 7)]
-    divided = divide_each(Amounts(3000, 5, 4), [gpu, cpu, memory], NO_PARENTS.get, 0.0)
+    divided = divide_resources(ResourceVector(3000, 5, 4), [gpu, cpu, memory], NO_PARENTS.get, 0.0)
     assert [(share["a"].amount, share["b"].amount) for share in divided] == [(2000, 1000), (1, 4), (0, 4)]
     alone = divide_tree(3000, gpu, NO_PARENTS.get, 0.0, 1000)
     assert {key: share.amount for key, share in alone.items()} == {"a": 2000, "b": 1000}

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import (
-    Awaited,
+from scheduler.core.decide import decide
+from scheduler.core.forecast.durations import DurationHistory, DurationKey
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
+from scheduler.core.forecast.start_times import QueueForecast, draw_quantiles, queue_pool_of
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import (
     GpuRow,
     GpuUuid,
+    JobDependency,
     JobId,
     NodeId,
     PendingRow,
@@ -25,12 +30,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
-from scheduler.core.decide import decide
-from scheduler.core.forecast import Outlook, parts, waits_in
-from scheduler.core.play import PLAYS
-from scheduler.core.policy import Policy
-from scheduler.core.predict import Durations, Kind
-from tests.core.drawn import (
+from tests.core.cluster_builder import (
     MAIN,
     NOW_S,
     cluster,
@@ -48,10 +48,12 @@ KEEPS_ALL = Policy(actions=("allocate",))
 
 
 def test_draws_are_spread_evenly_over_plays_and_jobs() -> None:
-    assert all(0.0 <= part < 1.0 for number in range(50) for part in parts(number))
+    assert all(0.0 <= part < 1.0 for number in range(50) for part in draw_quantiles(number))
     for number in (0, 7):
-        assert sorted(int(part * PLAYS) for part in parts(number)) == list(range(PLAYS))
-    assert parts(3) == parts(3)
+        assert sorted(int(part * SIMULATION_RUNS) for part in draw_quantiles(number)) == list(
+            range(SIMULATION_RUNS)
+        )
+    assert draw_quantiles(3) == draw_quantiles(3)
 
 
 def crowd() -> Snapshot:
@@ -60,10 +62,10 @@ def crowd() -> Snapshot:
     return cluster([node("n1")], [project("p")], [], running=rows, pending=line)
 
 
-def taught() -> Durations:
-    durations = Durations()
+def taught() -> DurationHistory:
+    durations = DurationHistory()
     for n in range(1, 101):
-        durations.learn(Kind("p", "ada", None, 1_000), 20.0 * n)
+        durations.learn(DurationKey("p", "ada", None, 1_000), 20.0 * n)
     return durations
 
 
@@ -78,29 +80,29 @@ def test_a_share_waits_for_a_gpu_that_its_own_project_shares() -> None:
         pending=[waits("new", "ours", milli_per_gpu=500)],
     )
     ends_s = {theirs.job: NOW_S + 50.0, own.job: NOW_S + 90.0}
-    for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, share_gpus="anybody"), 0.0)):
+    for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, gpu_sharing_scope="any"), 0.0)):
         plan = replace(decide(photo, replace(policy, actions=())), starts=())
-        outlook = Outlook(photo, plan, MAIN, taught(), policy, ends_s=ends_s)
-        assert outlook.medians_s([JobId("new")]) == {JobId("new"): start_s}
+        outlook = QueueForecast(photo, plan, MAIN, taught(), policy, known_ends_s=ends_s)
+        assert outlook.median_starts_s([JobId("new")]) == {JobId("new"): start_s}
 
 
 def test_from_photograph_and_plan_to_a_median() -> None:
     snapshot, policy = crowd(), Policy()
     plan = decide(snapshot, policy)
-    outlook = Outlook(snapshot, plan, MAIN, taught(), policy)
+    outlook = QueueForecast(snapshot, plan, MAIN, taught(), policy)
     jobs = [JobId(f"j{i}") for i in range(5)]
-    medians = outlook.medians_s(jobs)
+    medians = outlook.median_starts_s(jobs)
     assert list(medians.values()) == sorted(medians.values())
     assert 0.0 < medians[jobs[0]] < medians[jobs[4]] < 2_000.0
-    assert medians == Outlook(snapshot, plan, MAIN, taught(), policy).medians_s(jobs[::-1])
-    assert medians == {job: outlook.medians_s([job])[job] for job in jobs}  # alone, as together
+    assert medians == QueueForecast(snapshot, plan, MAIN, taught(), policy).median_starts_s(jobs[::-1])
+    assert medians == {job: outlook.median_starts_s([job])[job] for job in jobs}  # alone, as together
 
 
 def test_the_order_of_rows_changes_no_forecast() -> None:
     snapshot, policy = crowd(), Policy()
     turned = replace(snapshot, running=snapshot.running[::-1], pending=snapshot.pending[::-1])
     found = [
-        Outlook(each, decide(each, policy), MAIN, taught(), policy).medians_s([JobId("j3")])
+        QueueForecast(each, decide(each, policy), MAIN, taught(), policy).median_starts_s([JobId("j3")])
         for each in (snapshot, turned)
     ]
     assert found[0] == found[1]
@@ -109,14 +111,16 @@ def test_the_order_of_rows_changes_no_forecast() -> None:
 def test_a_time_limit_caps_what_is_drawn() -> None:
     snapshot, policy = crowd(), Policy()
     limited = replace(snapshot, running=tuple(replace(row, time_limit_s=130.0) for row in snapshot.running))
-    outlook = Outlook(limited, decide(limited, policy), MAIN, taught(), policy)
-    assert outlook.medians_s([JobId("j0")])[JobId("j0")] <= 30.0
+    outlook = QueueForecast(limited, decide(limited, policy), MAIN, taught(), policy)
+    assert outlook.median_starts_s([JobId("j0")])[JobId("j0")] <= 30.0
 
 
 def test_who_does_not_wait_here_has_no_forecast() -> None:
     snapshot, policy = crowd(), Policy()
     with pytest.raises(KeyError):
-        Outlook(snapshot, decide(snapshot, policy), MAIN, taught(), policy).medians_s([JobId("r0")])
+        QueueForecast(snapshot, decide(snapshot, policy), MAIN, taught(), policy).median_starts_s(
+            [JobId("r0")]
+        )
 
 
 # -- what a decision obeys, a forecast knows ------------------------------------------------------------------
@@ -136,7 +140,7 @@ def foreseen(snapshot: Snapshot, job: str, policy: Policy = KEEPS_ALL) -> float:
     """In how many seconds a job starts that does not start at once; nothing is known of how long jobs run."""
     plan = decide(snapshot, policy)
     assert job not in {start.job for start in plan.starts}
-    medians_s = Outlook(snapshot, plan, MAIN, Durations(), policy).medians_s([JobId(job)])
+    medians_s = QueueForecast(snapshot, plan, MAIN, DurationHistory(), policy).median_starts_s([JobId(job)])
     median_s = medians_s[JobId(job)]
     return median_s if median_s == math.inf else round(median_s, 3)
 
@@ -186,7 +190,7 @@ BUSY = [ends_in("soon", "p", 100.0, ("a", range(2))), ends_in("late", "p", 700.0
         ({"gpu_model": "A100|H100"}, 100.0),
         ({"node_affinity": NodeId("h")}, 700.0),
         ({"avoid_nodes": (NodeId("a"),)}, 700.0),
-        ({"avoid_nodes": (NodeId("a"),), "unfit_nodes": (NodeId("a"),)}, 700.0),
+        ({"avoid_nodes": (NodeId("a"),), "ineligible_nodes": (NodeId("a"),)}, 700.0),
         ({"cpu_milli": 48_000}, 700.0),
     ],
 )
@@ -211,8 +215,8 @@ def test_memory_and_capability_and_slices_are_told_apart_on_one_node() -> None:
     ]
     snapshot = cluster([node("x", gpus=cards)], [project("p")], running=running, pending=pending)
     plan = decide(snapshot, KEEPS_ALL)
-    outlook = Outlook(snapshot, plan, MAIN, Durations(), KEEPS_ALL)
-    medians = outlook.medians_s([row.job for row in pending])
+    outlook = QueueForecast(snapshot, plan, MAIN, DurationHistory(), KEEPS_ALL)
+    medians = outlook.median_starts_s([row.job for row in pending])
     # "large" stands where "new" could, for a minute
     assert [round(median_s) for median_s in medians.values()] == [100, 200, 260, 300]
 
@@ -256,7 +260,7 @@ def test_who_is_held_or_awaits_others_takes_nobodys_turn() -> None:
     running = [ends_in("r0", "p", 100.0, ("n0", range(1)))]
     before = [
         asks("held", "p", age_s=50.0, held=True),
-        asks("after", "p", age_s=40.0, after=(Awaited(JobId("r0"), "r0", ProjectId("p")),)),
+        asks("after", "p", age_s=40.0, dependencies=(JobDependency(JobId("r0"), "r0", ProjectId("p")),)),
     ]
     snapshot = cluster([node("n0", 1)], [project("p")], running=running, pending=[*before, asks("me", "p")])
     assert foreseen(snapshot, "me") == 100.0
@@ -283,9 +287,9 @@ def test_a_job_waits_in_the_pool_that_can_hold_it() -> None:
     )  # fmt: skip
     plan = decide(snapshot, KEEPS_ALL)
     (verdict,) = plan.verdicts
-    assert waits_in(snapshot.pending[0], verdict) == "big"
-    outlook = Outlook(snapshot, plan, PoolId("big"), Durations(), KEEPS_ALL)
-    assert outlook.medians_s([JobId("me")]) == {"me": pytest.approx(100.0)}
+    assert queue_pool_of(snapshot.pending[0], verdict) == "big"
+    outlook = QueueForecast(snapshot, plan, PoolId("big"), DurationHistory(), KEEPS_ALL)
+    assert outlook.median_starts_s([JobId("me")]) == {"me": pytest.approx(100.0)}
 
 
 def test_an_elastic_job_starts_with_the_fewest_tasks_that_do() -> None:
@@ -326,13 +330,13 @@ def all_foreseen(snapshot: Snapshot) -> list[dict[JobId, float]]:
     rows = {row.job: row for row in snapshot.pending}
     waiting: dict[PoolId, list[PendingRow]] = {}
     for verdict in plan.verdicts:
-        row, pool = rows[verdict.job], waits_in(rows[verdict.job], verdict)
-        if not (row.held or row.after or not row.total_milli or pool is None):
+        row, pool = rows[verdict.job], queue_pool_of(rows[verdict.job], verdict)
+        if not (row.held or row.dependencies or not row.total_milli or pool is None):
             waiting.setdefault(pool, []).append(row)
     found = []
     for pool, here in sorted(waiting.items()):
-        outlook = Outlook(snapshot, plan, pool, Durations(), Policy())
-        medians_s = outlook.medians_s(sorted(row.job for row in here))
+        outlook = QueueForecast(snapshot, plan, pool, DurationHistory(), Policy())
+        medians_s = outlook.median_starts_s(sorted(row.job for row in here))
         assert len(medians_s) == len(here)
         assert all(NOW_S + medians_s[row.job] >= (row.not_before_s or 0.0) for row in here)
         found.append(medians_s)

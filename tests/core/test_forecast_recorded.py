@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.forecast import Outlook
-from scheduler.core.policy import Policy
-from scheduler.core.predict import Durations, Kind
-from tests.core.drawn import MAIN, NOW_S, cluster, node, project, runs, waits
+from scheduler.core.forecast.durations import DurationHistory, DurationKey
+from scheduler.core.forecast.start_times import QueueForecast
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, runs, waits
 
 NODES, GPUS, PROJECTS, WAITING = 24, 8, 5, 90
 
@@ -58,12 +58,12 @@ def plain(seed: int) -> Snapshot:
     return cluster(nodes, projects, running=running, pending=pending)
 
 
-def taught(seed: int) -> Durations:
+def taught(seed: int) -> DurationHistory:
     """Some hundred jobs that ended."""
     dice = random.Random(seed)
-    durations = Durations()
+    durations = DurationHistory()
     for _ in range(600):
-        kind = Kind(f"p{dice.randrange(PROJECTS)}", "ada", None, 1_000 * dice.choice([1, 2, 4, 8, 16]))
+        kind = DurationKey(f"p{dice.randrange(PROJECTS)}", "ada", None, 1_000 * dice.choice([1, 2, 4, 8, 16]))
         durations.learn(kind, dice.lognormvariate(8.0, 1.5))
     return durations
 
@@ -72,8 +72,8 @@ def medians(seed: int) -> list[int]:
     """When each job that waits starts, at the median, in whole seconds from now."""
     snapshot, policy = plain(seed), Policy()
     plan = decide(snapshot, policy)
-    outlook = Outlook(snapshot, plan, MAIN, taught(seed), policy)
-    return [round(outlook.medians_s([verdict.job])[verdict.job]) for verdict in plan.verdicts]
+    outlook = QueueForecast(snapshot, plan, MAIN, taught(seed), policy)
+    return [round(outlook.median_starts_s([verdict.job])[verdict.job]) for verdict in plan.verdicts]
 
 
 @pytest.mark.parametrize("seed", RECORDED)

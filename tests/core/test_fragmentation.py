@@ -6,29 +6,29 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask
-from scheduler.core.fragmentation import (
-    MOST_LEVELS,
-    PARTS,
-    TOGETHER,
+from scheduler.core.capacity.fragmentation import (
+    GROUP_WEIGHT,
+    MAX_LEVELS,
+    WEIGHT_TOTAL,
     Fragmentation,
-    Kind,
+    GpuKind,
+    gpu_matches,
     milli_by_memory,
-    suits,
-    usual,
+    typical_mix,
 )
+from scheduler.core.model.snapshot import WHOLE_MILLI, TaskRequest
 
 SLICE = "1g.10gb"
 KINDS = (
-    Kind("A100", 40_960),
-    Kind("H100", 81_920, "", 9.0),
-    Kind("T4", 16_384),
-    Kind("A100", 9_728, SLICE, 8.0),
+    GpuKind("A100", 40_960),
+    GpuKind("H100", 81_920, "", 9.0),
+    GpuKind("T4", 16_384),
+    GpuKind("A100", 9_728, SLICE, 8.0),
 )
 WIDTH = 4
 
 asks = st.builds(
-    Ask,
+    TaskRequest,
     gpus=st.sampled_from((0, 1, 1, 1, 2, 4)),
     milli=st.just(WHOLE_MILLI),
     cpu_milli=st.sampled_from((0, 1_000, 4_000, 12_000)),
@@ -54,13 +54,13 @@ nodes = st.tuples(
 )
 
 
-def by_the_formula(mix: dict[Ask, int], free: list[int], kind: Kind, cpu: int, memory: int) -> int:
+def by_the_formula(mix: dict[TaskRequest, int], free: list[int], kind: GpuKind, cpu: int, memory: int) -> int:
     """F of one node, request by request, in PARTS x requests x milli."""
     free = sorted(free, reverse=True)
     lost = 0
     for ask, count in mix.items():
         if not ask.gpus:
-            lost += (PARTS - TOGETHER) * count * sum(free)
+            lost += (WEIGHT_TOTAL - GROUP_WEIGHT) * count * sum(free)
             continue
         milli = ask.milli if ask.share_mib is None else milli_by_memory(ask.share_mib, kind.memory_mib)
         at_once = min(
@@ -68,20 +68,24 @@ def by_the_formula(mix: dict[Ask, int], free: list[int], kind: Kind, cpu: int, m
             memory // ask.memory_mib if ask.memory_mib else WIDTH,
         )
         able = [one for one in free if one >= milli] if milli <= WHOLE_MILLI else []
-        if not suits(
+        if not gpu_matches(
             kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
         ):
             able = []
         groups = min(len(able) // ask.gpus, at_once)
         alone = sum(able) if groups else 0
         together = sum(able[: groups * ask.gpus])
-        lost += count * (PARTS * sum(free) - (PARTS - TOGETHER) * alone - TOGETHER * together)
+        lost += count * (
+            WEIGHT_TOTAL * sum(free) - (WEIGHT_TOTAL - GROUP_WEIGHT) * alone - GROUP_WEIGHT * together
+        )
     return lost
 
 
 def lost(fragmentation: Fragmentation, free: list[int], kind: int, cpu: int, memory: int) -> int:
     emptiest_first = np.array([sorted(free, reverse=True)])
-    return int(fragmentation.lost(emptiest_first, np.array([kind]), np.array([cpu]), np.array([memory]))[0])
+    return int(
+        fragmentation.unusable(emptiest_first, np.array([kind]), np.array([cpu]), np.array([memory]))[0]
+    )
 
 
 @given(mixes, nodes)
@@ -101,21 +105,22 @@ def test_neither_the_order_of_requests_nor_of_nodes_matters(mix, many, random) -
     order = list(range(len(many)))
     random.shuffle(order)
     assert (
-        other.lost(free[order], *(r[order] for r in rest)).tolist() == one.lost(free, *rest)[order].tolist()
+        other.unusable(free[order], *(r[order] for r in rest)).tolist()
+        == one.unusable(free, *rest)[order].tolist()
     )
 
 
-@given(st.lists(st.integers(1, 100_000), min_size=MOST_LEVELS + 1, max_size=90, unique=True), nodes)
+@given(st.lists(st.integers(1, 100_000), min_size=MAX_LEVELS + 1, max_size=90, unique=True), nodes)
 def test_more_amounts_than_levels_are_rounded_up_never_down(amounts, node) -> None:
-    mix = {Ask(1, WHOLE_MILLI, cpu, 0): 1 for cpu in amounts}
+    mix = {TaskRequest(1, WHOLE_MILLI, cpu, 0): 1 for cpu in amounts}
     free, kind, cpu, _ = node
     counted = lost(Fragmentation(KINDS, mix), free, kind, cpu, 0)
     assert by_the_formula(mix, free, KINDS[kind], cpu, 0) <= counted
-    assert counted <= PARTS * len(mix) * sum(free)
+    assert counted <= WEIGHT_TOTAL * len(mix) * sum(free)
 
 
 def test_a_full_gpu_that_others_need_whole_is_worth_more_than_a_half_one() -> None:
-    mix = {Ask(1, WHOLE_MILLI, 0, 0): 90, Ask(1, 500, 0, 0): 10}
+    mix = {TaskRequest(1, WHOLE_MILLI, 0, 0): 90, TaskRequest(1, 500, 0, 0): 10}
     fragmentation = Fragmentation(KINDS, mix)
     half, whole = [500, 1000, 0, 0], [1000, 1000, 0, 0]
     fills = lost(fragmentation, half, 0, 0, 0) - lost(fragmentation, [0, 1000, 0, 0], 0, 0, 0)
@@ -126,16 +131,16 @@ def test_a_full_gpu_that_others_need_whole_is_worth_more_than_a_half_one() -> No
 
 
 def test_gpus_that_the_cpu_cannot_feed_count_as_lost_in_part() -> None:
-    fragmentation = Fragmentation(KINDS, {Ask(1, WHOLE_MILLI, 10_000, 0): 1})
+    fragmentation = Fragmentation(KINDS, {TaskRequest(1, WHOLE_MILLI, 10_000, 0): 1})
     fed = lost(fragmentation, [1000] * 4, 0, 40_000, 0)
     one_fed = lost(fragmentation, [1000] * 4, 0, 10_000, 0)
     none_fed = lost(fragmentation, [1000] * 4, 0, 9_999, 0)
-    assert (fed, one_fed, none_fed) == (0, TOGETHER * 3_000, PARTS * 4_000)
+    assert (fed, one_fed, none_fed) == (0, GROUP_WEIGHT * 3_000, WEIGHT_TOTAL * 4_000)
 
 
 def test_the_usual_mix_is_the_most_frequent_part() -> None:
-    often, seldom, rare = Ask(1, 1000, 1, 1), Ask(1, 500, 1, 1), Ask(8, 1000, 1, 1)
-    assert usual({rare: 1, often: 90, seldom: 9}) == {often: 90, seldom: 9}
+    often, seldom, rare = TaskRequest(1, 1000, 1, 1), TaskRequest(1, 500, 1, 1), TaskRequest(8, 1000, 1, 1)
+    assert typical_mix({rare: 1, often: 90, seldom: 9}) == {often: 90, seldom: 9}
 
 
 def test_a_share_by_memory_is_rounded_up() -> None:

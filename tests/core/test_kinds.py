@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit
-from scheduler.core.check import PlanError, check_plan
-from scheduler.core.cluster import GpuRow, GpuUuid, NodeRow
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.memory import Memory
-from scheduler.core.policy import Policy
-from tests.core.drawn import PLACEMENTS, cluster, node, project, started, waits
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import GpuRow, GpuUuid, NodeRow
+from scheduler.core.model.validation import PlanError, check_plan
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import PLACEMENTS, cluster, node, project, started, waits
 
 POLICY = Policy()
 SLICE = "1g.10gb"
@@ -61,7 +61,7 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "sentence"),
+    ("asks", "message"),
     [
         ({"mig_profile": "3g.40gb"}, "Needs 1 3g.40gb slice; there is no suitable 3g.40gb slice in this cluster."),
         (
@@ -75,9 +75,9 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_no_gpu_here_is_like_is_never(asks, sentence) -> None:
+def test_what_no_gpu_here_is_like_is_never(asks, message) -> None:
     (verdict,) = one(sliced("n0", 2, 1), **asks).verdicts
-    assert (verdict.code, verdict.sentence) == (VerdictCode.NEVER, sentence)
+    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
 
 
 def test_a_capability_that_is_not_known_is_not_enough() -> None:
@@ -89,14 +89,14 @@ def test_a_slice_counts_as_one_gpu_and_is_carried_along() -> None:
     snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", mig_profile=SLICE)])
     plan = decide(snapshot, POLICY)
     assert [share.milli for start in plan.starts for task in start.tasks for share in task.gpus] == [1000]
-    (row,) = after_commit(snapshot, plan).running
+    (row,) = apply_plan(snapshot, plan).running
     assert row.mig_profile == SLICE
 
 
 def test_another_layout_is_seen_by_a_decision_that_remembers() -> None:
-    memory = Memory()
+    memory = DecisionCache()
     snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", 2)])
-    assert decide(snapshot, POLICY, memory).verdicts[0].code is VerdictCode.NEVER
+    assert decide(snapshot, POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE
     merged = tuple(replace(gpu, mig_profile=None) for gpu in snapshot.nodes[0].gpus)
     whole = replace(snapshot, nodes=(replace(snapshot.nodes[0], gpus=merged),))
     assert decide(whole, POLICY, memory).starts

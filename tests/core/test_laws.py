@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit, after_release
-from scheduler.core.check import check_plan, check_snapshot
-from scheduler.core.cluster import WHOLE_MILLI, ProjectId, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import _Decision, decide
-from scheduler.core.memory import Memory
-from scheduler.core.policy import Policy
-from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
-from tests.core.drawn import crowded, snapshots
+from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, Snapshot
+from scheduler.core.model.validation import check_plan, check_snapshot
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import crowded, snapshots
 
 POLICY = Policy()
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -35,11 +35,11 @@ def nothing_that_fits_is_said_not_to_fit(snapshot: Snapshot) -> None:
     rows = {row.job: row for row in snapshot.pending}
     for verdict in plan.verdicts:
         row = rows[verdict.job]
-        if verdict.code in (VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP):
-            assert not any(decision.scenes[pool].fits_now(row) for pool in row.pools), verdict
-        if verdict.code is VerdictCode.NEVER:
-            assert not any(decision.scenes[pool].could_ever_fit(row) for pool in row.pools), verdict
-        assert verdict.sentence.endswith(".")
+        if verdict.code in (VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE):
+            assert not any(decision.pool_states[pool].fits_now(row) for pool in row.pools), verdict
+        if verdict.code is VerdictCode.UNSATISFIABLE:
+            assert not any(decision.pool_states[pool].could_ever_fit(row) for pool in row.pools), verdict
+        assert verdict.message.endswith(".")
 
 
 def no_start_passes_what_one_person_may_hold(snapshot: Snapshot) -> None:
@@ -72,9 +72,9 @@ def a_person_who_holds_too_much_is_told_so(snapshot: Snapshot) -> None:
     """The numbers of the verdict say so themselves, and the change that it names keeps within them."""
     rows = {row.job: row for row in snapshot.pending}
     for verdict in decide(snapshot, POLICY).verdicts:
-        if verdict.code is VerdictCode.QUOTA_OF_USER:
+        if verdict.code is VerdictCode.USER_LIMIT:
             used, needed, most = (
-                verdict.numbers[name] for name in ("used_gpus", "needed_gpus", "user_limit_gpus")
+                verdict.details[name] for name in ("used_gpus", "needed_gpus", "user_limit_gpus")
             )
             assert float(used or 0) + float(needed or 0) > float(most or 0)
             assert rows[verdict.job].total_milli > 0
@@ -83,24 +83,24 @@ def a_person_who_holds_too_much_is_told_so(snapshot: Snapshot) -> None:
 def nobody_starts_or_takes_part_before_its_turn_can_come(snapshot: Snapshot) -> None:
     """A job that waits for others changes nothing for anybody else."""
     plan = decide(snapshot, POLICY)
-    waits = {row.job for row in snapshot.pending if row.after}
-    assert not waits & {start.job for start in (*plan.starts, *plan.keeps)}
+    waits = {row.job for row in snapshot.pending if row.dependencies}
+    assert not waits & {start.job for start in (*plan.starts, *plan.nominations)}
     assert not waits & {eviction.for_job for eviction in plan.evictions}
-    assert not waits & {job for verdict in plan.verdicts for job in verdict.ahead}
+    assert not waits & {job for verdict in plan.verdicts for job in verdict.jobs_ahead}
     told = {verdict.job: verdict.code for verdict in plan.verdicts}
     for row in snapshot.pending:
-        if row.after and not row.held and row.not_before_s is None and row.node_affinity is None:
-            assert told[row.job] in (VerdictCode.DEPENDENCY, VerdictCode.NEVER)
+        if row.dependencies and not row.held and row.not_before_s is None and row.node_affinity is None:
+            assert told[row.job] in (VerdictCode.DEPENDENCY, VerdictCode.UNSATISFIABLE)
     if all(pool.placement == "pack" for pool in snapshot.pools):  # what waits tells the others what is usual
         without = decide(
-            replace(snapshot, pending=tuple(row for row in snapshot.pending if not row.after)), POLICY
+            replace(snapshot, pending=tuple(row for row in snapshot.pending if not row.dependencies)), POLICY
         )
-        assert (without.starts, without.receipts) == (plan.starts, plan.receipts)
+        assert (without.starts, without.share_breakdowns) == (plan.starts, plan.share_breakdowns)
 
 
 def a_second_decision_changes_nothing(snapshot: Snapshot) -> None:
     first = decide(snapshot, POLICY)
-    second = decide(after_commit(snapshot, first), POLICY)
+    second = decide(apply_plan(snapshot, first), POLICY)
     assert (second.starts, second.evictions) == ((), ())
 
 
@@ -135,7 +135,7 @@ def shares_meet_the_max_min_certificate(snapshot: Snapshot) -> None:
     """Nobody gets more than it could use, and the rest is left over only when nobody with weight wants it."""
     decision = _Decision(snapshot, POLICY)
     decision.plan()
-    for scene in decision.scenes.values():
+    for scene in decision.pool_states.values():
         for parent, children in scene.tree.children.items():
             total = scene.capacity_milli if parent is None else scene.fair_share_milli[parent]
             given = sum(scene.fair_share_milli[child] for child in children)
@@ -150,7 +150,7 @@ def shares_meet_the_max_min_certificate(snapshot: Snapshot) -> None:
 
 
 def a_receipt_adds_up(snapshot: Snapshot) -> None:
-    for receipt in decide(snapshot, POLICY).receipts:
+    for receipt in decide(snapshot, POLICY).share_breakdowns:
         assert sum(step.amount_milli for step in receipt.steps) == pytest.approx(receipt.fair_share_milli)
 
 
@@ -158,27 +158,29 @@ def every_victim_is_needed(snapshot: Snapshot) -> None:
     """With any one victim back, the job it leaves for would not fit even once all the others had left."""
     decision = _Decision(snapshot, POLICY)
     plan = decision.plan()
-    assert not decision._making_room.spare()
-    seated = {start.job for start in (*plan.keeps, *plan.starts)}
+    assert not decision._evict_action.reprieve_victims()
+    seated = {start.job for start in (*plan.nominations, *plan.starts)}
     for eviction in plan.evictions:
         assert eviction.for_job in seated
 
 
 def what_is_remembered_changes_no_plan(snapshot: Snapshot) -> None:
     """Decisions on one photograph after the other come out the same with a memory as without."""
-    memory = Memory()
+    memory = DecisionCache()
     for _ in range(3):
         plan = decide(snapshot, POLICY, memory)
         assert plan_to_json(plan) == plan_to_json(decide(snapshot, POLICY))
-        after = after_commit(snapshot, plan)
-        snapshot = replace(after_release(after), now_s=snapshot.now_s + 60)
+        after = apply_plan(snapshot, plan)
+        snapshot = replace(release_stopping_jobs(after), now_s=snapshot.now_s + 60)
 
 
 def shares_of_a_gpu_are_of_one_project(snapshot: Snapshot) -> None:
     """No start joins shares of another project, also not where these are leaving."""
     milli = (300, 500, 700)
     shared = tuple(
-        replace(row, milli_per_gpu=milli[i % 3]) if row.gpus_per_task and not (row.asks or row.kept) else row
+        replace(row, milli_per_gpu=milli[i % 3])
+        if row.gpus_per_task and not (row.task_requests or row.nominated_tasks)
+        else row
         for i, row in enumerate(snapshot.pending)
     )
     snapshot = replace(snapshot, pending=shared)
@@ -236,7 +238,7 @@ def test_laws_long(law: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
 @settings(max_examples=100, deadline=None, suppress_health_check=CALM, derandomize=True)
 @given(snapshot=snapshots(), budget=st.integers(100, 110))
 def test_a_small_budget_is_said(snapshot: Snapshot, budget: int) -> None:
-    policy = replace(POLICY, cycle_budget_steps=budget, change_budget_steps=0)
+    policy = replace(POLICY, max_steps_per_cycle=budget, max_suggestion_steps=0)
     plan = decide(snapshot, policy)
     check_plan(snapshot, plan)
-    assert plan.truncated >= any(v.code is VerdictCode.NOT_REACHED for v in plan.verdicts)
+    assert plan.truncated >= any(v.code is VerdictCode.CYCLE_BUDGET_EXHAUSTED for v in plan.verdicts)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.words.throughput import Layout, Speed
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Held, Shape
+from portal.domain.throughput import Layout, LayoutSpeed
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, GpuUuid, NodeId, NodeRow, PoolId, TaskRequest
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
 
 STRATEGIES = ("pack", "spread", "fragmentation")
 
@@ -25,8 +25,8 @@ def node(
     return NodeRow(NodeId(name), name, PoolId("p"), True, True, cpu_milli, 0, 65_536, 0, rows)
 
 
-def shape(gpus: int = 1, milli: int = WHOLE_MILLI, cpu_milli: int = 4_000, **more: object) -> Shape:
-    return Shape(gpus, milli, None, None, cpu_milli, 1_024, (), None)._replace(**more)
+def shape(gpus: int = 1, milli: int = WHOLE_MILLI, cpu_milli: int = 4_000, **more: object) -> TaskShape:
+    return TaskShape(gpus, milli, None, None, cpu_milli, 1_024, (), None)._replace(**more)
 
 
 NODES = [
@@ -40,14 +40,14 @@ SHAPES = (
 )  # fmt: skip
 ASKED = Counter(
     {
-        Ask(s.gpus, s.milli, s.cpu_milli, s.memory_mib, s.gpu_model, None, s.share_mib): 9 - i % 4
+        TaskRequest(s.gpus, s.milli, s.cpu_milli, s.memory_mib, s.gpu_model, None, s.share_mib): 9 - i % 4
         for i, s in enumerate(SHAPES)
     }
 )
 SPEEDS = (
-    Speed(Layout("T4", 1, 1, 0), 100),
-    Speed(Layout("A100", 2, 2, 0), 60),
-    Speed(Layout("A100", 1, 1, 0), 50),
+    LayoutSpeed(Layout("T4", 1, 1, 0), 100),
+    LayoutSpeed(Layout("A100", 2, 2, 0), 60),
+    LayoutSpeed(Layout("A100", 1, 1, 0), 50),
 )
 moves = st.lists(
     st.tuples(
@@ -60,13 +60,13 @@ moves = st.lists(
 )
 
 
-def floor(strategy: str, nodes: list[NodeRow] = NODES) -> Floor:
-    return Floor(nodes, strategy, asked=ASKED)
+def floor(strategy: str, nodes: list[NodeRow] = NODES) -> NodePlacer:
+    return NodePlacer(nodes, strategy, demand=ASKED)
 
 
-def looked_at_anew(old: Floor, strategy: str) -> Floor:
+def looked_at_anew(old: NodePlacer, strategy: str) -> NodePlacer:
     new = floor(strategy)
-    new.set_to_least(old, old, range(len(NODES)))
+    new.set_to_min_of(old, old, range(len(NODES)))
     return new
 
 
@@ -85,13 +85,13 @@ def test_what_is_remembered_is_what_a_fresh_look_gives(strategy: str, moves) -> 
         if held is None:
             continue
         if back:
-            lived.give_back(held)
+            lived.release(held)
         else:
             taken.append(held)
         assert (lived.free_milli >= 0).all() and (lived.free_milli <= WHOLE_MILLI).all()
         assert (lived.cpu_free >= 0).all() and (lived.memory_free >= 0).all()
     for held in taken:
-        lived.give_back(held)
+        lived.release(held)
     assert (lived.free_milli == floor(strategy).free_milli).all()
     assert (lived.cpu_free == floor(strategy).cpu_free).all()
 
@@ -108,7 +108,7 @@ def test_the_order_of_rows_does_not_matter(strategy: str, moves, random) -> None
 
 
 def test_without_known_requests_fragmentation_packs() -> None:
-    packed, unknown = Floor(NODES, "pack"), Floor(NODES, "fragmentation")
+    packed, unknown = NodePlacer(NODES, "pack"), NodePlacer(NODES, "fragmentation")
     for one in SHAPES * 3:
         assert packed.place_gang(one, 1) == unknown.place_gang(one, 1)
 
@@ -130,9 +130,9 @@ def test_a_gang_stands_on_few_nodes_by_fragmentation_too() -> None:
 
 def test_gpus_of_a_cpu_poor_node_are_left_to_those_who_need_little() -> None:
     """Two nodes with equal GPUs: the task that asks for much CPU goes where its CPU is no loss."""
-    asked = {Ask(1, WHOLE_MILLI, 4_000, 0): 1}
+    asked = {TaskRequest(1, WHOLE_MILLI, 4_000, 0): 1}
     rich, poor = node("rich", 2, cpu_milli=64_000), node("poor", 2, cpu_milli=16_000)
-    held = Floor([poor, rich], "fragmentation", asked=asked).place_gang(shape(0, cpu_milli=14_000), 1)
+    held = NodePlacer([poor, rich], "fragmentation", demand=asked).place_gang(shape(0, cpu_milli=14_000), 1)
     assert held is not None
     assert held[0].node == 1  # by name: poor, rich
 
@@ -140,9 +140,9 @@ def test_gpus_of_a_cpu_poor_node_are_left_to_those_who_need_little() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_node_that_more_is_kept_of_than_it_has_takes_nothing(strategy: str) -> None:
     """While others leave, places may be kept twice over for a moment; such a node is simply full."""
-    here = Floor([node("a", 1)], strategy, asked=ASKED)
+    here = NodePlacer([node("a", 1)], strategy, demand=ASKED)
     for _ in range(2):
-        here.change(Held(0, (0,), 900, 30_000, 60_000), -1)
+        here.adjust(HeldSlots(0, (0,), 900, 30_000, 60_000), -1)
     assert all(here.place_gang(one, 1) is None for one in SHAPES)
 
 
@@ -153,7 +153,7 @@ def test_shares_by_memory_fill_a_gpu_and_never_pass_its_memory(
     strategy: str, share_mib: int, gpus: int
 ) -> None:
     sizes = {"small": 16_384, "large": 81_920}
-    here = Floor([node(name, 4, memory_mib=mib) for name, mib in sizes.items()], strategy, asked=ASKED)
+    here = NodePlacer([node(name, 4, memory_mib=mib) for name, mib in sizes.items()], strategy, demand=ASKED)
     asked = shape(gpus, cpu_milli=0, memory_mib=0, share_mib=share_mib)
     promised = here.capacity(asked).tolist()
     placed = Counter[tuple[str, int]]()
@@ -170,7 +170,7 @@ def test_shares_by_memory_fill_a_gpu_and_never_pass_its_memory(
 def test_a_node_of_several_kinds_counts_a_share_by_its_smallest_gpu() -> None:
     mixed = node("mixed", 1)
     mixed = replace(mixed, gpus=(*mixed.gpus, GpuRow(GpuUuid("big"), 1, "H100", 81_920)))
-    here = Floor([mixed], "pack")
+    here = NodePlacer([mixed], "pack")
     found = here.place_gang(shape(2, share_mib=20_480), 1)
     assert found is not None
     assert found[0].milli == 500
@@ -179,21 +179,30 @@ def test_a_node_of_several_kinds_counts_a_share_by_its_smallest_gpu() -> None:
 def test_shares_of_a_gpu_are_of_one_project() -> None:
     """Until the last of them has gone; a share that is undone leaves the GPU to whom it was shared with before."""
     ours, theirs = shape(milli=400, tenant="ours"), shape(milli=400, tenant="theirs")
-    floor = Floor([node("n1", 1)], "pack")
-    floor.let_share(())
-    assert (floor.room(ours), floor.room(theirs)) == (2, 2)
+    floor = NodePlacer([node("n1", 1)], "pack")
+    floor.load_tenants(())
+    assert (floor.fit_count(ours), floor.fit_count(theirs)) == (2, 2)
     mine = floor.place_gang(ours, 1)
-    assert (floor.room(ours), floor.room(theirs)) == (1, 0)
+    assert (floor.fit_count(ours), floor.fit_count(theirs)) == (1, 0)
     assert floor.place_gang(theirs, 1) is None
     other = floor.copy()
-    other.give_back(mine)
+    other.release(mine)
     guest = other.place_gang(theirs, 1)
-    assert (other.room(ours), floor.room(ours)) == (0, 1)
+    assert (other.fit_count(ours), floor.fit_count(ours)) == (0, 1)
     both = floor.copy()
-    both.set_to_least(floor, other, [0])
-    assert (both.room(ours), both.room(theirs)) == (0, 0), "each stands there at another time"
-    other.give_back(guest)
-    other.change(mine[0], -1)
-    assert (other.room(ours), other.room(theirs)) == (1, 0)
-    floor.let_share(None)
-    assert floor.room(theirs) == 1, "anybody"
+    both.set_to_min_of(floor, other, [0])
+    assert (both.fit_count(ours), both.fit_count(theirs)) == (0, 0), "each stands there at another time"
+    other.release(guest)
+    other.adjust(mine[0], -1)
+    assert (other.fit_count(ours), other.fit_count(theirs)) == (1, 0)
+    floor.load_tenants(None)
+    assert floor.fit_count(theirs) == 1, "any"
+
+
+def test_a_gang_that_fractions_leave_no_space_for_takes_nothing() -> None:
+    placer = floor("spread")
+    for which, tasks in [(0, 2), (3, 3), (7, 3), (12, 3), (0, 2), (9, 1), (1, 2), (0, 1), (0, 1)]:
+        assert placer.place_gang(SHAPES[which], tasks) is not None
+    free = placer.cpu_free.tolist(), placer.free_milli.tolist()
+    assert placer.place_gang(SHAPES[9], 2) is None
+    assert (placer.cpu_free.tolist(), placer.free_milli.tolist()) == free

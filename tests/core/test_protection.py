@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from tests.core.drawn import NOW_S, cluster, node, project, quota, runs, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, waits
 
 MINIMUM_S = 3_600.0
-POLICY = replace(Policy(), min_runtime_s=MINIMUM_S)
+POLICY = replace(Policy(), preempt_min_runtime_s=MINIMUM_S)
 
 
 def owner_and_borrower(*ages_s: float, asks: int = 2, **changes: float) -> Snapshot:
@@ -31,12 +31,12 @@ def owner_and_borrower(*ages_s: float, asks: int = 2, **changes: float) -> Snaps
 
 
 def opening_s(snapshot: Snapshot, policy: Policy = POLICY) -> float:
-    """The moment that the verdict of the waiting job names; it must stand in the sentence, too."""
+    """The moment that the verdict of the waiting job names; it must stand in the message, too."""
     plan = decide(snapshot, policy)
     (verdict,) = plan.verdicts
-    assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED_UNTIL, verdict
-    until_s = verdict.numbers["protected_until_s"]
-    assert isinstance(until_s, float) and "not asked to leave before" in verdict.sentence
+    assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED, verdict
+    until_s = verdict.details["protected_until_s"]
+    assert isinstance(until_s, float) and "not asked to leave before" in verdict.message
     return until_s
 
 
@@ -57,7 +57,7 @@ def test_the_first_moment_that_helps_is_named(why: str, snapshot: Snapshot, expe
     assert not decide(before, POLICY).evictions
 
 
-SPARING = replace(Policy(), spare_ending_s=900)
+SPARING = replace(Policy(), near_end_protection_s=900)
 
 
 def test_a_job_that_is_about_to_end_is_left_to() -> None:
@@ -88,14 +88,14 @@ def test_inside_a_project_too() -> None:
             owner_and_borrower(600, 600), quotas=(quota("owner"), quota("borrower", 2))), POLICY),
         ("whoever may be asked is asked", owner_and_borrower(4_000, 4_000), POLICY),
         ("the cluster takes nothing back", owner_and_borrower(600, 600), replace(POLICY, actions=("allocate",))),
-        ("there is no budget for it", owner_and_borrower(600, 600), replace(POLICY, change_budget_steps=0)),
+        ("there is no budget for it", owner_and_borrower(600, 600), replace(POLICY, max_suggestion_steps=0)),
     ],
 )  # fmt: skip
 def test_nothing_is_said_of_protection_where_it_is_not_the_reason(
     why: str, snapshot: Snapshot, policy: Policy
 ) -> None:
     codes = {verdict.code for verdict in decide(snapshot, policy).verdicts}
-    assert VerdictCode.VICTIMS_PROTECTED_UNTIL not in codes, why
+    assert VerdictCode.VICTIMS_PROTECTED not in codes, why
 
 
 def test_asking_on_paper_changes_no_plan() -> None:
@@ -106,8 +106,8 @@ def test_asking_on_paper_changes_no_plan() -> None:
         nodes=(*snapshot.nodes, node("n1", 1)),
         pending=(*snapshot.pending, waits("small", "borrower", 1), waits("large", "borrower", 2)),
     )
-    asked, quiet = (decide(more, replace(POLICY, change_budget_steps=steps)) for steps in (400, 0))
+    asked, quiet = (decide(more, replace(POLICY, max_suggestion_steps=steps)) for steps in (400, 0))
     assert asked.starts == quiet.starts and asked.evictions == quiet.evictions
-    assert {v.job: v.numbers.get("free_gpus") for v in asked.verdicts} == {
-        v.job: v.numbers.get("free_gpus") for v in quiet.verdicts
+    assert {v.job: v.details.get("free_gpus") for v in asked.verdicts} == {
+        v.job: v.details.get("free_gpus") for v in quiet.verdicts
     }

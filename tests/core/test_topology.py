@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import NodeRow, TopologyRow
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.capacity.topology import NO_DOMAIN, TopologyIndex, default_topology, pick_slots_by_island
 from scheduler.core.decide import decide
-from scheduler.core.placement import Floor
-from scheduler.core.policy import Policy
-from scheduler.core.shape import Shape
-from scheduler.core.topology import NOWHERE, Fabric, fabric_of, near_slots
-from tests.core.drawn import cluster, node, places, project, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeRow, TopologyRow
+from scheduler.core.model.task_shape import TaskShape
+from tests.core.cluster_builder import cluster, node, places, project, waits
 
 LEVELS = ("block", "rack")
 FABRIC = TopologyRow("fabric", LEVELS)
@@ -35,14 +35,14 @@ HALL = [
 
 
 def chosen(capacity: list[int], tasks: int) -> list[int] | None:
-    found = Fabric(FABRIC, HALL).nearest(np.array(capacity), tasks)
+    found = TopologyIndex(FABRIC, HALL).smallest_domain(np.array(capacity), tasks)
     return None if found is None else np.flatnonzero(found).tolist()
 
 
 def test_domains_are_told_apart_by_the_whole_path() -> None:
-    blocks, racks = Fabric(FABRIC, HALL).number.tolist()
-    assert blocks == [0, 0, 0, 0, 0, 1, 1, 1, NOWHERE]
-    assert racks == [0, 0, 1, 1, 1, 2, 2, NOWHERE, NOWHERE]
+    blocks, racks = TopologyIndex(FABRIC, HALL).domain_index.tolist()
+    assert blocks == [0, 0, 0, 0, 0, 1, 1, 1, NO_DOMAIN]
+    assert racks == [0, 0, 1, 1, 1, 2, 2, NO_DOMAIN, NO_DOMAIN]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_the_nearest_nodes(why: str, capacity: list[int], tasks: int, nodes: lis
 
 def test_the_first_topology_that_labels_a_node_counts() -> None:
     other = TopologyRow("cables", ("switch",))
-    assert fabric_of([other], HALL) is None
-    fabric = fabric_of([FABRIC, other], HALL)
+    assert default_topology([other], HALL) is None
+    fabric = default_topology([FABRIC, other], HALL)
     assert fabric is not None
     assert fabric.levels == LEVELS
 
@@ -81,16 +81,16 @@ def test_a_gang_crosses_as_few_levels_as_it_can() -> None:
 @given(free=st.lists(st.integers(0, 4), min_size=9, max_size=9), tasks=st.integers(2, 30))
 def test_keeping_near_never_keeps_a_gang_from_starting(strategy: str, free: list[int], tasks: int) -> None:
     nodes = [replace(row, gpus=row.gpus[:count]) for row, count in zip(HALL, free, strict=True)]
-    asked = Shape(1, 1000, None, None, 0, 0, (), None)
-    near, far = Floor(nodes, strategy, topologies=[FABRIC]), Floor(nodes, strategy)
+    asked = TaskShape(1, 1000, None, None, 0, 0, (), None)
+    near, far = NodePlacer(nodes, strategy, topologies=[FABRIC]), NodePlacer(nodes, strategy)
     found, anyhow = near.place_gang(asked, tasks), far.place_gang(asked, tasks)
     assert (found is None) == (anyhow is None) == (sum(free) < tasks)
     if found is not None:
-        racks = Fabric(FABRIC, HALL).number[1]
+        racks = TopologyIndex(FABRIC, HALL).domain_index[1]
         crossed = {int(racks[one.node]) for one in found}
         room = {r: sum(f for f, rack in zip(free, racks, strict=True) if rack == r) for r in (0, 1, 2)}
         if tasks > max(free) and max(room.values()) >= tasks:
-            assert len(crossed) == 1 and NOWHERE not in crossed
+            assert len(crossed) == 1 and NO_DOMAIN not in crossed
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_keeping_near_never_keeps_a_gang_from_starting(strategy: str, free: list
     ],
 )
 def test_slots_on_few_islands(free: list[int], count: int, slots: list[int]) -> None:
-    assert near_slots(free, [0, 0, 0, 0, 1, 1, 1, 1], count) == slots
+    assert pick_slots_by_island(free, [0, 0, 0, 0, 1, 1, 1, 1], count) == slots
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
 def test_slots_are_free_ones_and_as_many_as_asked(island_of: list[int], data: st.DataObject) -> None:
     free = data.draw(st.lists(st.sampled_from(range(len(island_of))), unique=True, min_size=1))
     count = data.draw(st.integers(1, len(free)))
-    taken = near_slots(free, island_of, count)
+    taken = pick_slots_by_island(free, island_of, count)
     assert len(taken) == len(set(taken)) == count
     assert set(taken) <= set(free)
 
 
 def test_a_task_of_several_gpus_stands_on_one_island() -> None:
     row = node("n", 8)
-    joined = replace(row, gpus=tuple(replace(gpu, island=gpu.index // 4) for gpu in row.gpus))
-    here = Floor([joined], "pack")
-    alone = Shape(1, 1000, None, None, 0, 0, (), None)
+    joined = replace(row, gpus=tuple(replace(gpu, nvlink_island=gpu.index // 4) for gpu in row.gpus))
+    here = NodePlacer([joined], "pack")
+    alone = TaskShape(1, 1000, None, None, 0, 0, (), None)
     first, second, third = (here.place_gang(alone._replace(gpus=n), 1) for n in (1, 4, 2))
     assert first and second and third
     assert [set(one[0].slots) for one in (first, second, third)] == [{0}, {4, 5, 6, 7}, {1, 2}]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.entitlement import Taking, may_ask
-from scheduler.core.fairshare import Claim, divide
-from scheduler.core.resources import NO_BOUND, NOTHING, Amounts, owed_to
-from scheduler.core.usage import Interval, decayed_gpu_seconds, usage_over_capacity
+from scheduler.core.model.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
+from scheduler.core.shares.fairshare import Claim, divide
+from scheduler.core.shares.reclaim_rules import ReclaimCheck, may_reclaim
+from scheduler.core.shares.usage import UsageInterval, decayed_gpu_seconds, usage_over_capacity
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
 
@@ -37,8 +37,8 @@ def test_the_example_on_the_page_is_true() -> None:
     assert {name: share.amount / 1000 for name, share in shares.items()} == said
     assert left == 0
     rounds = [step for step in shares["vision"].steps if step.kind == "round"]
-    assert [round(step.numbers["offered"] / 1000, 3) for step in rounds] == [2.824, 1.333]
-    assert [round(step.numbers["offered"] / 1000, 3) for step in shares["nlp"].steps[1:3]] == [1.412, 0.667]
+    assert [round(step.details["offered"] / 1000, 3) for step in rounds] == [2.824, 1.333]
+    assert [round(step.details["offered"] / 1000, 3) for step in shares["nlp"].steps[1:3]] == [1.412, 0.667]
     assert shares["nlp"].steps[-1].kind == "remainder"
 
 
@@ -46,32 +46,34 @@ def test_the_example_of_who_takes_from_whom_is_true() -> None:
     chapter = PAGE.split("## Who may take from whom")[1].split("\n## ")[0]
     numbers = re.findall(r"^\| (vision|nlp|bio) \| (\d+) \| (\d+) \| (\d+) \|$", chapter, re.M)
     owed = {
-        name: owed_to(Amounts(int(guarantee) * 1000), NO_BOUND, Amounts(int(share) * 1000))
+        name: build_entitlement(
+            ResourceVector(int(guarantee) * 1000), UNBOUNDED, ResourceVector(int(share) * 1000)
+        )
         for name, guarantee, share, _ in numbers
     }
-    held = {name: Amounts(int(holds) * 1000) for name, _, _, holds in numbers}
+    held = {name: ResourceVector(int(holds) * 1000) for name, _, _, holds in numbers}
     paths = {name: (name,) for name in owed}
     answers = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ", chapter, re.M)
     assert len(numbers) == 3 and len(answers) == 3
 
-    def gives(giver: str, asked: Amounts) -> int:
-        taking = Taking(paths, owed, held, held, "vision", asked, True)
+    def gives(giver: str, asked: ResourceVector) -> int:
+        taking = ReclaimCheck(paths, owed, held, held, "vision", asked, True)
         pieces = 0
-        while may_ask(owed["vision"], held["vision"], NOTHING, asked, True) and taking.may_take(giver):
-            taking.take(giver, Amounts(1000))
+        while may_reclaim(owed["vision"], held["vision"], ZERO, asked, True) and taking.allows(giver):
+            taking.add_victim(giver, ResourceVector(1000))
             pieces += 1
         return pieces
 
     for asks, nlp, bio in answers:
-        asked = Amounts(int(asks) * 1000)
+        asked = ResourceVector(int(asks) * 1000)
         assert (gives("nlp", asked), gives("bio", asked)) == (int(nlp), int(bio))
 
 
 def test_use_fades_by_half_each_half_life() -> None:
-    long_ago = decayed_gpu_seconds([Interval(0, 1, 2000)], 1 + 7 * 86_400, 7 * 86_400)
+    long_ago = decayed_gpu_seconds([UsageInterval(0, 1, 2000)], 1 + 7 * 86_400, 7 * 86_400)
     assert long_ago == pytest.approx(1.0, rel=1e-5)
 
 
 def test_holding_the_whole_pool_for_ever_is_a_use_of_one() -> None:
-    held = decayed_gpu_seconds([Interval(-1e12, 0, 8000)], 0, 86_400)
+    held = decayed_gpu_seconds([UsageInterval(-1e12, 0, 8000)], 0, 86_400)
     assert usage_over_capacity(held, 8000, 86_400) == pytest.approx(1.0)

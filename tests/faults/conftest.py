@@ -1,5 +1,5 @@
-"""An engine room for a file of faults."""
+"""An engine harness for a file of faults."""
 
-from tests.engine_room import room, shared_room
+from tests.engine_harness import harness, shared_harness
 
-__all__ = ["room", "shared_room"]
+__all__ = ["harness", "shared_harness"]

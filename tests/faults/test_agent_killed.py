@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
 from portal.models import Attempt, Job
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,16 +28,16 @@ MOMENTS_MS = [
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(harness: EngineHarness, request):
+    owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "killed": [],
-        "room": room,
-        "node": room.known(room.node(name=name)),
+        "harness": harness,
+        "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
@@ -76,14 +76,19 @@ def kill_once_when(happened, scene, after_ms: float) -> threading.Thread:
 def submit(scene, seconds: float) -> Job:
     script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
     words = ["sh", "-c", script]
-    return record.job(
-        scene["owner"], scene["project"], scene["environment"], command=words, memory_mib=64, stop_grace_s=1
+    return factories.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        command=words,
+        memory_mib=64,
+        termination_grace_s=1,
     )
 
 
 def begun(scene) -> list[str]:
-    pattern = f"{scene['room'].folder}/homes/*/starts"
-    own = f"{scene['room'].folder}/{scene['node'].name}/homes/*/starts"
+    pattern = f"{scene['harness'].folder}/homes/*/starts"
+    own = f"{scene['harness'].folder}/{scene['node'].name}/homes/*/starts"
     return [
         line for path in glob.glob(own) + glob.glob(pattern) for line in Path(path).read_text().splitlines()
     ]
@@ -91,7 +96,7 @@ def begun(scene) -> list[str]:
 
 def ledger_knows(scene, job: Job) -> bool:
     try:
-        ledger = json.loads((scene["room"].folder / scene["node"].name / "state/ledger.json").read_text())
+        ledger = json.loads((scene["harness"].folder / scene["node"].name / "state/ledger.json").read_text())
     except (OSError, ValueError):
         return False
     return any(task["job"] == job.public_id for task in ledger["tasks"].values())
@@ -99,10 +104,10 @@ def ledger_knows(scene, job: Job) -> bool:
 
 def quiet(scene, job: Job):
     def look() -> bool:
-        alive = [name for name in containers_alive(scene["room"].folder) if job.public_id in name]
+        alive = [name for name in containers_alive(scene["harness"].folder) if job.public_id in name]
         assert len(alive) <= 1, alive
         job.refresh_from_db()
-        left = glob.glob(f"{scene['room'].folder}/{scene['node'].name}/state/tasks/fw-*")
+        left = glob.glob(f"{scene['harness'].folder}/{scene['node'].name}/state/tasks/fw-*")
         return job.ended_at is not None and held_milli() == 0 and not alive and not left
 
     return look
@@ -112,7 +117,7 @@ def quiet(scene, job: Job):
 def test_killed_during_a_start(scene, after_ms: int) -> None:
     job = submit(scene, 0.3)
     killer = kill_once_when(lambda: ledger_knows(scene, job), scene, after_ms)
-    assert Engine().run_until(quiet(scene, job), 40)
+    assert InProcessEngine().run_until(quiet(scene, job), 40)
     killer.join(20)
     assert scene["killed"], "the agent was not there to be killed"
     starts = begun(scene)
@@ -124,12 +129,12 @@ def test_killed_during_a_start(scene, after_ms: int) -> None:
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
 def test_killed_during_a_stop(scene, after_ms: int) -> None:
     job = submit(scene, 600)
-    engine = Engine()
+    engine = InProcessEngine()
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def stopping() -> bool:
-        path = scene["room"].folder / scene["node"].name / "state/ledger.json"
+        path = scene["harness"].folder / scene["node"].name / "state/ledger.json"
         try:
             jobs = json.loads(path.read_text())["jobs"]
         except (OSError, ValueError):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_room import wait_for
+from tests.engine_harness import wait_for
 from tests.faults.campaign.checker import Ledgers, lines, make_journal, script, wrong_in_journals
 
 ROOT = Path(__file__).parent.parent.parent

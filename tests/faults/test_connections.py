@@ -17,12 +17,12 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from agents.local import open_local
-from portal.database import impatient, shared
+from portal.database import connection_pool, timeouts
 from portal.database.base import DatabaseWrapper
-from portal.database.shared import SharedConnections
-from portal.database.turns import give_back
+from portal.database.connection_pool import ConnectionPool
+from portal.database.pool_middleware import release_connection
 from portal.models import User
-from tests import record
+from tests import factories
 from tests.rig.agent import rig_agent
 from tests.time_budget import budget_s
 
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedConnections]:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionPool]:
     """Two connections for this process, and little patience."""
-    monkeypatch.setattr(shared, "PING_WITHIN_S", 0.3)
-    monkeypatch.setattr(impatient.PAUSE, "lasts_s", 0.3)
+    monkeypatch.setattr(connection_pool, "PING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", 0.3)
     connection.close()
-    made = SharedConnections(2, wait_s=0.3)
-    monkeypatch.setattr(DatabaseWrapper, "shared", made)
+    made = ConnectionPool(2, wait_s=0.3)
+    monkeypatch.setattr(DatabaseWrapper, "connection_pool", made)
     yield made
     connection.close()
     made.close_idle()
@@ -70,10 +70,10 @@ def test_threads_take_turns_with_one(pool):
         try:
             return backend()
         finally:
-            give_back()
+            release_connection()
 
     assert len({elsewhere(work) for _ in range(5)}) == 1
-    assert (pool.in_use(), pool.standing()) == (0, 1)
+    assert (pool.checked_out_count(), pool.idle_count()) == (0, 1)
 
 
 def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
@@ -83,7 +83,7 @@ def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
         backend()
         enter.wait(5)
         leave.wait(5)
-        give_back()
+        release_connection()
 
     holders = [threading.Thread(target=hold) for _ in range(2)]
     for holder in holders:
@@ -101,25 +101,25 @@ def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
 
 def test_a_transaction_keeps_its_connection(pool):
     with transaction.atomic():
-        record.person("ada")
-        give_back()
+        factories.user("ada")
+        release_connection()
         assert User.objects.filter(username="ada").exists()
-    give_back()
-    assert pool.in_use() == 0
+    release_connection()
+    assert pool.checked_out_count() == 0
 
 
 def test_what_was_forgotten_costs_no_turn(pool):
     for _ in range(3):
         assert isinstance(elsewhere(backend), int)
         gc.collect()
-    assert pool.in_use() == 0
+    assert pool.checked_out_count() == 0
 
 
 def test_half_a_transaction_reaches_nobody(pool):
     first = backend()
     connection.connection.execute("BEGIN")
-    give_back()
-    assert pool.standing() == 0
+    release_connection()
+    assert pool.idle_count() == 0
     assert backend() != first
 
 
@@ -127,21 +127,21 @@ def test_the_dead_are_replaced_unnoticed(pool):
     def both() -> set[object]:
         with transaction.atomic():  # so that a second is opened
             mine = backend()
-            return {mine, elsewhere(lambda: (backend(), give_back())[0])}
+            return {mine, elsewhere(lambda: (backend(), release_connection())[0])}
 
     dead = both()
-    give_back()
-    assert pool.standing() == 2
+    release_connection()
+    assert pool.idle_count() == 2
     with psycopg.connect(**plain_parameters()) as killer:
         for pid in dead:
             killer.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
     assert backend() not in dead
-    assert pool.standing() == 0
+    assert pool.idle_count() == 0
 
 
 def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
     silent = backend()
-    give_back()
+    release_connection()
     os.kill(silent, signal.SIGSTOP)
     try:
         began_s = time.monotonic()
@@ -154,18 +154,18 @@ def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
         os.kill(silent, signal.SIGCONT)
     time.sleep(0.4)
     assert backend() != silent
-    give_back()
-    assert (pool.in_use(), pool.standing()) == (0, 1)
+    release_connection()
+    assert (pool.checked_out_count(), pool.idle_count()) == (0, 1)
 
 
 def test_a_child_leaves_its_parents_connections_alone(pool):
     with transaction.atomic():
-        elsewhere(lambda: (backend(), give_back()))
+        elsewhere(lambda: (backend(), release_connection()))
         parents = backend()
         child = os.fork()
         if child == 0:
             try:
-                fine = pool.standing() == 0 and pool.in_use() == 0
+                fine = pool.idle_count() == 0 and pool.checked_out_count() == 0
                 connection.in_atomic_block = False
                 connection.close()
                 fine = fine and backend() != parents
@@ -174,18 +174,20 @@ def test_a_child_leaves_its_parents_connections_alone(pool):
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert backend() == parents
-    give_back()
-    assert pool.standing() == 2
+    release_connection()
+    assert pool.idle_count() == 2
     assert elsewhere(backend) == parents
 
 
 def test_another_database_gets_no_connection_of_this_one(pool):
     assert backend()
-    give_back()
-    other = pool.take("other", lambda: impatient.ImpatientConnection.connect(**plain_parameters("postgres")))
+    release_connection()
+    other = pool.check_out(
+        "other", lambda: timeouts.TimeoutConnection.connect(**plain_parameters("postgres"))
+    )
     assert other.info.dbname == "postgres"
-    assert pool.standing() == 0
-    pool.give_back(other)
+    assert pool.idle_count() == 0
+    pool.check_in(other)
 
 
 def plain_parameters(name: str = "") -> dict[str, object]:
@@ -194,29 +196,29 @@ def plain_parameters(name: str = "") -> dict[str, object]:
     return wanted | {"dbname": name or parameters["dbname"], "autocommit": True}
 
 
-def test_who_waits_for_a_silent_node_holds_none(pool: SharedConnections, tmp_path: Path) -> None:
+def test_who_waits_for_a_silent_node_holds_none(pool: ConnectionPool, tmp_path: Path) -> None:
     program, settings = tmp_path / "agent.pyz", tmp_path / "node.json"
     program.write_bytes(rig_agent())
     folders = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
     settings.write_text(json.dumps({"cluster": "test", "runtimes": [{"kind": "process"}], **folders}))
     with open_local(program, "control", settings, cluster="test") as link, frozen(link.process_id):
-        link.before_waiting = give_back
+        link.on_wait = release_connection
         begun = threading.Barrier(3)
 
         def ask() -> None:
             backend()
             begun.wait(5)
-            link.outcome("list", timeout_s=3)
+            link.try_request("list", timeout_s=3)
             connection.close()
 
         asking = [threading.Thread(target=ask) for _ in range(2)]
         for thread in asking:
             thread.start()
-        assert pool.in_use() <= 2
+        assert pool.checked_out_count() <= 2
         begun.wait(5)
         for _ in range(5):
             backend()  # within 0.3 s, while both still wait
-            give_back()
+            release_connection()
             time.sleep(0.05)
         assert all(thread.is_alive() for thread in asking)
         for thread in asking:

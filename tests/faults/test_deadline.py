@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from portal.database import impatient
-from portal.deadline import Deadline
+from portal.database import timeouts
+from portal.request_timeout import RequestTimeoutApp
 from tests.time_budget import budget_s
 
 WITHIN_S = 0.3
@@ -29,7 +29,7 @@ class Served:
 
     async def by(self, application: Any) -> Served:
         began_s = time.monotonic()
-        await Deadline(application, within_s=WITHIN_S)(self.scope, self.receive, self.send)
+        await RequestTimeoutApp(application, within_s=WITHIN_S)(self.scope, self.receive, self.send)
         self.took_s = time.monotonic() - began_s
         return self
 
@@ -137,8 +137,8 @@ async def test_a_failure_is_the_servers_to_tell() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_silent_database_is_given_up_and_left_alone_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impatient, "SILENCE_S", 0.3)
-    monkeypatch.setattr(impatient.PAUSE, "lasts_s", 0.5)
+    monkeypatch.setattr(timeouts, "SERVER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", 0.5)
     began_s = time.monotonic()
     with pytest.raises(OperationalError, match="has said nothing"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(5)")

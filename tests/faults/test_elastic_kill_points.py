@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal.models import Attempt, Job, UsageLedger
-from portal.services import lifecycle
-from portal.services.elastic import Leave, want_leaves
-from portal.words.reasons import EndReason
-from tests import record
-from tests.dying import dies_at
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
+from portal.domain.reasons import EndReason
+from portal.models import Attempt, Job, UsageInterval
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.elastic import TaskEviction, request_task_evictions
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
+from tests.failpoint_crash import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,8 +29,8 @@ GROW = [
     "start.answered",
     "start.recorded",
 ]
-LEAVE = ["leave.before_send", "leave.answered", "end.before_record", "end.recorded", "leave.recorded"]
-SHORT = {"start.before_send", "leave.before_send"}
+LEAVE = ["evict.before_send", "evict.answered", "end.before_record", "end.recorded", "evict.recorded"]
+SHORT = {"start.before_send", "evict.before_send"}
 """The moments that are tried in each run; all of them in the long one."""
 WITHIN_S = 25.0
 SAYS = 'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT $FAIRWAY_TASK" >> ~/starts; exec sleep 600'
@@ -41,37 +41,41 @@ def each_of(points: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(harness: EngineHarness, request):
+    owner = factories.user("ada")
     return {
-        "node": room.known(room.node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3),
+        "node": harness.mark_enrolled(
+            harness.create_node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3
+        ),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
 def submit(scene, *, says: str = SAYS, **fields) -> Job:
-    fields = {"memory_mib": 64, "stop_grace_s": 1, "cpu_milli": 100, **fields}
-    return record.job(
+    fields = {"memory_mib": 64, "termination_grace_s": 1, "cpu_milli": 100, **fields}
+    return factories.job(
         scene["owner"], scene["project"], scene["environment"], command=["sh", "-c", says], **fields
     )
 
 
-def reach(room: EngineRoom, job: Job, look) -> None:
-    assert Engine().run_until(look, WITHIN_S), "\n".join(
-        f"{event.kind} {event.reason} {event.sentence}" for event in job.events.all()
+def reach(harness: EngineHarness, job: Job, look) -> None:
+    assert InProcessEngine().run_until(look, WITHIN_S), "\n".join(
+        f"{event.kind} {event.reason} {event.message}" for event in job.events.all()
     )
 
 
-def runs(room: EngineRoom, scene, job: Job, *ranks: int):
+def runs(harness: EngineHarness, scene, job: Job, *ranks: int):
     """Exactly these tasks run, by the record and on the node; no number ever began twice."""
 
     def look() -> bool:
-        begun = [line for path in glob.glob(f"{room.folder}/*/homes/*/starts") for line in lines(path)]
+        begun = [line for path in glob.glob(f"{harness.folder}/*/homes/*/starts") for line in lines(path)]
         assert len(begun) == len(set(begun)), begun
-        rows = job.attempts.get().task_rows.filter(gone=False) if job.attempts.exists() else []
-        alive = [name for name in containers_alive(room.folder / scene["node"].name) if job.public_id in name]
+        rows = job.attempts.get().task_rows.filter(container_removed=False) if job.attempts.exists() else []
+        alive = [
+            name for name in containers_alive(harness.folder / scene["node"].name) if job.public_id in name
+        ]
         return (
             sorted(row.rank for row in rows) == list(ranks)
             and all(row.state == "RUNNING" for row in rows)
@@ -85,13 +89,13 @@ def lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-def check_the_end(room: EngineRoom, job: Job) -> None:
+def check_the_end(harness: EngineHarness, job: Job) -> None:
     """Once it is cancelled nothing of it is held or alive."""
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    reach(room, job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    reach(harness, job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
     assert held_milli() == 0
-    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
-    assert not [name for name in containers_alive(room.folder) if job.public_id in name]
+    assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
+    assert not [name for name in containers_alive(harness.folder) if job.public_id in name]
 
 
 def leases_run_out() -> None:
@@ -100,32 +104,34 @@ def leases_run_out() -> None:
 
 
 @pytest.mark.parametrize("point", each_of(GROW))
-def test_killed_while_a_job_grows(room: EngineRoom, scene, point: str) -> None:
+def test_killed_while_a_job_grows(harness: EngineHarness, scene, point: str) -> None:
     other = submit(scene, says="exec sleep 600", gpus_per_task=2)
-    reach(room, other, runs(room, scene, other, 0))
+    reach(harness, other, runs(harness, scene, other, 0))
     job = submit(scene, tasks=3, min_tasks=1)
-    reach(room, job, runs(room, scene, job, 0))
-    lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    reach_all = runs(room, scene, job, 0, 1, 2)
-    assert dies_at(point, lambda: Engine().run_until(reach_all, WITHIN_S)), "never came by"
+    reach(harness, job, runs(harness, scene, job, 0))
+    job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    reach_all = runs(harness, scene, job, 0, 1, 2)
+    assert crashes_at(point, lambda: InProcessEngine().run_until(reach_all, WITHIN_S)), "never came by"
     leases_run_out()
-    reach(room, job, reach_all)
+    reach(harness, job, reach_all)
     assert job.attempts.count() == 1
-    check_the_end(room, job)
+    check_the_end(harness, job)
 
 
 @pytest.mark.parametrize("point", each_of(LEAVE))
-def test_killed_while_a_task_leaves(room: EngineRoom, scene, point: str) -> None:
+def test_killed_while_a_task_leaves(harness: EngineHarness, scene, point: str) -> None:
     job = submit(scene, tasks=3, min_tasks=1)
-    reach(room, job, runs(room, scene, job, 0, 1, 2))
-    lifecycle.set_held(job.pk, True, actor="ada")  # it is not to grow again at once
+    reach(harness, job, runs(harness, scene, job, 0, 1, 2))
+    job_control.set_job_held(job.pk, True, actor="ada")  # it is not to grow again at once
     attempt = Attempt.objects.get(job=job)
-    assert want_leaves([Leave(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
-    less = runs(room, scene, job, 0, 1)
+    assert request_task_evictions([TaskEviction(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
+    less = runs(harness, scene, job, 0, 1)
     # a killed process may have written down all that there was to write: it goes on for one look more
-    assert dies_at(point, lambda: Engine().run_until(lambda: less() and False, WITHIN_S)), "never came by"
+    assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: less() and False, WITHIN_S)), (
+        "never came by"
+    )
     leases_run_out()
-    reach(room, job, less)
+    reach(harness, job, less)
     task = attempt.task_rows.get(rank=2)
-    assert (task.state, task.gone, job.attempts.count()) == ("PREEMPTED", True, 1)
-    check_the_end(room, job)
+    assert (task.state, task.container_removed, job.attempts.count()) == ("PREEMPTED", True, 1)
+    check_the_end(harness, job)

@@ -23,8 +23,8 @@ import httpx
 import psycopg
 import pytest
 
-from portal.config import places
-from tests.engine_room import wait_for
+from portal.config import data_paths
+from tests.engine_harness import wait_for
 from tests.time_budget import budget_s
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,16 +34,16 @@ CONNECTIONS = 6
 SCENE = """
 import json, django
 django.setup()
-from portal.services.tokens import Scope, do_create_token
-from tests import record
-from tests.gateway.stand import sign_in
-from portal.services.logs import write_log_bytes
+from portal.services.accounts.tokens import Scope, do_create_token
+from tests import factories
+from tests.gateway.gateway_harness import sign_in
+from portal.services.jobs.logs import write_log_bytes
 from tests.api.world import running
-owner = record.person("ada")
-project = record.project(member=owner)
-environment = record.environment(tool=False)
-node = record.node(record.pool())
-talker = running(record.job(owner, project, environment), node)
+owner = factories.user("ada")
+project = factories.project(member=owner)
+environment = factories.environment(tool=False)
+node = factories.node(factories.pool())
+talker = running(factories.job(owner, project, environment), node)
 write_log_bytes(talker.public_id, 1, 0, "k8s", 0, b"2026-11-21T07:00:00.000001Z stdout F 0123456789\\n" * 100_000)
 _, token = do_create_token(owner, name="t", scopes=list(Scope))
 print(json.dumps({"token": token, "session": sign_in(owner), "talker": talker.public_id, "job": {
@@ -157,7 +157,7 @@ def portal() -> Iterator[Portal]:
     data = Path(tempfile.mkdtemp(prefix="fairway-frozen-"))
     data.chmod(0o711)
     guardian = subprocess.Popen(
-        [sys.executable, "-m", "portal.standalone.temporary", str(data)],
+        [sys.executable, "-m", "portal.standalone.temporary_servers", str(data)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -175,7 +175,7 @@ def portal() -> Iterator[Portal]:
             "FAIRWAY_PORTAL_URL": f"http://localhost:{port}",
             "FAIRWAY_APPS_DOMAIN": f"localhost:{port}",
             "FAIRWAY_DATABASE_POOL": str(CONNECTIONS),
-            "FAIRWAY_WEB_SOCKET": str(places.sockets_dir(data) / "web.sock"),
+            "FAIRWAY_WEB_SOCKET": str(data_paths.sockets_dir(data) / "web.sock"),
             "DJANGO_SETTINGS_MODULE": "portal.config.settings",
         }
         servers = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in _children(guardian.pid)}

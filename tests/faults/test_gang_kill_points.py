@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal.models import Job, Node, NodePool, Rendezvous, UsageLedger
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from tests.dying import dies_at
-from tests.engine_room import Engine, held_milli
-from tests.two_nodes import TwoNodes
+from portal.domain.reasons import EndReason
+from portal.models import Job, Node, NodePool, Rendezvous, UsageInterval
+from portal.services.lifecycle import job_control
+from tests.engine_harness import InProcessEngine, held_milli
+from tests.failpoint_crash import crashes_at
+from tests.two_local_nodes import TwoLocalNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,14 +24,14 @@ BEGIN = [
     "prepare.marked",
     "prepare.before_send",
     "prepare.answered",
-    "reach.before_send",
-    "reach.answered",
-    "reach.recorded",
+    "connectivity.before_send",
+    "connectivity.answered",
+    "connectivity.recorded",
     "start.before_send",
     "start.answered",
     "start.recorded",
 ]
-SHORT = {"reach.answered", "prepare.recorded"}
+SHORT = {"connectivity.answered", "prepare.recorded"}
 """The moments that are tried in each run; all of them in the long one."""
 SAYS = 'echo "$FAIRWAY_ATTEMPT $RANK" >> "{folder}/begun"; exec sleep 600'
 WITHIN_S = 25.0
@@ -42,19 +42,21 @@ def each_of(points: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-def stand(room, request):
+def stand(harness, request):
     number = zlib.crc32(request.node.name.encode())
-    stand = TwoNodes(room, f"k{number % 10**8}", SAYS)
-    NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=True)
+    stand = TwoLocalNodes(harness, f"k{number % 10**8}", SAYS)
+    NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
     (stand.folder / "begun").touch()
     (stand.folder / "begun").chmod(0o666)
     first = 19_100 + 10 * (number % 80)
     for node in stand.nodes:
-        Node.objects.filter(pk=node.pk).update(settings=node.settings | {"gang_ports": [first, first + 9]})
+        Node.objects.filter(pk=node.pk).update(
+            settings=node.settings | {"rendezvous_ports": [first, first + 9]}
+        )
     return stand
 
 
-def begun(stand: TwoNodes) -> list[str]:
+def begun(stand: TwoLocalNodes) -> list[str]:
     return sorted((stand.folder / "begun").read_text().splitlines())
 
 
@@ -63,25 +65,25 @@ def leases_run_out() -> None:
         cursor.execute("UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s'")
 
 
-def nothing_is_left(stand: TwoNodes, job: Job) -> None:
+def nothing_is_left(stand: TwoLocalNodes, job: Job) -> None:
     stand.reach(job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
     assert held_milli() == 0 and stand.alive() == []
-    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
     assert not Rendezvous.objects.filter(live=True).exists()
 
 
 @pytest.mark.parametrize("point", each_of(BEGIN))
-def test_killed_while_a_gang_begins(stand: TwoNodes, point: str) -> None:
+def test_killed_while_a_gang_begins(stand: TwoLocalNodes, point: str) -> None:
     job = stand.submit(tasks=2)
 
     def all_run() -> bool:
         return set(stand.run(job)) == {0, 1} and begun(stand) == ["1 0", "1 1"]
 
-    assert dies_at(point, lambda: Engine().run_until(all_run, WITHIN_S)), "never came by"
+    assert crashes_at(point, lambda: InProcessEngine().run_until(all_run, WITHIN_S)), "never came by"
     leases_run_out()
     stand.reach(job, all_run)
     assert begun(stand) == ["1 0", "1 1"] and job.attempts.count() == 1
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     nothing_is_left(stand, job)
 
 
@@ -89,13 +91,15 @@ def test_killed_while_a_gang_begins(stand: TwoNodes, point: str) -> None:
     "point",
     [
         *each_of(["prepare.answered", "prepare.recorded"]),
-        pytest.param("reach.answered", marks=pytest.mark.long),
+        pytest.param("connectivity.answered", marks=pytest.mark.long),
     ],
 )
-def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(stand: TwoNodes, point: str) -> None:
+def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(
+    stand: TwoLocalNodes, point: str
+) -> None:
     job = stand.submit(tasks=2)
-    assert dies_at(point, lambda: Engine().run_until(lambda: False, WITHIN_S)), "never came by"
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: False, WITHIN_S)), "never came by"
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
     nothing_is_left(stand, job)
     assert begun(stand) == []

@@ -22,37 +22,37 @@ from django.test import Client
 from django.urls import reverse
 
 import portal.asgi
-from portal import throttle
 from portal.models import Invitation, User
-from portal.services import people
-from portal.services.password_hasher import HASHES_AT_ONCE, BoundedArgon2, hashing
-from tests import record
-from tests.engine_room import _database_url
-from tests.house.waiting import eventually
+from portal.services.accounts import users
+from portal.services.accounts.password_hasher import MAX_CONCURRENT_HASHES, BoundedArgon2, hashing_slot
+from portal.valkey import rate_limits
+from tests import factories
+from tests.engine_harness import _database_url
+from tests.standalone.waiting import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 AT_ONCE = 45
-HASHER = "portal.services.password_hasher.BoundedArgon2"
+HASHER = "portal.services.accounts.password_hasher.BoundedArgon2"
 
 
 @pytest.fixture(autouse=True)
 def real_hashes(settings, monkeypatch) -> None:
     settings.PASSWORD_HASHERS = [HASHER]
-    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{os.urandom(6).hex()}")
+    monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{os.urandom(6).hex()}")
 
 
 @pytest.fixture
 def all_slots_in_use() -> Iterator[None]:
     """Other threads hash as many passwords as may be hashed at once."""
-    held, leave = threading.Barrier(HASHES_AT_ONCE + 1), threading.Event()
+    held, leave = threading.Barrier(MAX_CONCURRENT_HASHES + 1), threading.Event()
 
     def hold() -> None:
-        with hashing():
+        with hashing_slot():
             held.wait(10)
             leave.wait(30)
 
-    with ThreadPoolExecutor(HASHES_AT_ONCE) as threads:
-        for _ in range(HASHES_AT_ONCE):
+    with ThreadPoolExecutor(MAX_CONCURRENT_HASHES) as threads:
+        for _ in range(MAX_CONCURRENT_HASHES):
             threads.submit(hold)
         held.wait(10)
         yield
@@ -89,9 +89,9 @@ def peak_mib(pid: int) -> float:
 
 def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_while(web):
     path, pid = web
-    password = make_password(record.PASSWORD)
+    password = make_password(factories.PASSWORD)
     for number in range(AT_ONCE):
-        User.objects.filter(pk=record.person(f"ada-{number}").pk).update(password=password)
+        User.objects.filter(pk=factories.user(f"ada-{number}").pk).update(password=password)
     with browser(path) as first:
         token = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', first.get("/sign-in/").text)[0]
         crumb = "; ".join(f"{name}={value}" for name, value in first.cookies.items())
@@ -101,7 +101,7 @@ def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_whil
     def sign_in(number: int) -> httpx.Response:
         fields = {
             "username": f"ada-{number}",
-            "password": record.PASSWORD if number % 3 else "a wrong guess",
+            "password": factories.PASSWORD if number % 3 else "a wrong guess",
             "csrfmiddlewaretoken": token,
         }
         with browser(path) as own:
@@ -132,12 +132,12 @@ def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_whil
 @pytest.mark.django_db
 @pytest.mark.parametrize("who", ["known", "unknown", "inactive", "without a password"])
 def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_slots_in_use, who):
-    user = record.person("ada-love")
+    user = factories.user("ada-love")
     user.password = make_password(None) if who == "without a password" else user.password
     user.is_active = who != "inactive"
     user.save()
     fields = {"username": "nobody-here" if who == "unknown" else "ada-love", "password": "a guess"}
-    for _ in range(throttle.SIGN_IN.limit + 1):
+    for _ in range(rate_limits.SIGN_IN.limit + 1):
         answer = Client().post("/sign-in/", fields)
         assert (answer.status_code, answer["Retry-After"]) == (429, "1")
         assert "Many people are signing in" in answer.content.decode()
@@ -145,11 +145,11 @@ def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_
 
 @pytest.mark.django_db
 def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_slots_in_use, settings):
-    settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", HASHER]
-    admin = record.person("boss", admin=True, password=record.PASSWORD)
-    _, code = people.do_invite(admin, full_name="Ada")
+    settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", HASHER]
+    admin = factories.user("boss", admin=True, password=factories.PASSWORD)
+    _, code = users.do_create_invitation(admin, full_name="Ada")
     settings.PASSWORD_HASHERS = [HASHER]
-    fields = {"code": code, "username": "ada-love", "password": record.PASSWORD, "timezone": "UTC"}
+    fields = {"code": code, "username": "ada-love", "password": factories.PASSWORD, "timezone": "UTC"}
     joined = Client().post("/invitation/", fields)
     assert (joined.status_code, joined["Retry-After"]) == (429, "1")
     assert Invitation.objects.get().used_at is None
@@ -157,7 +157,7 @@ def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_
     client = Client()
     client.force_login(admin)
     changed = client.post(
-        reverse("account-password"), {"old": record.PASSWORD, "password": "another long one"}
+        reverse("account-password"), {"old": factories.PASSWORD, "password": "another long one"}
     )
     assert (changed.status_code, changed["Retry-After"]) == (429, "1")
     assert User.objects.get(pk=admin.pk).password == admin.password
@@ -165,16 +165,17 @@ def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_
 
 @pytest.mark.django_db
 def test_hash_of_former_parameters_opens_and_is_replaced():
-    user = record.person("ada-love")
-    former = Argon2PasswordHasher().encode(record.PASSWORD, "a-salt-of-its-own")
+    user = factories.user("ada-love")
+    former = Argon2PasswordHasher().encode(factories.PASSWORD, "a-salt-of-its-own")
     User.objects.filter(pk=user.pk).update(password=former)
-    answer = Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    answer = Client().post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     assert answer.status_code == 302
     user.refresh_from_db()
     made = BoundedArgon2().decode(user.password)
     assert (made["memory_cost"], made["time_cost"], made["parallelism"]) == (19_456, 2, 1)
     assert (
-        Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD}).status_code == 302
+        Client().post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD}).status_code
+        == 302
     )
 
 
@@ -183,7 +184,7 @@ async def test_health_check_answers_while_django_does_not(monkeypatch, method):
     async def never(*_: object) -> None:
         raise AssertionError("asked Django")
 
-    monkeypatch.setattr(portal.asgi, "_pages", never)
+    monkeypatch.setattr(portal.asgi, "_http_app", never)
     said: list[dict[str, object]] = []
 
     async def send(message: dict[str, object]) -> None:

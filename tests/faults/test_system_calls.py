@@ -11,18 +11,19 @@ from collections.abc import Callable
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import TERMINAL_JOB_STATES, JobState
 from portal.models import Attempt, Job, Lease, Node, Task
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import JOB_ENDS, JobState
-from scheduler import dispatch, leases
+from portal.services.lifecycle import job_control
+from scheduler import leases
 from scheduler.cycle import run_cycle
-from scheduler.dispatch import Door
-from scheduler.opening import open_engine
-from scheduler.reconcile import reconcile, welcome
-from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
-from tests.faults.counted import submit
+from scheduler.nodes import dispatch
+from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.engine_connect import open_engine
+from scheduler.nodes.reconcile import on_connected, reconcile
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
+from tests.faults.counted_job import submit
 from tests.faults.system_calls import calls_of, cannot_trace, dies_at_call
 
 pytestmark = [
@@ -45,34 +46,34 @@ def leases_run_out() -> None:
 class Stand:
     """A node of eight GPUs, and acts that a child does and dies of."""
 
-    def __init__(self, room: EngineRoom, name: str) -> None:
-        self.room = room
-        owner = record.person("ada")
-        self.node = room.known(room.node(name=name, gpus=GPUS), gpus=GPUS)
+    def __init__(self, harness: EngineHarness, name: str) -> None:
+        self.harness = harness
+        owner = factories.user("ada")
+        self.node = harness.mark_enrolled(harness.create_node(name=name, gpus=GPUS), gpus=GPUS)
         Node.objects.filter(pk=self.node.pk).update(cpu_milli=64_000)
         self.scene = {
             "owner": owner,
-            "project": record.project(member=owner),
-            "environment": record.environment(runtime="process", tool=False),
+            "project": factories.project(member=owner),
+            "environment": factories.environment(runtime="process", tool=False),
         }
-        self._own: Door | None = None
+        self._own: NodeConnection | None = None
         self.door().engine.close()  # it is known from here on
 
-    def door(self) -> Door:
+    def door(self) -> NodeConnection:
         """A link of our own to the node, with the right to use it."""
-        lease = leases.claim(leases.node_lease(self.node.public_id), HOLDER, leases.NODE_TTL_S)
+        lease = leases.acquire(leases.node_lease(self.node.public_id), HOLDER, leases.NODE_TTL_S)
         assert lease is not None
         node = Node.objects.select_related("pool").get(pk=self.node.pk)
-        return welcome(Door(open_engine(node), lease, node), time.time())
+        return on_connected(NodeConnection(open_engine(node), lease, node), time.time())
 
     def task_of(self, job: Job) -> Task:
-        (task,) = [each for each in dispatch.tasks_held(self.node) if each.attempt.job_id == job.pk]
+        (task,) = [each for each in dispatch.active_tasks(self.node) if each.attempt.job_id == job.pk]
         return task
 
     def starts(self) -> list[str]:
         return [
             line
-            for path in self.room.folder.glob(f"{self.node.name}/homes/*/starts")
+            for path in self.harness.folder.glob(f"{self.node.name}/homes/*/starts")
             for line in path.read_text().splitlines()
         ]
 
@@ -86,7 +87,7 @@ class Stand:
     def running(self, seconds: float) -> Job:
         job = self.placed(seconds)
         self._own = self._own or self.door()  # one for some jobs
-        dispatch.start_task(self._own, self.task_of(job), tries_left=1)
+        dispatch.start_task(self._own, self.task_of(job), attempts_left=1)
         return job
 
     def before(self, act: str) -> Job | None:
@@ -100,7 +101,7 @@ class Stand:
                 return self.placed(0.1)
             case "stop":
                 job = self.running(600)
-                lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+                job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
                 return job
         job = self.running(0.05)  # its end is news to the record
         time.sleep(0.3)
@@ -114,7 +115,7 @@ class Stand:
             case "plan":
                 run_cycle("test", HOLDER)
             case "start":
-                dispatch.start_task(self.door(), self.task_of(job), tries_left=1)  # type: ignore[arg-type]
+                dispatch.start_task(self.door(), self.task_of(job), attempts_left=1)  # type: ignore[arg-type]
             case "stop":
                 dispatch.stop_attempt(self.door(), Attempt.objects.get(job=job))
             case _:
@@ -130,11 +131,11 @@ class Stand:
         leases_run_out()
 
         def look() -> bool:
-            live = Job.objects.exclude(state__in=[state.value for state in JOB_ENDS]).exists()
-            left = list(self.room.folder.glob(f"{self.node.name}/state/tasks/fw-*"))
-            return not live and held_milli() == 0 and not containers_alive(self.room.folder) and not left
+            live = Job.objects.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).exists()
+            left = list(self.harness.folder.glob(f"{self.node.name}/state/tasks/fw-*"))
+            return not live and held_milli() == 0 and not containers_alive(self.harness.folder) and not left
 
-        assert Engine().run_until(look, HEALED_WITHIN_S), (
+        assert InProcessEngine().run_until(look, HEALED_WITHIN_S), (
             told(),
             list(Job.objects.values_list("state", "reason")),
         )
@@ -155,9 +156,9 @@ ACTS = {
 }
 
 
-def sweep(room: EngineRoom, act: str, stride: int, times: int) -> tuple[int, int]:
+def sweep(harness: EngineHarness, act: str, stride: int, times: int) -> tuple[int, int]:
     """Kills at each ``stride``-th call; gives how many calls the act makes and how many points were swept."""
-    stand = Stand(room, f"c{act}")
+    stand = Stand(harness, f"c{act}")
     job = stand.before(act)
     calls = calls_of(lambda: stand.do(act, job))
     stand.heal(ACTS[act], lambda: "before the sweep")
@@ -173,8 +174,8 @@ def sweep(room: EngineRoom, act: str, stride: int, times: int) -> tuple[int, int
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_killed_at_every_second_system_call_three_times(room, capsys, act: str) -> None:
-    calls, died = sweep(room, act, stride=2, times=3)
+def test_killed_at_every_second_system_call_three_times(harness, capsys, act: str) -> None:
+    calls, died = sweep(harness, act, stride=2, times=3)
     with capsys.disabled():
         print(f"\n{act}: {calls} system calls, killed {died} times at {-(-calls // 2)} of them")
     assert died >= calls, "more than two of three, for a call may be missing in a later run"

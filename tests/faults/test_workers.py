@@ -14,13 +14,13 @@ from django.conf import settings as django_settings
 from django.db import connections
 
 from portal.config.celery import app
-from portal.models import Attempt, Job, Lease, Node, Outbox
-from portal.standalone.binaries import find_valkey
-from portal.words.states import JobState
+from portal.domain.states import JobState
+from portal.models import Attempt, Job, Lease, Node, OutboxMessage
+from portal.standalone.servers.binaries import find_valkey
 from scheduler import leases
-from tests import record
-from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
-from tests.faults.counted import submit
+from tests import factories
+from tests.engine_harness import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
+from tests.faults.counted_job import submit
 from tests.time_budget import budget_s
 
 pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.django_db(transaction=True)]
@@ -30,20 +30,20 @@ HEALED_WITHIN_S = 60.0
 
 
 @pytest.fixture
-def room(settings):
-    with engine_room() as each:
+def harness(settings):
+    with engine_harness() as each:
         settings.LOG_DIR = Path(each.folder) / "logs"
         yield each
 
 
 @pytest.fixture
-def scene(room: EngineRoom):
-    owner = record.person("ada")
+def scene(harness: EngineHarness):
+    owner = factories.user("ada")
     return {
-        "node": room.known(room.node()),
+        "node": harness.mark_enrolled(harness.create_node()),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
@@ -51,38 +51,40 @@ def all_are(jobs: list[Job], state: JobState):
     return lambda: Job.objects.filter(pk__in=[job.pk for job in jobs], state=state).count() == len(jobs)
 
 
-def starts(room: EngineRoom) -> list[str]:
-    return [line for path in room.folder.glob("*/homes/*/starts") for line in path.read_text().splitlines()]
+def starts(harness: EngineHarness) -> list[str]:
+    return [
+        line for path in harness.folder.glob("*/homes/*/starts") for line in path.read_text().splitlines()
+    ]
 
 
-def test_messages_that_come_again_and_again_start_nothing_twice(room: EngineRoom, scene) -> None:
-    room.worker()
+def test_messages_that_come_again_and_again_start_nothing_twice(harness: EngineHarness, scene) -> None:
+    harness.start_worker()
     jobs = [submit(scene, 0.05) for _ in range(12)]
     for _ in range(100):
         app.send_task("scheduler.cycle", args=["again"], queue="cycle")
-        app.send_task("scheduler.node_hint", args=[scene["node"].public_id, "start", ""], queue="nodes")
+        app.send_task("scheduler.notify_node", args=[scene["node"].public_id, "start", ""], queue="nodes")
     wait_for("all end", all_are(jobs, JobState.COMPLETED), 60)
-    assert sorted(starts(room)) == sorted(f"{job.public_id} 1" for job in jobs)
+    assert sorted(starts(harness)) == sorted(f"{job.public_id} 1" for job in jobs)
     assert Attempt.objects.count() == len(jobs)
     assert held_milli() == 0
 
 
-def test_an_emptied_broker_forgets_nothing(room: EngineRoom, scene) -> None:
+def test_an_emptied_broker_forgets_nothing(harness: EngineHarness, scene) -> None:
     """Hints are lost before anybody read them and again while work runs; rows and periods bring it all back."""
     store = redis.Redis.from_url(django_settings.REDIS_URL)
     jobs = [submit(scene) for _ in range(3)]
     store.flushdb()
-    room.worker()
+    harness.start_worker()
     wait_for("the first run", lambda: Job.objects.filter(state=JobState.COMPLETED).exists(), 30)
     jobs += [submit(scene) for _ in range(3)]
     store.flushdb()
     began_s = time.monotonic()
     wait_for("all end", all_are(jobs, JobState.COMPLETED), 30)
     assert time.monotonic() - began_s < budget_s(30)
-    assert len(starts(room)) == len(set(starts(room))) == len(jobs)
+    assert len(starts(harness)) == len(set(starts(harness))) == len(jobs)
 
 
-def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(room: EngineRoom, scene) -> None:
+def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(harness: EngineHarness, scene) -> None:
     connections.close_all()
     child = os.fork()
     if child == 0:  # a web process whose broker does not answer
@@ -92,10 +94,10 @@ def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(room: Eng
         submit(scene)
         os._exit(0 if time.monotonic() - began_s < budget_s(3) else 3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert Outbox.objects.filter(name="scheduler.cycle", sent_at__isnull=True).exists()
-    room.worker()
+    assert OutboxMessage.objects.filter(name="scheduler.cycle", sent_at__isnull=True).exists()
+    harness.start_worker()
     wait_for("it runs all the same", all_are([Job.objects.get()], JobState.COMPLETED), 30)
-    wait_for("the hint went out", lambda: not Outbox.objects.filter(sent_at__isnull=True).exists(), 10)
+    wait_for("the hint went out", lambda: not OutboxMessage.objects.filter(sent_at__isnull=True).exists(), 10)
 
 
 @pytest.mark.parametrize(
@@ -106,31 +108,31 @@ def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(room: Eng
     ],
 )
 def test_a_leader_that_is_stopped_is_replaced_and_starts_nothing_more(
-    room: EngineRoom, scene, where: str, says: str
+    harness: EngineHarness, scene, where: str, says: str
 ) -> None:
-    room.worker("nodes")
+    harness.start_worker("nodes")
     wait_for("the node answers", lambda: Node.objects.filter(reachable=True).exists(), 30)
     job = submit(scene, 600)
-    old = room.worker("cycle", beat=False, FAIRWAY_STOP_AT=where)
+    old = harness.start_worker("cycle", beat=False, FAIRWAY_STOP_AT=where)
     wait_for("the leader stands still", lambda: _state(old.pid) == "T", 60)
     epoch = Lease.objects.get(name=leases.LEADER).epoch
     began_s = time.monotonic()
-    room.worker("cycle", beat=False)
+    harness.start_worker("cycle", beat=False)
     wait_for("another starts the job", all_are([job], JobState.RUNNING), 30)
     assert time.monotonic() - began_s < budget_s(TAKEOVER_WITHIN_S)
     assert Lease.objects.get(name=leases.LEADER).epoch > epoch
     os.kill(old.pid, signal.SIGCONT)
-    wait_for("the old one gives up", lambda: says in room.log(), 10)
-    assert room.log().count(says) == 1
-    wait_for("it runs", lambda: len(containers_alive(room.folder)) == 1, 20)
-    wait_for("it has begun once", lambda: starts(room) == [f"{job.public_id} 1"], 10)
+    wait_for("the old one gives up", lambda: says in harness.log(), 10)
+    assert harness.log().count(says) == 1
+    wait_for("it runs", lambda: len(containers_alive(harness.folder)) == 1, 20)
+    wait_for("it has begun once", lambda: starts(harness) == [f"{job.public_id} 1"], 10)
     assert Attempt.objects.count() == 1
 
 
-def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(room: EngineRoom, scene) -> None:
+def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(harness: EngineHarness, scene) -> None:
     """The end of a job is news: who has written it down goes on although nobody takes the news."""
-    valkey, address = _own_valkey(room)
-    room.worker(REDIS_URL=address)
+    valkey, address = _own_valkey(harness)
+    harness.start_worker(REDIS_URL=address)
     jobs = [submit(scene, seconds) for seconds in (4, 6)]
     wait_for("both run", all_are(jobs, JobState.RUNNING), 30)
     os.kill(valkey, signal.SIGSTOP)
@@ -139,27 +141,27 @@ def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(room: Eng
     assert held_milli() == 0
 
 
-def test_a_killed_worker_leaves_what_runs_and_another_goes_on(room: EngineRoom, scene) -> None:
-    first = room.worker()
+def test_a_killed_worker_leaves_what_runs_and_another_goes_on(harness: EngineHarness, scene) -> None:
+    first = harness.start_worker()
     long = submit(scene, 600)
     wait_for("it runs", lambda: Attempt.objects.filter(job=long, state="RUNNING").exists(), 30)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     short = submit(scene)
     began_s = time.monotonic()
-    room.worker()
+    harness.start_worker()
     wait_for("the next job ends", all_are([short], JobState.COMPLETED), HEALED_WITHIN_S)
     assert time.monotonic() - began_s < budget_s(HEALED_WITHIN_S)
-    assert len(containers_alive(room.folder)) == 1, "the job that ran was not disturbed"
-    assert sorted(starts(room)) == sorted([f"{long.public_id} 1", f"{short.public_id} 1"])
+    assert len(containers_alive(harness.folder)) == 1, "the job that ran was not disturbed"
+    assert sorted(starts(harness)) == sorted([f"{long.public_id} 1", f"{short.public_id} 1"])
 
 
-def _own_valkey(room: EngineRoom) -> tuple[int, str]:
+def _own_valkey(harness: EngineHarness) -> tuple[int, str]:
     """A server that can be stopped without others missing it: its process and address."""
-    socket = room.folder / "valkey.sock"
+    socket = harness.folder / "valkey.sock"
     words = [str(find_valkey().program), "--port", "0", "--unixsocket", str(socket), "--save", ""]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
-    room.processes.append(process)
+    harness.processes.append(process)
     wait_for("Valkey listens", socket.exists, 10)
     return process.pid, f"unix://{socket}?db=0"
 

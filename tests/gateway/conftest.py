@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from portal.models import Job, User
-from portal.services.workspaces import do_open_workspace
-from tests import record
-from tests.engine_room import room, shared_room
-from tests.gateway.stand import Stand, running_workspace, sign_in
+from portal.services.workspaces.access import do_open_workspace
+from tests import factories
+from tests.engine_harness import harness, shared_harness
+from tests.gateway.gateway_harness import Stand, running_workspace, sign_in
 
-__all__ = ["room", "shared_room"]
+__all__ = ["harness", "shared_harness"]
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def own_stand(transactional_db: None, tmp_path: Path) -> Iterator[Stand]:
 
 @pytest.fixture
 def owner(transactional_db: None) -> User:
-    return record.person()
+    return factories.user()
 
 
 @pytest.fixture

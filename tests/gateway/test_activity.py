@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from portal.gateway.activity import is_use, used_ago_s
+from portal.gateway.activity import inactive_for_s, is_activity
 
 NOON = dt.datetime(2026, 5, 4, 12, tzinfo=dt.UTC)
 
@@ -21,12 +21,12 @@ def kernel(minute: int, state: str = "idle") -> dict[str, object]:
 
 def test_the_latest_of_kernels_and_terminals_counts_and_a_busy_kernel_is_use() -> None:
     terminal = {"name": "1", "last_activity": "2026-05-04T11:50:00Z"}
-    assert used_ago_s(NOON, [kernel(10), kernel(40)], []) == 1200.0
-    assert used_ago_s(NOON, [kernel(10)], [terminal]) == 600.0
-    assert used_ago_s(NOON, [kernel(10, "busy")], [terminal]) == 0.0
-    assert used_ago_s(NOON, [kernel(10, "starting")], []) == 3000.0
-    assert used_ago_s(NOON - dt.timedelta(hours=1), [kernel(10)], []) == 0.0  # never in the future
-    assert used_ago_s(NOON, [], []) is None
+    assert inactive_for_s(NOON, [kernel(10), kernel(40)], []) == 1200.0
+    assert inactive_for_s(NOON, [kernel(10)], [terminal]) == 600.0
+    assert inactive_for_s(NOON, [kernel(10, "busy")], [terminal]) == 0.0
+    assert inactive_for_s(NOON, [kernel(10, "starting")], []) == 3000.0
+    assert inactive_for_s(NOON - dt.timedelta(hours=1), [kernel(10)], []) == 0.0  # never in the future
+    assert inactive_for_s(NOON, [], []) is None
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_latest_of_kernels_and_terminals_counts_and_a_busy_kernel_is_use() -
 )
 def test_what_is_no_answer_is_not_understood(rows) -> None:
     with pytest.raises((ValueError, KeyError)):
-        used_ago_s(NOON, rows, [])
+        inactive_for_s(NOON, rows, [])
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_what_is_no_answer_is_not_understood(rows) -> None:
     ],
 )
 def test_reading_jupyterlabs_lists_is_no_use(tool, kind, method, counts) -> None:
-    assert is_use(tool, {"type": kind, "method": method}) is counts
+    assert is_activity(tool, {"type": kind, "method": method}) is counts

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from portal.gateway import forward
-from portal.gateway.web import BODY_BYTES
-from portal.services.workspaces import do_open_workspace
-from tests.gateway.stand import Stand, running_workspace
+from portal.gateway.apps.portal_app import MAX_BODY_BYTES
+from portal.gateway.proxy import http_proxy
+from portal.services.workspaces.access import do_open_workspace
+from tests.gateway.gateway_harness import Stand, running_workspace
 from tests.time_budget import budget_s
 
 MIB = 1024 * 1024
@@ -64,7 +64,7 @@ CHUNK = b"10000\r\n" + b"x" * 65536 + b"\r\n"
 
 def test_a_long_body_is_refused_by_what_it_says_before_any_of_it_is_read(stand) -> None:
     began_s = time.monotonic()
-    status, headers, body, _ = _talk(stand, _head("localhost:8000", f"Content-Length: {BODY_BYTES + 1}"))
+    status, headers, body, _ = _talk(stand, _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES + 1}"))
     assert status == 413
     assert time.monotonic() - began_s < budget_s(3)
     assert headers["content-type"] == "application/problem+json"
@@ -82,7 +82,7 @@ def test_a_body_without_a_length_is_refused_where_it_grows_too_long(stand) -> No
 
 
 def test_a_page_is_told_as_a_page(stand) -> None:
-    lines = ("Accept: text/html", f"Content-Length: {BODY_BYTES + 1}")
+    lines = ("Accept: text/html", f"Content-Length: {MAX_BODY_BYTES + 1}")
     status, headers, body, _ = _talk(stand, _head("localhost:8000", *lines, path="/launch/"), b"x" * 1000)
     assert status == 413
     assert headers["content-type"].startswith("text/html")
@@ -92,10 +92,10 @@ def test_a_page_is_told_as_a_page(stand) -> None:
 @pytest.mark.parametrize("chunked", [True, False])
 def test_the_longest_body_passes(stand, chunked) -> None:
     if chunked:
-        pieces = [CHUNK] * (BODY_BYTES // 65536) + [b"0\r\n\r\n"]
+        pieces = [CHUNK] * (MAX_BODY_BYTES // 65536) + [b"0\r\n\r\n"]
         head = _head("localhost:8000", "Transfer-Encoding: chunked")
     else:
-        pieces, head = [b"x" * BODY_BYTES], _head("localhost:8000", f"Content-Length: {BODY_BYTES}")
+        pieces, head = [b"x" * MAX_BODY_BYTES], _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES}")
     assert _talk(stand, head, *pieces)[0] == 200
 
 
@@ -131,8 +131,8 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
 
 
 def test_a_body_that_stops_coming_is_let_go(stand, monkeypatch):
-    monkeypatch.setattr(forward, "BODY_SILENT_S", 0.2)
-    monkeypatch.setattr(forward, "LONG_AFTER_S", 0.2)
+    monkeypatch.setattr(http_proxy, "BODY_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_proxy, "WATCH_AFTER_S", 0.2)
     head = "POST /echo HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 100\r\n"
     status, headers, _, _ = _talk(stand, head, b"only this")
     assert (status, headers["connection"]) == (408, "close")

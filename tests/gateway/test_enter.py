@@ -11,13 +11,13 @@ import threading
 import pytest
 from django.utils import timezone
 
-from portal.errors import Conflict, NotThere
+from portal.domain.reasons import EndReason
+from portal.errors import Conflict, NotFound
 from portal.models import Attempt, AuditEntry, BrowserSession, WorkspaceSession, WorkspaceTicket
-from portal.services import lifecycle
-from portal.services.workspaces import attempt_secret, do_open_workspace, do_redeem_ticket
-from portal.words.reasons import EndReason
-from tests import record
-from tests.gateway.stand import attempt_of, running_workspace, sign_in
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
+from tests import factories
+from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 
 
 def test_a_ticket_hands_over_to_the_workspace(stand, owner, workspace, session):
@@ -95,19 +95,19 @@ def test_a_ticket_does_not_work_by_get(stand, owner, workspace, session):
 
 def test_opening_a_workspace_leaves_an_audit_row(owner, workspace, session):
     do_open_workspace(owner, workspace, session)
-    (row,) = AuditEntry.objects.filter(act="workspace.open")
+    (row,) = AuditEntry.objects.filter(action="workspace.open")
     assert (row.actor, row.object_id, row.after) == (owner, workspace.public_id, {"attempt": 1})
 
 
 def test_strangers_get_no_ticket(owner, workspace):
-    stranger = record.person()
-    with pytest.raises(NotThere):
+    stranger = factories.user()
+    with pytest.raises(NotFound):
         do_open_workspace(stranger, workspace, sign_in(stranger))
 
 
 def test_nobody_gets_a_ticket_for_the_session_of_another(owner, workspace):
     with pytest.raises(Conflict):
-        do_open_workspace(owner, workspace, sign_in(record.person()))
+        do_open_workspace(owner, workspace, sign_in(factories.user()))
 
 
 def test_there_is_no_ticket_before_the_server_answers(stand, owner, session):
@@ -162,7 +162,7 @@ def test_json_is_answered_where_json_is_asked(stand, workspace):
 
 
 def test_a_stopped_workspace_says_so_to_its_owner(stand, owner, workspace, inside):
-    lifecycle.want_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
+    job_control.request_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
     stand.call(_later(1.6))
     answer = inside.get("/lab")
     assert answer.status_code == 410
@@ -180,10 +180,10 @@ def test_a_workspace_that_became_unready_says_so(stand, workspace, inside):
 def test_a_secret_opens_in_its_own_row_only(owner, stand, workspace):
     other = running_workspace(owner, port=stand.tool.port)
     mine, theirs = attempt_of(workspace), attempt_of(other)
-    assert attempt_secret(mine) != attempt_secret(theirs)
+    assert decrypt_attempt_secret(mine) != decrypt_attempt_secret(theirs)
     theirs.secret = mine.secret
     with pytest.raises(Exception, match="another place"):
-        attempt_secret(theirs)
+        decrypt_attempt_secret(theirs)
 
 
 def test_an_inactive_person_enters_nothing(owner, workspace, session):

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from portal.gateway.framing import fault
-from portal.gateway.hosts import addressed
+from portal.gateway.addresses import match_workspace_host
+from portal.gateway.protocol.framing import framing_error
 
 
 def _send(stand, raw: bytes, wait_s: float = 1.0) -> bytes:
@@ -111,7 +111,7 @@ def test_an_absolute_target_names_its_host_and_no_other(stand, workspace, cookie
 
 
 def test_a_head_has_an_end(stand, workspace, cookie, monkeypatch):
-    monkeypatch.setattr("portal.gateway.edge.HEAD_WITHIN_S", 0.3)
+    monkeypatch.setattr("portal.gateway.protocol.http_protocol.HEAD_TIMEOUT_S", 0.3)
     start = f"GET /x HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
     long = f"{start}X-A: {'a' * 70_000}\r\n\r\n".encode()
     assert b"HTTP/1.1 431" in _send(stand, long)
@@ -140,24 +140,24 @@ def test_bytes_that_no_address_holds_are_refused(stand, workspace, cookie):
 
 def test_the_rules_by_themselves():
     host = (b"host", b"x")
-    assert fault([host], b"/", b"") is None
-    assert fault([host, (b"transfer-encoding", b"Chunked")], b"/", b"") is None
-    assert fault([], b"/", b"")
-    assert fault([host], b"*", b"")
-    assert fault([host], b"/a b", b"")
-    assert fault([host, (b"x", b"a\rb")], b"/", b"")
+    assert framing_error([host], b"/", b"") is None
+    assert framing_error([host, (b"transfer-encoding", b"Chunked")], b"/", b"") is None
+    assert framing_error([], b"/", b"")
+    assert framing_error([host], b"*", b"")
+    assert framing_error([host], b"/a b", b"")
+    assert framing_error([host, (b"x", b"a\rb")], b"/", b"")
 
 
 def test_hosts():
-    assert addressed("localhost:8000", "localhost:8000") is None
-    assert addressed("foo.localhost", "localhost:8000") is None
-    assert addressed("WS-abc.LOCALHOST.:9", "localhost:8000").workspace == "abc"
-    assert addressed("ws-abc.def.localhost", "localhost") is None
-    assert addressed("ws-.localhost", "localhost").workspace == ""
-    assert addressed("ws-a_b.localhost", "localhost").workspace == ""
-    assert addressed("ws-abc.apps.example.org", "apps.example.org").workspace == "abc"
-    assert addressed("ws-abc.localhost.evil.example", "localhost") is None
-    assert addressed("[::1]:8000", "localhost") is None
+    assert match_workspace_host("localhost:8000", "localhost:8000") is None
+    assert match_workspace_host("foo.localhost", "localhost:8000") is None
+    assert match_workspace_host("WS-abc.LOCALHOST.:9", "localhost:8000").workspace == "abc"
+    assert match_workspace_host("ws-abc.def.localhost", "localhost") is None
+    assert match_workspace_host("ws-.localhost", "localhost").workspace == ""
+    assert match_workspace_host("ws-a_b.localhost", "localhost").workspace == ""
+    assert match_workspace_host("ws-abc.apps.example.org", "apps.example.org").workspace == "abc"
+    assert match_workspace_host("ws-abc.localhost.evil.example", "localhost") is None
+    assert match_workspace_host("[::1]:8000", "localhost") is None
 
 
 def test_trailers_of_a_request_are_no_headers(stand, workspace, cookie):

@@ -17,14 +17,14 @@ import aiohttp
 import httpx
 import pytest
 
-from portal.gateway.activity import Lookout
-from portal.gateway.guard import Guard
-from portal.gateway.rights import Rights
-from portal.gateway.upstream import Upstreams
-from portal.models import Activity, Job
-from portal.services.environments import ensure_process_jupyterlab
-from portal.services.workspaces import attempt_secret, do_open_workspace
-from tests.gateway.stand import attempt_of, running_workspace
+from portal.gateway.access.authorization import Authorizer
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
+from portal.gateway.activity import ActivityTracker
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.models import Job, WorkspaceActivity
+from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
+from tests.gateway.gateway_harness import attempt_of, running_workspace
 
 CACHE = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
 
@@ -44,7 +44,7 @@ def lab(stand, owner, session, tmp_path):
     secrets, home = tmp_path / "secrets", tmp_path / "home"
     secrets.mkdir()
     home.mkdir()
-    (secrets / "token").write_text(attempt_secret(attempt_of(job)))
+    (secrets / "token").write_text(decrypt_attempt_secret(attempt_of(job)))
     command = [
         word.replace("{address}", "127.77.0.1").replace("{port}", str(port)) for word in tool.tool_command
     ]
@@ -120,18 +120,18 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
     """What the gateway writes down: kernels by JupyterLab's own word, whose open page reads lists all the time."""
     seconds = dt.timedelta(seconds=1)
     first = _looked(job)
-    assert first.tool_used_at is not None and first.tool_seen_at - first.tool_used_at < 30 * seconds
+    assert first.tool_active_at is not None and first.tool_polled_at - first.tool_active_at < 30 * seconds
     with stand.browser(job) as browser:
         assert browser.get("/api/kernels", headers=own).status_code == 200
         assert browser.get("/api/terminals", headers=own).status_code == 200
     time.sleep(1.2)
     again = _looked(job)
     assert (
-        abs(again.tool_used_at - first.tool_used_at) < seconds
+        abs(again.tool_active_at - first.tool_active_at) < seconds
     )  # reading is no use, and nothing else happened
-    assert again.tool_since == first.tool_since and again.tool_seen_at > first.tool_seen_at
+    assert again.tool_polled_since == first.tool_polled_since and again.tool_polled_at > first.tool_polled_at
 
-    async def sleeps() -> Activity:
+    async def sleeps() -> WorkspaceActivity:
         address = f"http://127.0.0.1:{stand.port}/api/kernels/{kernel}/channels"
         async with (
             aiohttp.ClientSession() as session,
@@ -143,29 +143,29 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
             return await asyncio.to_thread(_looked, job)
 
     busy = asyncio.run(asyncio.wait_for(sleeps(), 60))
-    assert busy.tool_seen_at - busy.tool_used_at < seconds / 2  # it computes, and says nothing meanwhile
+    assert busy.tool_polled_at - busy.tool_active_at < seconds / 2  # it computes, and says nothing meanwhile
     with stand.browser(job) as browser:
         assert browser.post(f"/api/kernels/{kernel}/interrupt", headers=own).is_success
-    Activity.objects.update(tool_seen_at=busy.tool_seen_at - 200 * seconds)
+    WorkspaceActivity.objects.update(tool_polled_at=busy.tool_polled_at - 200 * seconds)
     assert (
-        _looked(job).tool_since > busy.tool_seen_at
+        _looked(job).tool_polled_since > busy.tool_polled_at
     )  # nobody looked for a while: what was known counts no more
 
 
-def _looked(job: Job) -> Activity:
+def _looked(job: Job) -> WorkspaceActivity:
     """The record after one look of a gateway."""
 
     async def look() -> None:
-        rights = Rights()
+        rights = Authorizer()
         upstreams = Upstreams("", None, Path("/nonexistent"))
         try:
-            await Lookout(rights, Guard(rights), upstreams).look()
+            await ActivityTracker(rights, AuthorizationMonitor(rights), upstreams).poll()
         finally:
             await upstreams.close()
             rights.close()
 
     asyncio.run(look())
-    return Activity.objects.get(attempt=attempt_of(job))
+    return WorkspaceActivity.objects.get(attempt=attempt_of(job))
 
 
 async def _told(

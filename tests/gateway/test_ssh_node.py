@@ -14,35 +14,35 @@ import aiohttp
 import httpx
 import pytest
 
-from agents.keys import PURPOSES, make_keys, public_line
-from agents.tunnel import JOB_ADDRESS
-from portal.services.workspaces import do_open_workspace
-from tests import record
-from tests.gateway.stand import Stand, running_workspace
-from tests.rig.echo_agent import echo_agent
+from agents.keys import PURPOSES, make_keys, read_public_key
+from agents.tunnel.pool import JOB_ADDRESS
+from portal.services.workspaces.access import do_open_workspace
+from tests import factories
+from tests.gateway.gateway_harness import Stand, running_workspace
+from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import loopback_sshd
-from tests.rig.needs import why_no_loopback
+from tests.rig.needs import missing_for_loopback
 from tests.time_budget import budget_s
 
 
 @pytest.fixture
 def far(transactional_db, tmp_path, settings, owner, session):
     """A gateway that holds the tunnel key only, a workspace on an SSH node, and a cookie for it."""
-    reason = why_no_loopback()
+    reason = missing_for_loopback()
     if reason is not None:
         pytest.skip(reason)
     keys = make_keys(tmp_path / "keys", "test")
     settings.KEY_FILES = {"tunnel": str(keys["tunnel"])}
     settings.DATA_DIR = tmp_path
-    public = {purpose: public_line(keys[purpose]) for purpose in PURPOSES}
+    public = {purpose: read_public_key(keys[purpose]) for purpose in PURPOSES}
     with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Stand(tmp_path) as stand:
-        node = record.node(
-            record.pool(),
-            link="ssh",
+        node = factories.node(
+            factories.pool(),
+            transport="ssh",
             runtime="process",
             host=sshd.host,
             port=sshd.port,
-            account=sshd.account,
+            ssh_user=sshd.account,
             host_key=sshd.host_key,
         )
         job = running_workspace(owner, port=stand.tool.port, node=node)

@@ -15,14 +15,14 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from portal.gateway.terminals import Typing, begin_anew
+from portal.gateway.apps.terminal_app import InputDetector, close_stale_terminals
 from portal.models import AuditEntry, BrowserSession, Job, Project, Task, Terminal, User
-from portal.services.jobs import do_cancel_job
-from portal.services.session_store import session_id
-from portal.services.terminals import MOST_OF_A_PERSON
-from tests import record
-from tests.engine_room import Engine, EngineRoom, wait_for
-from tests.gateway.stand import Stand, sign_in
+from portal.services.accounts.session_store import session_id
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.workspaces.terminals import MAX_TERMINALS_PER_USER
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
+from tests.gateway.gateway_harness import Stand, sign_in
 from tests.time_budget import budget_s
 
 ORIGIN = "http://localhost:8000"
@@ -30,14 +30,14 @@ AT_MOST_S = 5.0
 
 
 @pytest.fixture
-def running(stand: Stand, room: EngineRoom, owner: User) -> Iterator[Job]:
+def running(stand: Stand, harness: EngineHarness, owner: User) -> Iterator[Job]:
     """A job that runs on this machine; its actor goes on working beside the test."""
-    room.known(room.node(name=f"n{time.monotonic_ns()}"))
-    project = record.project(member=owner)
-    environment = record.environment(runtime="process", tool=False)
-    job = record.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)
+    harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
+    project = factories.project(member=owner)
+    environment = factories.environment(runtime="process", tool=False)
+    job = factories.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)
     over = threading.Event()
-    work = partial(in_thread, lambda: Engine().run_until(over.is_set, 300.0))
+    work = partial(in_thread, lambda: InProcessEngine().run_until(over.is_set, 300.0))
     engine = threading.Thread(target=work, daemon=True)
     engine.start()
     try:
@@ -131,13 +131,13 @@ def refused(stand: Stand, path: str, session: str, origin: str = ORIGIN) -> int:
 
 
 def acts(job: Job) -> list[tuple[str, str]]:
-    rows = AuditEntry.objects.filter(object_id=job.public_id, act__startswith="terminal.")
-    return list(rows.order_by("pk").values_list("act", "actor_name"))
+    rows = AuditEntry.objects.filter(object_id=job.public_id, action__startswith="terminal.")
+    return list(rows.order_by("pk").values_list("action", "actor_name"))
 
 
 def test_a_terminal_the_whole_way(stand: Stand, owner: User, session: str, running: Job) -> None:
     path = opened(session, running)
-    stranger, admin = record.person(), record.person(admin=True)
+    stranger, admin = factories.user(), factories.user(admin=True)
     Project.objects.get(pk=running.project_id).memberships.create(user=stranger, role="manager")
     keys = {who: sign_in(who) for who in (stranger, admin)}
     for who, key in keys.items():  # a manager and an admin see the job, and type nothing into it
@@ -191,7 +191,7 @@ def test_a_terminal_ends_with_its_right(
     code, took_s = visit(stand, opened(session, running), session, play)
     assert took_s < budget_s(AT_MOST_S)
     assert code == 1008 or end == "stop"
-    closed = AuditEntry.objects.filter(act="terminal.close")
+    closed = AuditEntry.objects.filter(action="terminal.close")
     wait_for("its end is written down", closed.exists)
     running.project.memberships.filter(user=owner).update(role="member")
 
@@ -210,21 +210,21 @@ def test_bounds_and_what_a_dead_gateway_left_open(stand: Stand, session: str, ru
     refusal = ask(session, running).json()
     told = wait_for("the node refuses", lambda: page(session).get(refusal["state"]).json()["refusal"])
     assert "At most 4 terminals" in told
-    Terminal.objects.update(entered_at="2026-01-01T00:00Z")
-    for row in list(Terminal.objects.all()[:1]) * MOST_OF_A_PERSON:
-        row.pk, row.public_id, row.refusal = None, f"x{time.monotonic_ns() % 10**9}", ""
+    Terminal.objects.update(connected_at="2026-01-01T00:00Z")
+    for row in list(Terminal.objects.all()[:1]) * MAX_TERMINALS_PER_USER:
+        row.pk, row.public_id, row.error = None, f"x{time.monotonic_ns() % 10**9}", ""
         row.save()
     assert ask(session, running).status_code == 409
-    begin_anew()
-    begin_anew()
-    assert not Terminal.objects.filter(closed_at=None, refusal="").exists()
-    assert AuditEntry.objects.filter(act="terminal.close").count() == Terminal.objects.count()
+    close_stale_terminals()
+    close_stale_terminals()
+    assert not Terminal.objects.filter(closed_at=None, error="").exists()
+    assert AuditEntry.objects.filter(action="terminal.close").count() == Terminal.objects.count()
 
 
 def test_only_typing_is_typing() -> None:
     typed: list[bool] = []
-    hears = Typing(lambda *, keeps: typed.append(keeps))
+    hears = InputDetector(lambda *, extends_session: typed.append(extends_session))
     text, binary = b"\x81\x85abcdhello", b"\x82\x83abcdxyz"
     for byte in text + b"\x8a\x80abcd" + binary + text + binary:  # however it is cut
-        hears.heard(bytes([byte]))
+        hears.feed(bytes([byte]))
     assert typed == [True, False]

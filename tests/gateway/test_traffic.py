@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from portal.domain.reasons import EndReason
 from portal.models import Membership
-from portal.services import lifecycle
-from portal.services.workspaces import attempt_secret
-from portal.words.reasons import EndReason
-from tests.gateway.stand import attempt_of
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.access import decrypt_attempt_secret
+from tests.gateway.gateway_harness import attempt_of
 from tests.time_budget import budget_s
 
 
@@ -53,7 +53,7 @@ def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, ins
         },
     )
     seen = stand.tool.headers()
-    assert seen["authorization"] == f"token {attempt_secret(attempt_of(workspace))}"
+    assert seen["authorization"] == f"token {decrypt_attempt_secret(attempt_of(workspace))}"
     assert seen["cookie"] == "theme=dark; _xsrf=2|x"
     assert seen["x-kept"] == "yes"
     assert seen["host"] == stand.host(workspace)
@@ -64,7 +64,7 @@ def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, ins
 
 
 def test_the_secret_never_reaches_the_browser(stand, workspace, inside):
-    secret = attempt_secret(attempt_of(workspace))
+    secret = decrypt_attempt_secret(attempt_of(workspace))
     for path in ["/", "/cookies", "/nothing"]:
         answer = inside.get(path)
         assert secret not in answer.text
@@ -143,8 +143,8 @@ def test_own_pages_and_bookmarks_can(stand, workspace, inside):
 
 
 def test_a_server_that_went_away_is_a_clear_page(stand, owner, session):
-    from portal.services.workspaces import do_open_workspace
-    from tests.gateway.stand import running_workspace
+    from portal.services.workspaces.access import do_open_workspace
+    from tests.gateway.gateway_harness import running_workspace
 
     gone = running_workspace(owner, port=1)
     _, ticket = do_open_workspace(owner, gone, session)
@@ -245,7 +245,7 @@ def _sign_out(owner, workspace):
 
 
 def _stop(owner, workspace):
-    lifecycle.want_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
+    job_control.request_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
 
 
 def _lose_membership(owner, workspace):

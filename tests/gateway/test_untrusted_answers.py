@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from portal.gateway.cookies import (
+from portal.gateway.protocol.cookies import (
     COOKIE_BYTES,
     COOKIE_BYTES_PER_HOST,
     COOKIES_PER_HOST,
     ToolCookies,
+    portal_headers,
     read_cookie,
-    to_portal,
-    to_tool,
+    tool_headers,
 )
-from portal.gateway.locations import reachable_address
-from portal.services.workspaces import do_open_workspace
-from tests.gateway.stand import running_workspace
+from portal.gateway.protocol.locations import rewrite_location
+from portal.services.workspaces.access import do_open_workspace
+from tests.gateway.gateway_harness import running_workspace
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
 
@@ -185,15 +185,15 @@ PORTS = {8888, 31000}
     ],
 )
 def test_addresses_that_reach_the_browser(address, reaches):
-    found = reachable_address(address.encode("latin-1"), PORTS)
+    found = rewrite_location(address.encode("latin-1"), PORTS)
     assert (found.decode("latin-1") if found is not None else None) == reaches
 
 
 def test_cookie_rules():
     sent = [(b"cookie", b"a=1; =x; y; fairway_session=s"), (b"cookie", b" b = 2 "), (b"accept", b"*/*")]
-    assert to_tool(sent) == [(b"accept", b"*/*"), (b"cookie", b"a=1; b = 2")]
-    assert to_portal(sent) == [(b"accept", b"*/*"), (b"cookie", b"fairway_session=s")]
-    assert to_tool([(b"cookie", b"y; fairway_x=1")]) == to_portal([(b"cookie", b"y; z=1")]) == []
+    assert tool_headers(sent) == [(b"accept", b"*/*"), (b"cookie", b"a=1; b = 2")]
+    assert portal_headers(sent) == [(b"accept", b"*/*"), (b"cookie", b"fairway_session=s")]
+    assert tool_headers([(b"cookie", b"y; fairway_x=1")]) == portal_headers([(b"cookie", b"y; z=1")]) == []
     assert read_cookie(sent, b"fairway_session") == "s"
     assert read_cookie(sent, b"") == ""
     full = [(b"cookie", b"big=" + b"x" * COOKIE_BYTES_PER_HOST)]

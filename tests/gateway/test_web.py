@@ -8,8 +8,8 @@ import time
 
 import aiohttp
 
-from portal.services.workspaces import do_open_workspace
-from tests.gateway.stand import running_workspace
+from portal.services.workspaces.access import do_open_workspace
+from tests.gateway.gateway_harness import running_workspace
 from tests.time_budget import budget_s
 
 

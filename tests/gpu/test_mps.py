@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agents.bundle import build
+from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
 from tests.agents.node.conftest import log_of
-from tests.engine_room import wait_for
+from tests.engine_harness import wait_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,16 +48,16 @@ OUT_OF_MEMORY = 2
 def link() -> Iterator[Link]:
     folder = Path(tempfile.mkdtemp(prefix="fwg", dir="/var/tmp"))
     folder.chmod(0o755)
-    build(folder / "agent.pyz")
+    build_archive(folder / "agent.pyz")
     own = {"cluster": "g", "state_dir": str(folder / "state"), "home_root": str(folder / "homes")}
-    (folder / "node.json").write_text(json.dumps({**own, "gpus": "nvml"}))
+    (folder / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))
     with open_local(
         folder / "agent.pyz", "control", folder / "node.json", cluster="g", python=sys._base_executable
     ) as opened:
         yield opened
         for job in ("jsmall", "jlarge"):
-            opened.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
-        wait_for("the daemon's end", lambda: not list((folder / "state/mps").glob("*/order.json")))
+            opened.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
+        wait_for("the daemon's end", lambda: not list((folder / "state/mps").glob("*/launch.json")))
     shutil.rmtree(folder)
 
 
@@ -75,21 +75,21 @@ def begin(link: Link, job: str, uuid: str, milli: int) -> dict[str, Any]:
         "user": "ada",
         "gpus": [{"uuid": uuid, "milli": milli}],
     }
-    assert link.ask("start", timeout_s=90, epoch=1, spec=spec)["state"] == "running"
+    assert link.request("start", timeout_s=90, epoch=1, spec=spec)["state"] == "running"
     return json.loads(wait_for(f"{job}'s words", lambda: log_of(link, job).strip()))
 
 
 def test_memory_and_multiprocessors_are_those_of_the_share(link: Link) -> None:
-    assert link.hello.shares is not None
-    if not link.hello.shares.enforced:
-        pytest.skip(link.hello.shares.sentence)
+    assert link.hello.gpu_sharing is not None
+    if not link.hello.gpu_sharing.enforced:
+        pytest.skip(link.hello.gpu_sharing.message)
     gpu = link.hello.gpus[0]
     small = begin(link, "jsmall", gpu.uuid, 250)
     large = begin(link, "jlarge", gpu.uuid, 500)
-    print(f"\n{gpu.model}: {gpu.memory_mib} MiB, {gpu.reserved_mib} reserved; {small=} {large=}")
+    print(f"\n{gpu.model}: {gpu.memory_mib} MiB, {gpu.driver_reserved_mib} reserved; {small=} {large=}")
     for told, milli in ((small, 250), (large, 500)):
-        assert told["limit_mib"] == (gpu.memory_mib - (gpu.reserved_mib or 0)) * milli // 1000
+        assert told["limit_mib"] == (gpu.memory_mib - (gpu.driver_reserved_mib or 0)) * milli // 1000
         assert told["too_much"] == OUT_OF_MEMORY and told["enough"] == 0
     assert small["multiprocessors"] < large["multiprocessors"]
-    rows = link.ask("stats", timeout_s=20, once=True)["sample"]["gpus"][gpu.index]["processes"]
+    rows = link.request("stats", timeout_s=20, once=True)["sample"]["gpus"][gpu.index]["processes"]
     assert not [row for row in rows if row["foreign"] and "mps" in (row["command"] or "")], rows

@@ -11,10 +11,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agents.bundle import build
+from agents.bundle import build_archive
 from agents.local import open_local
 from agents.node.gpus import GpuProvider, NoGpus
-from agents.node.gpus.health import OF_PROGRAMS
+from agents.node.gpus.health import APPLICATION_XIDS
 from agents.node.gpus.nvml import open_nvml
 
 pytestmark = pytest.mark.gpu
@@ -45,14 +45,14 @@ def test_every_gpu_has_its_facts(gpus: GpuProvider) -> None:
     for gpu in told:
         assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert gpu.model.startswith("NVIDIA") or "Tesla" in gpu.model
-        assert gpu.health == "ok", gpu.health_sentence
+        assert gpu.health == "ok", gpu.health_message
         assert gpu.memory_mib is not None and gpu.memory_mib > 1000
-        assert gpu.reserved_mib is None or 0 < gpu.reserved_mib < gpu.memory_mib / 4
+        assert gpu.driver_reserved_mib is None or 0 < gpu.driver_reserved_mib < gpu.memory_mib / 4
         assert gpu.compute_capability is not None and gpu.compute_capability >= 3.0
         assert gpu.bus_id is not None and Path("/sys/bus/pci/devices", gpu.bus_id[4:].lower()).exists()
         assert not gpu.fatal
     assert (
-        gpus.driver()
+        gpus.driver_version()
         == subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
             capture_output=True,
@@ -72,7 +72,7 @@ def test_a_reading_is_what_nvidia_smi_says(gpus: GpuProvider) -> None:
     ).stdout
     rows = {words[0]: words[1:] for words in (line.split(", ") for line in text.splitlines())}
     facts = {gpu.uuid: gpu for gpu in gpus.gpus()}
-    for reading in gpus.readings({}):
+    for reading in gpus.sample({}):
         if reading.uuid not in rows:  # a slice
             continue
         total, celsius, watts = map(float, rows[reading.uuid])
@@ -100,7 +100,7 @@ def test_events_can_be_waited_for(gpus: GpuProvider) -> None:
             pytest.skip("this GPU tells no XIDs")
         pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
         with pytest.raises(pynvml.NVMLError) as nothing:
-            while pynvml.nvmlEventSetWait(events, 200).eventData in OF_PROGRAMS:
+            while pynvml.nvmlEventSetWait(events, 200).eventData in APPLICATION_XIDS:
                 pass
         assert nothing.value.value == pynvml.NVML_ERROR_TIMEOUT
     finally:
@@ -108,9 +108,9 @@ def test_events_can_be_waited_for(gpus: GpuProvider) -> None:
 
 
 def test_the_shipped_agent_sees_them_and_a_foreign_process(gpus: GpuProvider, tmp_path: Path) -> None:
-    build(tmp_path / "agent.pyz")
+    build_archive(tmp_path / "agent.pyz")
     own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-    (tmp_path / "node.json").write_text(json.dumps({**own, "gpus": "nvml"}))
+    (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -124,8 +124,8 @@ def test_the_shipped_agent_sees_them_and_a_foreign_process(gpus: GpuProvider, tm
             python=sys._base_executable,  # as a node's Python, which has no packages
         ) as link:
             assert [gpu.uuid for gpu in link.hello.gpus] == [gpu.uuid for gpu in gpus.gpus()]
-            assert link.hello.driver == gpus.driver()
-            sample = link.ask("stats", timeout_s=10, once=True)["sample"]
+            assert link.hello.driver == gpus.driver_version()
+            sample = link.request("stats", timeout_s=10, once=True)["sample"]
         rows = {row["pid"]: row for gpu in sample["gpus"] for row in gpu["processes"]}
         if holder.pid not in rows:
             pytest.skip("this container has process numbers of its own: NVML names those of its host")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings
 
-from tests.engine_room import room, shared_room
+from tests.engine_harness import harness, shared_harness
 from tests.live.stand import LiveStand
 
-__all__ = ["room", "shared_room"]
+__all__ = ["harness", "shared_harness"]
 
 # Test processes beside this one use the same Redis; each has groups of its own.
 settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = f"fairway-{os.getpid()}"

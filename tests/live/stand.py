@@ -21,19 +21,19 @@ from django.db import connections
 from agents import bundle
 from agents.local import open_local
 from portal.asgi import application
-from portal.gateway.rights import _leave
-from portal.live import rechecks
+from portal.gateway.access.authorization import _close_connection
+from portal.live.websocket import permission_recheck
 from portal.models import ClusterSettings, Node, User
-from tests import record
-from tests.gateway.stand import Stand, sign_in
+from tests import factories
+from tests.gateway.gateway_harness import Stand, sign_in
 
 
 def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
     """A node whose agent runs here, with pretend GPUs; the agent stands where ``up`` leaves it."""
     program = folder / "data" / "agent" / "agent.pyz"
     if not program.exists():
-        bundle.build(program)
-    row = record.node(record.pool(), gpus=gpus, runtime="process", link="local", name=name)
+        bundle.build_archive(program)
+    row = factories.node(factories.pool(), gpus=gpus, runtime="process", transport="local", name=name)
     uuids = [gpu.uuid for gpu in row.gpus.all()]
     # Tasks run under accounts of their own, which may not enter pytest's folders.
     place = Path(tempfile.mkdtemp(prefix="fairway-node-", dir="/var/tmp"))
@@ -48,7 +48,7 @@ def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
         "cluster": cluster,
         "state_dir": str(place / "state"),
         "home_root": str(place / "homes"),
-        "gpus": f"file:{pretend}",
+        "gpu_provider": f"file:{pretend}",
         "runtimes": [{"kind": "process"}],
         "firewall": False,
     }
@@ -82,8 +82,8 @@ class LiveStand(Stand):
         await super()._stop()
         together = threading.Barrier(4)
         for _ in range(4):
-            rechecks._threads.submit(_leave, together)
-        rechecks._rechecking.submit(connections.close_all)
+            permission_recheck._threads.submit(_close_connection, together)
+        permission_recheck._recheck_thread.submit(connections.close_all)
 
 
 class Browser:

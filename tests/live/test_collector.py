@@ -13,15 +13,15 @@ import pytest
 from channels.layers import get_channel_layer
 from django.db import connections, transaction
 
-from portal import last_samples
-from portal.events import group_of
-from portal.live.collector import Collector
-from portal.live.streams import CannotWatch, open_watch
-from portal.models import Gpu, Task, UsageMinute
-from portal.selectors.log_files import log_path
-from portal.selectors.logs import log_file, read_lines
-from portal.services import lifecycle
-from tests import record
+from portal.live.collector.collector import Collector
+from portal.live.collector.stream_opener import WatchError, open_stream
+from portal.live_events import channel_group
+from portal.models import Gpu, NodeMetricsMinute, Task
+from portal.selectors.logs.files import log_path
+from portal.selectors.logs.lines import log_file, read_lines
+from portal.services.lifecycle import job_control
+from portal.valkey import sample_cache
+from tests import factories
 from tests.live.stand import browser_of, control, local_node
 from tests.time_budget import budget_s
 
@@ -36,7 +36,7 @@ def _folders(settings, tmp_path):
 
 
 @contextlib.contextmanager
-def collecting(opener=open_watch):
+def collecting(opener=open_stream):
     """A collector in a thread of its own, as the process runs it."""
     made = threading.Event()
     held = []
@@ -73,20 +73,22 @@ def until(met, within_s: float = 15.0):
 
 def running_job(owner, node, *, command=("true",)):
     """A training job that is placed on a node, up to where its start goes out."""
-    project = record.project(member=owner)
-    environment = record.environment(runtime="process", tool=False)
-    job = record.job(owner, project, environment, command=list(command))
+    project = factories.project(member=owner)
+    environment = factories.environment(runtime="process", tool=False)
+    job = factories.job(owner, project, environment, command=list(command))
     gpu = Gpu.objects.filter(node=node).first()
     with transaction.atomic():
-        attempt = lifecycle.begin_attempt(job, node.pool, [lifecycle.Seat(node, [(gpu.pk, 1000)])], epoch=1)
+        attempt = job_control.start_attempt(
+            job, node.pool, [job_control.RankPlacement(node, [(gpu.pk, 1000)])], epoch=1
+        )
     task = Task.objects.get(attempt=attempt)
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     return job, task, gpu
 
 
 def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
-    node, person = local_node(tmp_path), record.person()
+    node, person = local_node(tmp_path), factories.user()
     uuids = [gpu.uuid for gpu in node.gpus.all()]
 
     async def run():
@@ -111,9 +113,9 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
 
     with collecting():
         asyncio.run(run())
-        gpus = last_samples.last_gpus([node.public_id])
+        gpus = sample_cache.latest_gpu_samples([node.public_id])
         assert set(gpus) == set(uuids)
-    minutes = UsageMinute.objects.filter(node=node)
+    minutes = NodeMetricsMinute.objects.filter(node=node)
     assert sum(row.samples for row in minutes) >= 3  # a minute may have ended in between
     row = minutes.latest("minute")
     assert row.gpu_uuids == uuids
@@ -122,13 +124,13 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
 
 
 def test_what_nobody_watches_is_not_sent(stand, tmp_path):
-    node, person = local_node(tmp_path), record.person()
+    node, person = local_node(tmp_path), factories.user()
     topic = f"node.{node.public_id}"
 
     async def run():
         layer = get_channel_layer()
         unmarked = await layer.new_channel()
-        await layer.group_add(group_of(topic), unmarked)
+        await layer.group_add(channel_group(topic), unmarked)
         async with browser_of(stand, person) as browser:
             await browser.say(subscribe=["cluster"])
             while (
@@ -152,7 +154,7 @@ def test_what_nobody_watches_is_not_sent(stand, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
 def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
-    node, owner = local_node(tmp_path), record.person()
+    node, owner = local_node(tmp_path), factories.user()
     words = 'i=0; while [ $i -lt 60 ]; do echo "line $i"; i=$((i+1)); sleep 0.1; done'
     job, task, gpu = running_job(owner, node, command=["sh", "-c", words])
     spec = {
@@ -171,7 +173,7 @@ def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
         "mounts": [],
         "env": {},
         "secret_files": {},
-        "stop_grace_s": 1,
+        "termination_grace_s": 1,
     }
 
     async def run():
@@ -193,7 +195,7 @@ def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
             assert used["gpus"][0]["utilisation_percent"] > 10
 
     with control(node, tmp_path) as link:
-        link.ask("start", timeout_s=20, epoch=1, spec=spec)
+        link.request("start", timeout_s=20, epoch=1, spec=spec)
         try:
             with collecting():
                 asyncio.run(run())
@@ -202,7 +204,9 @@ def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
                 copy.unlink()  # as after a restore, while it runs on
                 until(lambda: copy.exists() and b"line 0\n" in copy.read_bytes(), 20)
         finally:
-            link.ask("stop", timeout_s=20, epoch=1, job=job.public_id, attempt=1, tombstone=True, grace_s=1)
+            link.request(
+                "stop", timeout_s=20, epoch=1, job=job.public_id, attempt=1, tombstone=True, grace_s=1
+            )
     page = read_lines(log_file(job.public_id, 1, 0))
     assert page.lines[0].text == "line 0"
 
@@ -212,8 +216,13 @@ def test_a_black_hole_holds_up_nobody(tmp_path):
     good = local_node(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name, port in [("hole", silent.getsockname()[1]), ("shut", 9)]:
-            record.node(
-                good.pool, name=name, link="ssh", host="127.0.0.1", port=port, host_key="ssh-ed25519 AAAA"
+            factories.node(
+                good.pool,
+                name=name,
+                transport="ssh",
+                host="127.0.0.1",
+                port=port,
+                host_key="ssh-ed25519 AAAA",
             )
         (tmp_path / "key").write_text("")
         opened = []
@@ -222,20 +231,20 @@ def test_a_black_hole_holds_up_nobody(tmp_path):
             opened.append(node.name)
             if node.name == "hole":
                 time.sleep(8)
-                raise CannotWatch("nothing was said")
+                raise WatchError("nothing was said")
             if node.name == "shut":
-                raise CannotWatch("nobody listens")
-            return open_watch(node, on_event)
+                raise WatchError("nobody listens")
+            return open_stream(node, on_event)
 
         with collecting(opener) as collector:
-            until(lambda: last_samples.last_gpus([good.public_id]))
+            until(lambda: sample_cache.latest_gpu_samples([good.public_id]))
             began = time.monotonic()
             seen = set()
             while len(seen) < 4:
-                seen |= {each["at_s"] for each in last_samples.last_gpus([good.public_id]).values()}
+                seen |= {each["at_s"] for each in sample_cache.latest_gpu_samples([good.public_id]).values()}
                 time.sleep(0.1)
                 assert time.monotonic() - began < budget_s(6)
-            assert collector.tick_took_s < budget_s(0.2)
+            assert collector.last_tick_s < budget_s(0.2)
     assert {"hole", "shut"} <= set(opened)
 
 
@@ -244,11 +253,11 @@ def test_a_stream_that_breaks_opens_again(tmp_path):
     links = []
 
     def opener(watched, on_event):
-        links.append(open_watch(watched, on_event))
+        links.append(open_stream(watched, on_event))
         return links[-1]
 
     with collecting(opener):
-        until(lambda: last_samples.last_gpus([node.public_id]))
+        until(lambda: sample_cache.latest_gpu_samples([node.public_id]))
         os.kill(links[0].process_id, 9)
         until(lambda: len(links) == 2 and links[1].is_open)
         node.state = "retired"

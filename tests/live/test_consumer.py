@@ -8,13 +8,13 @@ import time
 import pytest
 from asgiref.sync import sync_to_async
 
-from portal.events import announce_now
-from portal.live import hub as hubs
-from portal.live.hub import OUTBOX_FRAMES, Outbox
+from portal.live.websocket import hub as hubs
+from portal.live.websocket.hub import SEND_BUFFER_FRAMES, SendBuffer
+from portal.live_events import publish
 from portal.models import BrowserSession
-from portal.services import projects
-from tests import record
-from tests.gateway.stand import sign_in
+from portal.services.projects import projects
+from tests import factories
+from tests.gateway.gateway_harness import sign_in
 from tests.live.stand import Browser, browser_of
 from tests.time_budget import budget_s
 
@@ -22,7 +22,7 @@ SINCE_NONSENSE = ["null", "true", '"1795279359268"', "1795279359268.5", "[]", "-
 
 
 def _announce(topic: str, **data: object) -> None:
-    announce_now([(topic, data)])
+    publish([(topic, data)])
 
 
 async def _tell(topic: str, **data: object) -> None:
@@ -34,10 +34,10 @@ async def _watching(browser: Browser, *topics: str) -> None:
 
 
 def test_members_hear_of_their_jobs_and_strangers_do_not(stand):
-    owner, stranger = record.person(), record.person()
-    project = record.project(member=owner)
-    record.node(record.pool())
-    job = record.job(owner, project, record.environment(tool=False))
+    owner, stranger = factories.user(), factories.user()
+    project = factories.project(member=owner)
+    factories.node(factories.pool())
+    job = factories.job(owner, project, factories.environment(tool=False))
     topic = f"job.{job.public_id}"
 
     async def run() -> None:
@@ -61,7 +61,7 @@ def test_members_hear_of_their_jobs_and_strangers_do_not(stand):
 
 
 def test_an_unsubscribed_topic_is_silent(stand):
-    person = record.person()
+    person = factories.user()
 
     async def run() -> None:
         async with browser_of(stand, person) as browser:
@@ -78,7 +78,7 @@ def test_an_unsubscribed_topic_is_silent(stand):
 
 @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://ws-abc.localhost:8000"])
 def test_other_origins_are_closed(stand, origin):
-    key = sign_in(record.person())
+    key = sign_in(factories.user())
 
     async def run() -> int | None:
         async with Browser(stand.port, key, origin=origin) as browser:
@@ -111,7 +111,7 @@ def _new_password(user, project):
 
 @pytest.mark.parametrize("what", [_sign_out, _deactivate, _new_password])
 def test_a_socket_ends_with_its_session(stand, what):
-    person = record.person()
+    person = factories.user()
 
     async def run() -> float:
         async with browser_of(stand, person) as browser:
@@ -126,10 +126,10 @@ def test_a_socket_ends_with_its_session(stand, what):
 
 
 def test_a_lost_membership_ends_its_topics_within_five_seconds(stand):
-    admin, owner, manager = record.person(admin=True), record.person(), record.person()
-    project = record.project(member=owner, manager=manager)
-    record.node(record.pool())
-    job = record.job(manager, project, record.environment(tool=False))
+    admin, owner, manager = factories.user(admin=True), factories.user(), factories.user()
+    project = factories.project(member=owner, manager=manager)
+    factories.node(factories.pool())
+    job = factories.job(manager, project, factories.environment(tool=False))
     topic = f"job.{job.public_id}"
 
     async def run() -> float:
@@ -156,7 +156,7 @@ def test_a_lost_membership_ends_its_topics_within_five_seconds(stand):
 
 def test_an_idle_socket_lives(stand):
     """redis 8 closes idle connections unless its time-out is switched off."""
-    person = record.person()
+    person = factories.user()
 
     async def run() -> None:
         async with browser_of(stand, person) as browser:
@@ -170,7 +170,7 @@ def test_an_idle_socket_lives(stand):
 
 
 def test_too_many_messages_end_the_socket(stand):
-    person = record.person()
+    person = factories.user()
 
     async def run() -> int | None:
         async with browser_of(stand, person) as browser:
@@ -183,7 +183,7 @@ def test_too_many_messages_end_the_socket(stand):
 
 def test_too_many_questions_end_the_socket(stand):
     """Each name is a question to the record, whether it is answered or refused."""
-    person = record.person()
+    person = factories.user()
 
     async def run() -> int | None:
         async with browser_of(stand, person) as browser:
@@ -203,7 +203,7 @@ def test_too_many_questions_end_the_socket(stand):
     ],
 )
 def test_odd_words_are_refused_and_harmless(stand, words):
-    person = record.person()
+    person = factories.user()
 
     async def run() -> None:
         async with browser_of(stand, person) as browser:
@@ -217,8 +217,8 @@ def test_odd_words_are_refused_and_harmless(stand, words):
 
 
 def test_a_person_has_a_bounded_number_of_sockets(stand, monkeypatch):
-    monkeypatch.setattr("portal.live.consumers.MAX_SOCKETS_A_PERSON", 3)
-    key = sign_in(record.person())
+    monkeypatch.setattr("portal.live.websocket.consumer.MAX_SOCKETS_PER_USER", 3)
+    key = sign_in(factories.user())
 
     async def run() -> None:
         opened = [Browser(stand.port, key) for _ in range(4)]
@@ -235,7 +235,7 @@ def test_a_person_has_a_bounded_number_of_sockets(stand, monkeypatch):
 
 
 def test_a_browser_that_does_not_read_delays_nobody(stand):
-    person = record.person()
+    person = factories.user()
     big = "x" * 60_000
 
     async def run() -> None:
@@ -264,12 +264,12 @@ def test_a_browser_that_does_not_read_delays_nobody(stand):
 
 
 async def test_an_outbox_is_bounded_and_keeps_the_newest():
-    box = Outbox()
-    for number in range(OUTBOX_FRAMES * 3):
+    box = SendBuffer()
+    for number in range(SEND_BUFFER_FRAMES * 3):
         box.put(str(number))
-    assert await box.get() == str(OUTBOX_FRAMES * 2)
-    assert box.dropped == OUTBOX_FRAMES * 2
-    box = Outbox()
+    assert await box.get() == str(SEND_BUFFER_FRAMES * 2)
+    assert box.dropped == SEND_BUFFER_FRAMES * 2
+    box = SendBuffer()
     for number in range(10):
         box.put(f"sample {number}", replaces="cluster")
     box.put("event")
@@ -277,7 +277,7 @@ async def test_an_outbox_is_bounded_and_keeps_the_newest():
 
 
 def test_a_process_leaves_topics_that_nobody_watches(stand):
-    person = record.person()
+    person = factories.user()
 
     async def run() -> None:
         async with browser_of(stand, person) as browser:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents.samples import NodeSample
-from portal.live.frames import Heard, node_frame
+from agents.wire.messages import NodeSample
+from portal.live.collector.frames import ReceivedSample, node_frame
 
 PLAIN = {
     "utilisation_percent": 1.0,
@@ -21,7 +21,7 @@ def told(*processes: dict[str, object]) -> list[tuple[str | None, list[dict[str,
     gpus = [{**PLAIN, "uuid": f"GPU-{n}", "processes": [each]} for n, each in enumerate(processes)]
     gpus.append({**PLAIN, "uuid": "GPU-idle", "processes": []})
     sample = NodeSample.from_wire({"at_s": 1.0, "gpus": gpus, "tasks": []})
-    frame = node_frame(Heard(sample, taken_s=1.0, heard_s=1.0), now_s=1.0)
+    frame = node_frame(ReceivedSample(sample, taken_s=1.0, received_s=1.0), now_s=1.0)
     return [(gpu["busy"], gpu["foreign"]) for gpu in frame["gpus"]]
 
 

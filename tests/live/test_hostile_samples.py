@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from portal import last_samples
-from portal.live import collector, overuse
-from portal.live.notes import Notes, write_notes
-from portal.models import Attempt, AttemptEnergy, Gpu, Job, Node, NodeTrouble, Task, UsageMinute
-from portal.services import lifecycle
-from tests import record
-from tests.hostile import Agent, Frame, hello, reading, sample
+from portal.live.collector import collector, gpu_memory_overuse
+from portal.live.collector.pending_writes import PendingWrites, flush
+from portal.models import Attempt, AttemptEnergy, Gpu, Job, Node, NodeIncident, NodeMetricsMinute, Task
+from portal.services.lifecycle import job_control
+from portal.valkey import sample_cache
+from tests import factories
+from tests.hostile_agent import Frame, ScriptedAgent, hello, reading, sample
 from tests.live.test_collector import collecting, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def nodes(settings, tmp_path) -> tuple[Node, Node]:
     """A hostile one and an honest one, with two GPUs each."""
     settings.LOG_DIR = tmp_path / "logs"
-    pool = record.pool()
+    pool = factories.pool()
     hostile, honest = (
-        record.node(pool, gpus=2, name=name, runtime="process") for name in ("hostile", "honest")
+        factories.node(pool, gpus=2, name=name, runtime="process") for name in ("hostile", "honest")
     )
     return hostile, honest
 
@@ -39,15 +39,20 @@ def uuids(node: Node) -> list[str]:
 
 def running_share(node: Node) -> tuple[Job, Attempt]:
     """A job that holds half of the first GPU of a node."""
-    owner = record.person()
-    environment, project = record.environment(runtime="process", tool=False), record.project(member=owner)
-    job = record.job(owner, project, environment, milli_per_gpu=500)
+    owner = factories.user()
+    environment, project = (
+        factories.environment(runtime="process", tool=False),
+        factories.project(member=owner),
+    )
+    job = factories.job(owner, project, environment, milli_per_gpu=500)
     gpu = Gpu.objects.filter(node=node).first()
     with transaction.atomic():
-        attempt = lifecycle.begin_attempt(job, node.pool, [lifecycle.Seat(node, [(gpu.pk, 500)])], epoch=1)
+        attempt = job_control.start_attempt(
+            job, node.pool, [job_control.RankPlacement(node, [(gpu.pk, 500)])], epoch=1
+        )
     task = Task.objects.get(attempt=attempt)
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     return job, attempt
 
 
@@ -60,7 +65,7 @@ def paced(frames: Iterator[Frame], pause_s: float = 0.1) -> Iterator[Frame]:
 def opener_of(**frames: Any) -> Any:
     """Opens a link to an agent that sends these samples, by name of its node."""
     agents = {
-        name: Agent(lambda: hello([]), frames=lambda role, each=each: paced(each()))
+        name: ScriptedAgent(lambda: hello([]), frames=lambda role, each=each: paced(each()))
         for name, each in frames.items()
     }
 
@@ -76,11 +81,11 @@ def honest_samples(node: Node) -> Any:
 
 
 def heard(node: Node) -> Any:
-    return last_samples.last_frames([node.public_id])
+    return sample_cache.latest_frames([node.public_id])
 
 
 def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(nodes, monkeypatch) -> None:
-    monkeypatch.setattr(overuse, "OVER_S", 0.5)
+    monkeypatch.setattr(gpu_memory_overuse, "REPORT_AFTER_S", 0.5)
     hostile, honest = nodes
     job, attempt = running_share(honest)
     process = {"pid": 7, "memory_mib": 81_000, "job": job.public_id, "attempt": 1, "foreign": False}
@@ -97,9 +102,9 @@ def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(n
         until(lambda: heard(hostile) and heard(honest) and time.monotonic() - began > 3)
         frame = heard(hostile)[hostile.public_id]
     attempt.refresh_from_db()
-    assert attempt.stop_wanted_at is None
+    assert attempt.stop_requested_at is None
     assert [gpu["uuid"] for gpu in frame["gpus"]] == uuids(hostile)
-    minutes = UsageMinute.objects.filter(node=hostile)
+    minutes = NodeMetricsMinute.objects.filter(node=hostile)
     assert minutes and all(row.gpu_uuids == uuids(hostile) and not row.tasks for row in minutes)
     assert all(row.holders == [[], []] for row in minutes)
     # two GPUs at 100 W, of which it holds a half of one
@@ -120,29 +125,29 @@ def test_a_malformed_sample_keeps_no_minute_of_another_node_from_being_written(n
         opener_of(hostile=lambda: (sample(bad) for _ in itertools.count()), honest=honest_samples(honest))
     ):
         until(lambda: heard(honest))
-        told = until(lambda: NodeTrouble.objects.filter(node=hostile, trouble="malformed").first())
-    assert "cannot be read" in told.sentence
-    assert UsageMinute.objects.filter(node=honest).exists()
-    assert not NodeTrouble.objects.filter(node=honest).exists()
+        told = until(lambda: NodeIncident.objects.filter(node=hostile, kind="malformed").first())
+    assert "cannot be read" in told.message
+    assert NodeMetricsMinute.objects.filter(node=honest).exists()
+    assert not NodeIncident.objects.filter(node=honest).exists()
 
 
 def test_a_node_that_keeps_sending_malformed_samples_is_put_aside_with_that_cause(nodes, monkeypatch) -> None:
-    monkeypatch.setattr(collector, "MALFORMED_EVERY_S", 0.1)
+    monkeypatch.setattr(collector, "MALFORMED_REPORT_INTERVAL_S", 0.1)
     hostile, honest = nodes
     bad = sample(reading("\0"))
     with collecting(
         opener_of(hostile=lambda: (bad for _ in itertools.count()), honest=honest_samples(honest))
     ):
-        until(lambda: Node.objects.get(pk=hostile.pk).trust == "aside")
-        rows = NodeTrouble.objects.filter(node=hostile).count()
+        until(lambda: Node.objects.get(pk=hostile.pk).breaker_state == "quarantined")
+        rows = NodeIncident.objects.filter(node=hostile).count()
         until(lambda: heard(honest))
     hostile.refresh_from_db()
-    assert (hostile.trust_cause, hostile.trust_sentence) == (
+    assert (hostile.breaker_cause, hostile.breaker_message) == (
         "malformed",
         "It keeps sending what the protocol does not allow.",
     )
-    assert rows == NodeTrouble.objects.filter(node=hostile).count(), "no rows while it is aside"
-    assert Node.objects.get(pk=honest.pk).trust == "trusted"
+    assert rows == NodeIncident.objects.filter(node=hostile).count(), "no rows while it is aside"
+    assert Node.objects.get(pk=honest.pk).breaker_state == "healthy"
 
 
 def test_what_the_database_refuses_of_one_node_costs_the_others_nothing(nodes) -> None:
@@ -154,17 +159,25 @@ def test_what_the_database_refuses_of_one_node_costs_the_others_nothing(nodes) -
         "holders": [[]], "tasks": [],
     }  # fmt: skip
     notes = {
-        hostile.public_id: Notes(minutes=[(hostile.public_id, 60, columns | {"gpu_uuids": ["\0"]})]),
-        honest.public_id: Notes(minutes=[(honest.public_id, 60, columns)]),
+        hostile.public_id: PendingWrites(minutes=[(hostile.public_id, 60, columns | {"gpu_uuids": ["\0"]})]),
+        honest.public_id: PendingWrites(minutes=[(honest.public_id, 60, columns)]),
     }
     notes[hostile.public_id].logs[1] = 2**80
-    notes[honest.public_id].users[uuids(honest)[0]] = "python (process 7)"
-    write_notes(notes)
-    assert UsageMinute.objects.get().node == honest
-    assert honest.gpus.exclude(foreign_user="").get().foreign_user == "python (process 7)"
+    notes[honest.public_id].foreign_users[uuids(honest)[0]] = "python (process 7)"
+    flush(notes)
+    assert NodeMetricsMinute.objects.get().node == honest
+    assert honest.gpus.exclude(foreign_process_owner="").get().foreign_process_owner == "python (process 7)"
 
 
 def test_a_foreign_program_is_believed_of_a_nodes_own_gpus_only(nodes) -> None:
     hostile, honest = nodes
-    write_notes({hostile.public_id: Notes(users=dict.fromkeys([*uuids(honest), *uuids(hostile)], "x"))})
-    assert set(Gpu.objects.exclude(foreign_user="").values_list("node__name", flat=True)) == {"hostile"}
+    flush(
+        {
+            hostile.public_id: PendingWrites(
+                foreign_users=dict.fromkeys([*uuids(honest), *uuids(hostile)], "x")
+            )
+        }
+    )
+    assert set(Gpu.objects.exclude(foreign_process_owner="").values_list("node__name", flat=True)) == {
+        "hostile"
+    }

@@ -13,14 +13,14 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.errors import Invalid, NotAllowed, NotThere
-from portal.log_download import log_download
+from portal.errors import Forbidden, InvalidRequest, NotFound
+from portal.log_download import log_download_response
 from portal.models import Job
-from portal.selectors import log_search, logs
-from portal.selectors.log_files import log_path
-from portal.selectors.log_search import Sought
-from portal.services.logs import remove_old_logs, write_log_bytes
-from tests import record
+from portal.selectors.logs import lines, search
+from portal.selectors.logs.files import log_path
+from portal.selectors.logs.search import LogSearchQuery
+from portal.services.jobs.logs import delete_expired_logs, write_log_bytes
+from tests import factories
 from tests.time_budget import budget_s
 
 
@@ -29,9 +29,9 @@ def _own_folder(settings, tmp_path):
     settings.LOG_DIR = tmp_path / "logs"
 
 
-def _write(text: bytes, form: str = "k8s", *, complete: bool = False) -> logs.LogFile:
+def _write(text: bytes, form: str = "k8s", *, complete: bool = False) -> lines.LogFile:
     write_log_bytes("abc", 1, 0, form, 0, text)
-    return logs.log_file("abc", 1, 0, complete=complete)
+    return lines.log_file("abc", 1, 0, complete=complete)
 
 
 def _k8s(*rows: tuple[str, str, str]) -> bytes:
@@ -55,7 +55,7 @@ def test_a_hole_is_never_written():
 
 
 def test_the_size_is_capped(monkeypatch):
-    monkeypatch.setattr("portal.services.logs.MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("portal.services.jobs.logs.MAX_LOG_BYTES", 10)
     assert write_log_bytes("abc", 1, 0, "raw", 0, b"x" * 25) == 25
     assert write_log_bytes("abc", 1, 0, "raw", 25, b"y" * 25) == 50
     assert log_path("abc", 1, 0, "raw").stat().st_size == 10
@@ -72,7 +72,7 @@ def test_no_name_leads_elsewhere(job):
 def test_a_format_that_nobody_knows_is_kept_as_it_came():
     line = b'{"log":"hello\\n","stream":"stdout"}\n'
     assert write_log_bytes("abc", 1, 0, "json", 0, line) == len(line)
-    [shown] = logs.read_lines(logs.log_file("abc", 1, 0)).lines
+    [shown] = lines.read_lines(lines.log_file("abc", 1, 0)).lines
     assert shown.text == line.decode().rstrip("\n")
 
 
@@ -85,7 +85,7 @@ def test_a_link_in_the_way_is_not_followed(tmp_path):
 
 
 def test_lines_carry_time_and_stream():
-    page = logs.read_lines(_write(_k8s(("stdout", "F", "one"), ("stderr", "F", "two ✓"))))
+    page = lines.read_lines(_write(_k8s(("stdout", "F", "one"), ("stderr", "F", "two ✓"))))
     assert [(line.stream, line.text) for line in page.lines] == [("stdout", "one"), ("stderr", "two ✓")]
     assert page.lines[0].at == "2026-11-21T10:00:00.123456789+00:00"
 
@@ -94,31 +94,31 @@ def test_partial_pieces_become_one_line():
     text = _k8s(
         ("stdout", "P", "a"), ("stderr", "F", "err"), ("stdout", "P", "b"), ("stdout", "F", "c"),
     )  # fmt: skip
-    page = logs.read_lines(_write(text))
+    page = lines.read_lines(_write(text))
     assert sorted(line.text for line in page.lines) == ["abc", "err"]
     assert page.cursor == len(text)
 
 
 def test_a_line_held_open_does_not_hold_up_the_other_stream():
     text = _k8s(("stdout", "P", "progress "), *[("stderr", "F", f"e{n}") for n in range(20)])
-    page = logs.read_lines(_write(text), limit=10)
+    page = lines.read_lines(_write(text), limit=10)
     assert page.cursor > 0
     assert [line.text for line in page.lines if line.stream == "stderr"] == [f"e{n}" for n in range(10)]
 
 
 def test_an_unfinished_line_waits_for_its_end():
     text = _k8s(("stdout", "F", "whole"), ("stdout", "P", "half"))
-    page = logs.read_lines(_write(text))
+    page = lines.read_lines(_write(text))
     assert [line.text for line in page.lines] == ["whole"]
     write_log_bytes("abc", 1, 0, "k8s", len(text), _k8s(("stdout", "F", " and half")))
-    page = logs.read_lines(logs.log_file("abc", 1, 0), page.cursor)
+    page = lines.read_lines(lines.log_file("abc", 1, 0), page.cursor)
     assert [line.text for line in page.lines] == ["half and half"]
 
 
 def test_a_line_without_its_end_is_shown_when_nothing_more_comes():
     text = b"done\nno end"
-    assert [line.text for line in logs.read_lines(_write(text, "raw")).lines] == ["done"]
-    page = logs.read_lines(logs.log_file("abc", 1, 0, complete=True))
+    assert [line.text for line in lines.read_lines(_write(text, "raw")).lines] == ["done"]
+    page = lines.read_lines(lines.log_file("abc", 1, 0, complete=True))
     assert [line.text for line in page.lines] == ["done", "no end"]
     assert page.complete
 
@@ -128,7 +128,7 @@ def test_reading_on_gives_each_line_once():
     log = _write(text, "raw")
     cursor, got = 0, []
     while True:
-        page = logs.read_lines(log, cursor, 333)
+        page = lines.read_lines(log, cursor, 333)
         if not page.lines:
             break
         got += [line.text for line in page.lines]
@@ -144,10 +144,10 @@ def test_the_tail(form):
         if form == "raw"
         else b"".join(f"2026-11-21T10:00:00Z stdout F {row}\n".encode() for row in rows)
     )
-    page = logs.tail(_write(text, form), 50)
+    page = lines.tail(_write(text, form), 50)
     assert [line.text for line in page.lines] == rows[-50:]
     assert page.cursor == len(text)
-    again = logs.read_lines(logs.log_file("abc", 1, 0), page.start, 50)
+    again = lines.read_lines(lines.log_file("abc", 1, 0), page.start, 50)
     assert [line.text for line in again.lines] == rows[-50:]
 
 
@@ -155,7 +155,7 @@ def test_a_monstrous_line_does_not_stand_still():
     log = _write(b"x" * (3 << 20) + b"\nend\n", "raw")
     cursor, texts = 0, []
     while cursor < log.size_bytes:
-        page = logs.read_lines(log, cursor)
+        page = lines.read_lines(log, cursor)
         assert page.cursor > cursor
         texts += [line.text for line in page.lines]
         cursor = page.cursor
@@ -163,58 +163,60 @@ def test_a_monstrous_line_does_not_stand_still():
     assert max(map(len, texts)) < 20_000
 
 
-def _texts(found: log_search.Found) -> list[str]:
+def _texts(found: search.SearchResult) -> list[str]:
     return [match.line.text for match in found.matches]
 
 
 def test_search_finds_plain_words_and_goes_on_where_it_ended():
     log = _write(b"".join(b"step %d loss (a+)+$\n" % number for number in range(3000)), "raw")
-    found = log_search.search([log], Sought("STEP 2999"))
+    found = search.search([log], LogSearchQuery("STEP 2999"))
     assert (_texts(found), found.next) == (["step 2999 loss (a+)+$"], None)
-    assert _texts(log_search.search([log], Sought("STEP 2999", case=True))) == []
+    assert _texts(search.search([log], LogSearchQuery("STEP 2999", case_sensitive=True))) == []
     seen, start = [], None
     while True:
-        found = log_search.search([log], Sought("(a+)+$"), start, limit=170)
+        found = search.search([log], LogSearchQuery("(a+)+$"), start, limit=170)
         seen += _texts(found)
         start = found.next
         if start is None:
             break
     assert seen == [f"step {number} loss (a+)+$" for number in range(3000)]
     for words in ("", "x" * 201):
-        with pytest.raises(Invalid):
-            log_search.search([log], Sought(words))
+        with pytest.raises(InvalidRequest):
+            search.search([log], LogSearchQuery(words))
 
 
 def test_search_by_pattern_over_ranks_and_streams():
     for rank in (0, 1, 10):
         rows = _k8s(("stdout", "F", f"rank {rank} ok"), ("stderr", "F", f"rank {rank} Loss: {rank}.5"))
         write_log_bytes("abc", 1, rank, "k8s", 0, rows)
-    logs_of_all = [logs.log_file("abc", 1, rank) for rank in (10, 0, 1)]
-    found = log_search.search(logs_of_all, Sought(r"loss:\s+\d+\.5$|ok", pattern=True))
+    logs_of_all = [lines.log_file("abc", 1, rank) for rank in (10, 0, 1)]
+    found = search.search(logs_of_all, LogSearchQuery(r"loss:\s+\d+\.5$|ok", is_regex=True))
     assert [(match.rank, match.line.stream) for match in found.matches] == [
         (rank, stream) for rank in (0, 1, 10) for stream in ("stdout", "stderr")
     ]
-    errors = log_search.search(logs_of_all, Sought("rank", stream="stderr"), log_search.Place(1), limit=1)
+    errors = search.search(
+        logs_of_all, LogSearchQuery("rank", stream="stderr"), search.SearchCursor(1), limit=1
+    )
     assert _texts(errors) == ["rank 1 Loss: 1.5"]
     assert errors.next is not None
-    rest = log_search.search(logs_of_all, Sought("rank", stream="stderr"), errors.next)
+    rest = search.search(logs_of_all, LogSearchQuery("rank", stream="stderr"), errors.next)
     assert (_texts(rest), rest.next) == (["rank 10 Loss: 10.5"], None)
 
 
 @pytest.mark.parametrize("pattern", ["(", "*a", "(?P<x>a)(?P<x>b)"])
 def test_what_is_no_pattern_is_said(pattern):
-    with pytest.raises(Invalid, match="no pattern"):
-        log_search.search([_write(b"x\n", "raw")], Sought(pattern, pattern=True))
+    with pytest.raises(InvalidRequest, match="no pattern"):
+        search.search([_write(b"x\n", "raw")], LogSearchQuery(pattern, is_regex=True))
 
 
 def test_a_pattern_without_end_is_ended(monkeypatch):
-    monkeypatch.setattr(log_search, "WITHIN_S", 0.7)
+    monkeypatch.setattr(search, "SEARCH_TIMEOUT_S", 0.7)
     log = _write(b"a" * 200 + b"!\n", "raw")
     began_s = time.monotonic()
-    with pytest.raises(Invalid, match="too long"):
-        log_search.search([log], Sought("(a+)+$", pattern=True))
+    with pytest.raises(InvalidRequest, match="too long"):
+        search.search([log], LogSearchQuery("(a+)+$", is_regex=True))
     assert time.monotonic() - began_s < budget_s(10)
-    assert _texts(log_search.search([log], Sought("^a+!$", pattern=True))) == ["a" * 200 + "!"]
+    assert _texts(search.search([log], LogSearchQuery("^a+!$", is_regex=True))) == ["a" * 200 + "!"]
 
 
 @given(
@@ -228,7 +230,7 @@ def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_pa
         log = _write("".join(f"{row}\n" for row in rows).encode(), "raw")
         seen, start = [], None
         while True:
-            found = log_search.search([log], Sought(words), start, limit)
+            found = search.search([log], LogSearchQuery(words), start, limit)
             assert len(found.matches) <= limit
             seen += _texts(found)
             start = found.next
@@ -238,37 +240,39 @@ def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_pa
 
 
 def test_old_logs_are_removed_and_that_is_said(db, settings):
-    scene = record.scene()
-    jobs = [record.job(scene["owner"], scene["project"], record.environment(tool=False)) for _ in range(3)]
+    scene = factories.basic_cluster()
+    jobs = [
+        factories.job(scene["owner"], scene["project"], factories.environment(tool=False)) for _ in range(3)
+    ]
     long_ago = timezone.now() - dt.timedelta(days=40)
     for job in jobs:
         write_log_bytes(job.public_id, 1, 0, "raw", 0, b"line\n")
         os.utime(log_path(job.public_id, 1, 0, "raw").parent.parent, (0, 0))
     Job.objects.filter(pk__in=[jobs[0].pk, jobs[1].pk]).update(ended_at=timezone.now())
     Job.objects.filter(pk=jobs[0].pk).update(ended_at=long_ago)
-    assert remove_old_logs() == 0, "kept for ever where nothing else is said"
-    settings.LOGS_KEPT_DAYS = 30
-    assert (remove_old_logs(), remove_old_logs()) == (1, 0)
+    assert delete_expired_logs() == 0, "kept for ever where nothing else is said"
+    settings.LOG_RETENTION_DAYS = 30
+    assert (delete_expired_logs(), delete_expired_logs()) == (1, 0)
     kept = [log_path(job.public_id, 1, 0, "raw").exists() for job in jobs]
     assert kept == [False, True, True], "one still runs, one ended today"
-    gone = replace(logs.log_file(jobs[0].public_id, 1, 0, complete=True), told_bytes=5)
-    assert gone.removed
-    assert not logs.log_file(jobs[1].public_id, 1, 0, complete=True).removed
-    with pytest.raises(NotThere, match="older than logs are kept"):
-        log_download(RequestFactory().get("/"), gone, job="abc")
+    gone = replace(lines.log_file(jobs[0].public_id, 1, 0, complete=True), reported_bytes=5)
+    assert gone.is_expired
+    assert not lines.log_file(jobs[1].public_id, 1, 0, complete=True).is_expired
+    with pytest.raises(NotFound, match="older than logs are kept"):
+        log_download_response(RequestFactory().get("/"), gone, job="abc")
 
 
 def test_what_is_beyond_the_most_that_is_kept_is_counted(monkeypatch):
-    monkeypatch.setattr("portal.selectors.logs.MAX_LOG_BYTES", 10)
-    log = replace(_write(b"0123456789", "raw"), told_bytes=25)
-    assert log.dropped_bytes == 15
+    monkeypatch.setattr("portal.selectors.logs.lines.MAX_LOG_BYTES", 10)
+    log = replace(_write(b"0123456789", "raw"), reported_bytes=25)
+    assert log.truncated_bytes == 15
 
 
-def _ranged(log: logs.LogFile, asked: str | None, *, stamps: bool = False, **headers: str):
+def _ranged(log: lines.LogFile, asked: str | None, *, stamps: bool = False, **headers: str):
     given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     if asked is not None:
         given["HTTP_RANGE"] = asked
-    return log_download(RequestFactory().get("/", **given), log, job="abc", stamps=stamps)
+    return log_download_response(RequestFactory().get("/", **given), log, job="abc", timestamps=stamps)
 
 
 @pytest.mark.parametrize("stamps", [False, True])
@@ -301,7 +305,7 @@ def test_ranges_and_what_is_answered_with_all():
         assert (answer.status_code, b"".join(answer.streaming_content)) == (200, text), all_of_it
     for nothing in ("bytes=99999999-", "bytes=-0", "bytes=5-4"):
         assert _ranged(growing, nothing).status_code == 416
-    log = logs.log_file("abc", 1, 0, complete=True)
+    log = lines.log_file("abc", 1, 0, complete=True)
     tag = _ranged(log, None)["ETag"]
     assert _ranged(log, "bytes=0-1", if_range=tag).status_code == 206
     assert _ranged(log, "bytes=0-1", if_range='"other"').status_code == 200
@@ -309,21 +313,21 @@ def test_ranges_and_what_is_answered_with_all():
 
 
 def test_a_log_that_is_not_there_is_empty():
-    page = logs.read_lines(logs.log_file("zzz", 1, 0))
+    page = lines.read_lines(lines.log_file("zzz", 1, 0))
     assert (page.lines, page.size_bytes) == ([], 0)
-    assert logs.tail(logs.log_file("zzz", 1, 0)).lines == []
+    assert lines.tail(lines.log_file("zzz", 1, 0)).lines == []
 
 
 def test_logs_are_read_by_those_who_may(db):
-    owner, member, stranger = record.person(), record.person(), record.person()
-    project = record.project(member=owner)
-    record.node(record.pool())
-    record.Membership.objects.create(project=project, user=member, role="member")
-    job = record.job(owner, project, record.environment(tool=False))
-    notebook = record.job(owner, project, record.environment(), kind="workspace")
-    with pytest.raises(NotThere, match="no such rank"):
-        logs.log_for(member, job)
-    with pytest.raises(NotThere, match="nothing here"):
-        logs.log_for(stranger, job)
-    with pytest.raises(NotAllowed):
-        logs.log_for(member, notebook)
+    owner, member, stranger = factories.user(), factories.user(), factories.user()
+    project = factories.project(member=owner)
+    factories.node(factories.pool())
+    factories.Membership.objects.create(project=project, user=member, role="member")
+    job = factories.job(owner, project, factories.environment(tool=False))
+    notebook = factories.job(owner, project, factories.environment(), kind="workspace")
+    with pytest.raises(NotFound, match="no such rank"):
+        lines.get_log(member, job)
+    with pytest.raises(NotFound, match="nothing here"):
+        lines.get_log(stranger, job)
+    with pytest.raises(Forbidden):
+        lines.get_log(member, notebook)

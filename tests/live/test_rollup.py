@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 from django.utils import timezone
 
-from agents.samples import GpuSample, GpuUser, NodeSample, TaskSample
-from portal.live.rollup import LONGEST_COUNT_S, NodeRollup, columns
-from portal.models import Attempt, UsageMinute
-from portal.selectors.jobs import attempts_of, joules_of
-from portal.selectors.minutes import node_minutes
-from portal.services.minutes import delete_old_minutes, write_minutes
-from tests import record
+from agents.wire.messages import GpuProcess, GpuSample, NodeSample, TaskSample
+from portal.live.collector.rollup import MAX_COUNTER_GAP_S, NodeRollup, minute_columns
+from portal.models import Attempt, NodeMetricsMinute
+from portal.selectors.jobs.jobs import attempt_energy_joules, list_attempts
+from portal.selectors.nodes.metric_series import read_node_series
+from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_node_metrics
+from tests import factories
 
 
 def sample(
     *, use: float | None = 50, watts: float | None = 100, job: str | None = None, at_s: float = 0
 ) -> NodeSample:
-    users = (GpuUser(1, 10, job, 1, job is None),) if job != "" else ()
+    users = (GpuProcess(1, 10, job, 1, job is None),) if job != "" else ()
     gpu = GpuSample("GPU-1", use, 1000, watts, 40, "ok", users if job is not None else ())
     return NodeSample(at_s, 10.0, 2048, 9999, (gpu,), (TaskSample("abc", 1, 0, 80.0, 512),))
 
@@ -30,7 +30,7 @@ def test_a_minute_is_the_mean_of_what_was_known():
     for second, use in enumerate([0, 100, None, 50]):
         assert rollup.add(6000 + second, sample(use=use)) is None
     minute = rollup.add(6060, sample())
-    row = columns(minute, ["GPU-1", "GPU-gone"])
+    row = minute_columns(minute, ["GPU-1", "GPU-gone"])
     assert minute.start_s == 6000
     assert row["samples"] == 4
     assert row["utilisation_percent"] == [50.0, None]
@@ -42,7 +42,7 @@ def test_energy_is_the_area_under_power():
     for second in range(61):
         minute = rollup.add(6000 + second, sample(watts=100 + second))
     # the trapezoid over 0..59 s; the step from 59 to 60 counts to the next minute
-    assert columns(minute, ["GPU-1"])["energy_joules"] == [pytest.approx(100 * 59 + 59 * 59 / 2)]
+    assert minute_columns(minute, ["GPU-1"])["energy_joules"] == [pytest.approx(100 * 59 + 59 * 59 / 2)]
 
 
 def counted(joules: float | None, *, watts: float | None = 100) -> NodeSample:
@@ -63,14 +63,16 @@ def test_energy_is_what_the_counter_grew_by():
     ):
         rollup.add(at_s, counted(joules))
     # a gap of 30 s counts; without a counter, and where it began anew, power stands in for a second each
-    assert columns(rollup.rest(), ["GPU-1"])["energy_joules"] == [pytest.approx(3090 + 100 + 100 + 90)]
+    assert minute_columns(rollup.pop_partial(), ["GPU-1"])["energy_joules"] == [
+        pytest.approx(3090 + 100 + 100 + 90)
+    ]
 
 
 def test_what_a_counter_grew_by_over_a_long_gap_is_nobodys():
     rollup = NodeRollup()
     rollup.add(6000, counted(10.0))
-    rollup.add(6000 + LONGEST_COUNT_S + 1, counted(9_000.0))
-    assert columns(rollup.rest(), ["GPU-1"])["energy_joules"] == [None]
+    rollup.add(6000 + MAX_COUNTER_GAP_S + 1, counted(9_000.0))
+    assert minute_columns(rollup.pop_partial(), ["GPU-1"])["energy_joules"] == [None]
 
 
 def test_energy_goes_to_those_who_hold_the_gpu():
@@ -79,18 +81,18 @@ def test_energy_goes_to_those_who_hold_the_gpu():
     rollup.add(6001, counted(400.0), both)
     rollup.add(6002, counted(500.0), {"GPU-1": [("xyz", 1, 1000)]})
     rollup.add(6003, counted(600.0))
-    assert dict(rollup.rest().attempts) == {("abc", 2): 100.0, ("xyz", 1): 300.0}
+    assert dict(rollup.pop_partial().attempts) == {("abc", 2): 100.0, ("xyz", 1): 300.0}
 
 
 def test_joules_are_added_to_the_attempt(db):
-    owner, pool = record.person(), record.pool()
-    record.node(pool)
-    job = record.job(owner, record.project(member=owner), record.environment())
+    owner, pool = factories.user(), factories.pool()
+    factories.node(pool)
+    job = factories.job(owner, factories.project(member=owner), factories.environment())
     attempt = Attempt.objects.create(job=job, number=1, pool=pool, leader_epoch=1)
-    assert joules_of(attempt) is None
+    assert attempt_energy_joules(attempt) is None
     for _ in range(2):
-        write_minutes([], {(job.public_id, 1): 40.0, (job.public_id, 2): 1.0, ("gone", 1): 1.0})
-    assert joules_of(attempts_of(job)[0]) == 80.0
+        save_node_metrics([], {(job.public_id, 1): 40.0, (job.public_id, 2): 1.0, ("gone", 1): 1.0})
+    assert attempt_energy_joules(list_attempts(job)[0]) == 80.0
 
 
 def test_a_gap_and_an_unknown_power_hold_no_energy():
@@ -98,26 +100,26 @@ def test_a_gap_and_an_unknown_power_hold_no_energy():
     rollup.add(6000, sample())
     rollup.add(6030, sample())
     rollup.add(6031, sample(watts=None))
-    minute = rollup.rest()
-    assert columns(minute, ["GPU-1"])["energy_joules"] == [None]
+    minute = rollup.pop_partial()
+    assert minute_columns(minute, ["GPU-1"])["energy_joules"] == [None]
 
 
 def test_a_minute_ends_without_a_further_sample():
     rollup = NodeRollup()
     rollup.add(6000, sample())
-    assert rollup.due(6059) is None
-    assert rollup.due(6061).samples == 1
-    assert rollup.due(6062) is None
+    assert rollup.pop_finished(6059) is None
+    assert rollup.pop_finished(6061).samples == 1
+    assert rollup.pop_finished(6062) is None
 
 
 def test_holders_are_jobs_or_foreign():
     rollup = NodeRollup()
     rollup.add(6000, sample(job="abc"))
     foreign = NodeSample(
-        0, None, None, None, (GpuSample("GPU-1", 1, 1, 1, 1, "ok", (GpuUser(9, 1, None, None, True),)),)
+        0, None, None, None, (GpuSample("GPU-1", 1, 1, 1, 1, "ok", (GpuProcess(9, 1, None, None, True),)),)
     )
     rollup.add(6001, foreign)
-    assert columns(rollup.rest(), ["GPU-1"])["holders"] == [["abc", "foreign"]]
+    assert minute_columns(rollup.pop_partial(), ["GPU-1"])["holders"] == [["abc", "foreign"]]
 
 
 def _row(
@@ -139,40 +141,40 @@ def _row(
 
 
 def test_a_minute_in_two_parts_is_joined(db):
-    node = record.node(record.pool())
+    node = factories.node(factories.pool())
     start = int(timezone.now().timestamp() // 60) * 60
-    write_minutes([(node.public_id, start, _row(0, samples=30))])
-    write_minutes([(node.public_id, start, _row(100, samples=10)), ("unknown", start, _row(1))])
-    row = UsageMinute.objects.get()
+    save_node_metrics([(node.public_id, start, _row(0, samples=30))])
+    save_node_metrics([(node.public_id, start, _row(100, samples=10)), ("unknown", start, _row(1))])
+    row = NodeMetricsMinute.objects.get()
     assert (row.samples, row.utilisation_percent, row.energy_joules) == (40, [25.0], [10.0])
-    write_minutes([(node.public_id, start, _row(7, uuid="GPU-2"))])
+    save_node_metrics([(node.public_id, start, _row(7, uuid="GPU-2"))])
     row.refresh_from_db()
     assert (row.gpu_uuids, row.utilisation_percent) == (["GPU-1", "GPU-2"], [25.0, 7.0])
     assert row.holders == [["abc"], ["abc"]]
 
 
 def test_old_minutes_go_by_whole_days(db):
-    node = record.node(record.pool())
+    node = factories.node(factories.pool())
     now = timezone.now()
     for days in [0, 1, 89, 91, 92, 200]:
         moment = now - dt.timedelta(days=days)
-        write_minutes([(node.public_id, int(moment.timestamp() // 60) * 60, _row(1))])
-    assert delete_old_minutes(90) == 3
-    assert delete_old_minutes(90) == 0
-    assert UsageMinute.objects.count() == 3
+        save_node_metrics([(node.public_id, int(moment.timestamp() // 60) * 60, _row(1))])
+    assert delete_expired_metrics(90) == 3
+    assert delete_expired_metrics(90) == 0
+    assert NodeMetricsMinute.objects.count() == 3
 
 
 def test_a_node_is_read_as_series(db):
-    person, node = record.person(), record.node(record.pool(), gpus=2)
+    person, node = factories.user(), factories.node(factories.pool(), gpus=2)
     uuids = [gpu.uuid for gpu in node.gpus.all()]
     start = int(timezone.now().timestamp() // 60) * 60
-    write_minutes(
+    save_node_metrics(
         [
             (node.public_id, start - 60, _row(30, uuid=uuids[1])),
             (node.public_id, start, _row(40, uuid=uuids[0])),
         ]
     )
-    series = node_minutes(person, node)
+    series = read_node_series(person, node)
     assert series.minutes_s == [start - 60, start]
     assert [gpu.utilisation_percent for gpu in series.gpus] == [[None, 40.0], [30.0, None]]
     assert series.energy_joules == 10.0

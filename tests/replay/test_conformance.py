@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.check import check_plan
-from scheduler.core.cluster import UNLIMITED_MILLI, JobId
 from scheduler.core.decide import decide
-from scheduler.core.plan import Eviction, EvictionReason, Plan, Start, TaskPlacement
-from scheduler.core.policy import Policy
+from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, Plan, TaskPlacement
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import UNLIMITED_MILLI, JobId
+from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import MALFORMED, main
-from scheduler.replay.conformance import answer_of, chosen, predicates
-from scheduler.replay.conformance.cluster_of_case import CaseCluster, next_states
+from scheduler.replay.conformance import predicates, run_case, select_cases
+from scheduler.replay.conformance.case_cluster import CaseCluster, next_states
 from scheduler.replay.conformance.format import read_cases
 from scheduler.replay.conformance.scheduling import apply
 
@@ -36,7 +36,7 @@ def case_named(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("policy", [Policy.kai(), Policy()], ids=["kai", "default"])
 @pytest.mark.parametrize("kind", ["fair_share", "predicate"])
 def test_every_division_and_every_rule_is_as_expected(kind: str, policy: Policy) -> None:
-    outcomes = [answer_of(name, case, policy) for name, case in chosen(CASES, kind, "")]
+    outcomes = [run_case(name, case, policy) for name, case in select_cases(CASES, kind, "")]
     assert outcomes and [outcome for outcome in outcomes if not outcome.passed] == []
 
 
@@ -58,8 +58,8 @@ def test_our_stricter_reach_is_another_answer_than_kais() -> None:
             "victims": [{"queue": "leaf", "tasks": [{"gpu": 1}]}],
         },
     }
-    assert predicates.answer(case, Policy.kai()).got == "True"
-    assert predicates.answer(case, Policy()).got == "False"  # all of it is inside the leaf's guarantee
+    assert predicates.run_case(case, Policy.kai()).got == "True"
+    assert predicates.run_case(case, Policy()).got == "False"  # all of it is inside the leaf's guarantee
 
 
 def write(tmp_path: Path, content: Any) -> str:
@@ -160,8 +160,8 @@ def test_a_choice_counts_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_portable_cases_are_never_skipped() -> None:
-    for kind, case in chosen(CASES, "scheduling", ""):
-        assert not (case["portable"] and answer_of(kind, case, Policy.kai()).skipped), case["id"]
+    for kind, case in select_cases(CASES, "scheduling", ""):
+        assert not (case["portable"] and run_case(kind, case, Policy.kai()).skipped), case["id"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_portable_cases_are_never_skipped() -> None:
     ids=["kai", "default"],
 )
 def test_portable_cases_end_as_they_do_in_kai(policy: Policy, portable: float, core: float) -> None:
-    answered = [(case, answer_of(kind, case, policy)) for kind, case in chosen(CASES, "scheduling", "")]
+    answered = [(case, run_case(kind, case, policy)) for kind, case in select_cases(CASES, "scheduling", "")]
     for flag, floor in (("portable", portable), ("core", core)):
         outcomes = [outcome for case, outcome in answered if case[flag]]
         failed = [outcome.id for outcome in outcomes if not outcome.passed]
@@ -198,9 +198,9 @@ def test_the_laws_hold_on_every_kind_of_case(seed: int) -> None:
     draw = random.Random(seed)
     for case in draw.sample([case for case in CASES.scheduling if case["portable"]], 60):
         cluster = CaseCluster(perturbed(copy.deepcopy(dict(case)), draw))
-        states = cluster.first_states()
+        states = cluster.initial_states()
         for _ in range(3):
-            snapshot = cluster.photograph(states)
+            snapshot = cluster.snapshot(states)
             plan = decide(snapshot, Policy())
             check_plan(snapshot, plan)
             states = next_states(states, apply(states, plan), deleted=())
@@ -233,7 +233,7 @@ def small() -> dict[str, Any]:
 
 def test_a_case_becomes_a_photograph() -> None:
     cluster = CaseCluster(small())
-    snapshot = cluster.photograph(cluster.first_states())
+    snapshot = cluster.snapshot(cluster.initial_states())
     grows = next(row for row in snapshot.running if row.job == "grows")
     assert [task.rank for task in grows.tasks] == [0, 1] and grows.min_tasks == 1
     waits = snapshot.pending[0]
@@ -241,7 +241,7 @@ def test_a_case_becomes_a_photograph() -> None:
     halves = [row.tasks[0].gpus for row in snapshot.running if row.job != "grows"]
     assert halves[0] == halves[1] and halves[0][0].milli == 500
     assert [gpu.used_milli for node in snapshot.nodes for gpu in node.gpus] == [1000, 1000, 1000, 0]
-    assert [gpu.whole for gpu in snapshot.nodes[1].gpus] == [False, False]
+    assert [gpu.exclusive for gpu in snapshot.nodes[1].gpus] == [False, False]
     department = next(quota for quota in snapshot.quotas if quota.project == "default")
     assert department.guaranteed_milli == UNLIMITED_MILLI and department.limit_milli is None
     oldest = min(snapshot.running, key=lambda row: row.submitted_s or 0)
@@ -251,15 +251,15 @@ def test_a_case_becomes_a_photograph() -> None:
 def test_what_a_plan_does_to_tasks_and_what_the_next_cycle_begins_with() -> None:
     case = small()
     cluster = CaseCluster(case)
-    states = cluster.first_states()
+    states = cluster.initial_states()
     place = (TaskPlacement(2, "node1", ()),)
     plan = Plan(
-        starts=(Start(JobId("grows"), "pool", 0, place),),
-        keeps=(Start(JobId("other"), "pool", 0, (TaskPlacement(0, "node0", ()),)),),
+        starts=(JobPlacement(JobId("grows"), "pool", 0, place),),
+        nominations=(JobPlacement(JobId("other"), "pool", 0, (TaskPlacement(0, "node0", ()),)),),
         evictions=(
             Eviction(JobId("grows"), EvictionReason.PREEMPTED, JobId("x"), (1,)),
             Eviction(JobId("half"), EvictionReason.PREEMPTED, JobId("x")),
-            Eviction(JobId("other"), EvictionReason.CONSOLIDATED, JobId("x")),
+            Eviction(JobId("other"), EvictionReason.MIGRATED, JobId("x")),
         ),
     )  # fmt: skip
     after = apply(states, plan)

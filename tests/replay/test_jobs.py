@@ -10,35 +10,42 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.check import check_plan, check_snapshot
-from scheduler.core.cluster import NodeRow, PendingRow, RunningRow, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeRow, PendingRow, RunningRow, Snapshot
+from scheduler.core.model.validation import check_plan, check_snapshot
 from scheduler.replay.__main__ import main
-from scheduler.replay.clock import Clock, Replay, Watcher
-from scheduler.replay.outcome import Outcome
-from scheduler.replay.peers import PREEMPTING_POLICIES, WAITING_POLICIES, replay_peer
-from scheduler.replay.predicting import Predicting
-from scheduler.replay.trace import Size, TracedJob, read_trace
+from scheduler.replay.metrics import ReplayResult
+from scheduler.replay.prediction_hook import PredictionHook
+from scheduler.replay.reference_policies import (
+    NON_PREEMPTIVE_POLICIES,
+    PREEMPTIVE_POLICIES,
+    simulate_reference_policy,
+)
+from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
+from scheduler.replay.trace import ClusterSize, TraceJob, read_trace
 
 MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"
 HEAD = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 
 
-def jobs(*rows: tuple[int, int, int] | tuple[int, int, int, str]) -> list[TracedJob]:
+def jobs(*rows: tuple[int, int, int] | tuple[int, int, int, str]) -> list[TraceJob]:
     """(submitted, duration, GPUs[, project])."""
     full = [(*row, "p")[:4] for row in rows]
-    return [TracedJob(i, str(p), int(s), int(d), int(g)) for i, (s, d, g, p) in enumerate(full)]
+    return [TraceJob(i, str(p), int(s), int(d), int(g)) for i, (s, d, g, p) in enumerate(full)]
 
 
 def fairway(
-    traced: list[TracedJob], size: Size, quotas: dict[str, int] | None = None, watcher: Watcher | None = None
-) -> Outcome:
-    return Clock(Replay(traced, size, quotas or {}, Policy(), decide), watcher).run()
+    traced: list[TraceJob],
+    size: ClusterSize,
+    quotas: dict[str, int] | None = None,
+    hook: SimulationHook | None = None,
+) -> ReplayResult:
+    return Simulator(SimulationConfig(traced, size, quotas or {}, Policy(), decide), hook).run()
 
 
-def starts(outcome: Outcome) -> list[float]:
+def starts(outcome: ReplayResult) -> list[float]:
     return [started - job.submitted_s for started, job in zip(outcome.started_s, outcome.jobs, strict=True)]
 
 
@@ -108,9 +115,9 @@ def test_a_malformed_side_file_is_refused_too(
     [
         ["--nodes", "0"],
         ["--nodes", "4", "--from", "noon"],
-        ["--nodes", "4", "--knob", "luck=1"],
-        ["--nodes", "4", "--knob", "half_life_s=-1"],
-        ["--nodes", "4", "--knob", "half_life_s"],
+        ["--nodes", "4", "--setting", "luck=1"],
+        ["--nodes", "4", "--setting", "usage_half_life_s=-1"],
+        ["--nodes", "4", "--setting", "usage_half_life_s"],
     ],
 )
 def test_words_that_mean_nothing_are_refused(words: list[str]) -> None:
@@ -134,7 +141,7 @@ def test_where_nothing_fits_it_is_said(capsys: pytest.CaptureFixture[str], tmp_p
 
 # -- the reference policies ----------------------------------------------------------------------------------
 
-SMALL = Size(2, 4)
+SMALL = ClusterSize(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -147,17 +154,20 @@ SMALL = Size(2, 4)
 )
 def test_who_waits_for_whom(policy: str, wanted: list[int]) -> None:
     traced = jobs((0, 100, 4), (0, 50, 2), (10, 40, 4), (15, 30, 2), (20, 20, 2))
-    assert starts(replay_peer(traced, SMALL, policy)) == wanted
+    assert starts(simulate_reference_policy(traced, SMALL, policy)) == wanted
 
 
 @pytest.mark.parametrize(("policy", "wanted"), [("fifo", [0, 9, 108]), ("sjf", [0, 14, 8])])
 def test_sjf_takes_the_shortest_of_those_that_wait(policy: str, wanted: list[int]) -> None:
-    assert starts(replay_peer(jobs((0, 10, 4), (1, 100, 4), (2, 5, 4)), Size(1, 4), policy)) == wanted
+    assert (
+        starts(simulate_reference_policy(jobs((0, 10, 4), (1, 100, 4), (2, 5, 4)), ClusterSize(1, 4), policy))
+        == wanted
+    )
 
 
 def test_srtf_lets_the_shorter_in_and_adds_the_cost_of_a_restart() -> None:
     traced = jobs((0, 100, 4), (10, 20, 4))
-    outcome = replay_peer(traced, Size(1, 4), "srtf")
+    outcome = simulate_reference_policy(traced, ClusterSize(1, 4), "srtf")
     assert outcome.started_s == [0, 10]
     assert outcome.ended_s == [100 + 20 + 30, 30]
     assert (outcome.preemptions, outcome.lost_gpu_s) == (1, 120)
@@ -165,20 +175,20 @@ def test_srtf_lets_the_shorter_in_and_adds_the_cost_of_a_restart() -> None:
 
 def test_tiresias_lets_a_newcomer_in_once_a_job_had_its_time() -> None:
     traced = jobs((0, 20_000, 4), (100, 50, 4), (9_000, 50, 4))
-    outcome = replay_peer(traced, Size(1, 4), "tiresias")
+    outcome = simulate_reference_policy(traced, ClusterSize(1, 4), "tiresias")
     assert starts(outcome) == [0, 7_100, 0]  # the first job gives way at 28,800 GPU-seconds
 
 
-@pytest.mark.parametrize("policy", [*WAITING_POLICIES, *PREEMPTING_POLICIES])
+@pytest.mark.parametrize("policy", [*NON_PREEMPTIVE_POLICIES, *PREEMPTIVE_POLICIES])
 def test_every_job_ends_after_its_work(policy: str) -> None:
-    outcome = replay_peer(read_trace(MORNING), Size(6, 8), policy)
+    outcome = simulate_reference_policy(read_trace(MORNING), ClusterSize(6, 8), policy)
     assert all(outcome.wait_s(job) >= 0 for job in outcome.jobs)
 
 
 # -- ours ----------------------------------------------------------------------------------------------------
 
 
-class Careful(Watcher):
+class Careful(SimulationHook):
     """Checks every photograph and plan, and that rows that did not change are the same objects."""
 
     def __init__(self) -> None:
@@ -186,7 +196,7 @@ class Careful(Watcher):
         self.last_s = -1.0
         self.new = 0
 
-    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
+    def on_decision(self, snapshot: Snapshot, plan: Plan) -> None:
         check_snapshot(snapshot)
         check_plan(snapshot, plan)
         assert snapshot.now_s >= self.last_s + 1
@@ -204,21 +214,21 @@ class Careful(Watcher):
 
 def test_every_plan_holds_and_unchanged_rows_are_the_same_objects() -> None:
     morning = read_trace(MORNING)
-    watcher = Careful()
-    outcome = fairway(morning[:120], Size(3, 8), watcher=watcher)
+    hook = Careful()
+    outcome = fairway(morning[:120], ClusterSize(3, 8), hook=hook)
     assert all(outcome.wait_s(job) >= 0 for job in outcome.jobs)
     assert outcome.preemptions > 0
-    assert watcher.new < 1_500
+    assert hook.new < 1_500
 
 
 def test_the_same_trace_gives_the_same_figures() -> None:
     morning = read_trace(MORNING)[:60]
-    assert fairway(morning, Size(3, 8)).figures() == fairway(morning, Size(3, 8)).figures()
+    assert fairway(morning, ClusterSize(3, 8)).summary() == fairway(morning, ClusterSize(3, 8)).summary()
 
 
 def test_a_guarantee_is_given_back_at_once_and_the_work_done_is_kept() -> None:
     """b borrows the whole cluster; a comes for its half: two of b's jobs leave, come back and lose no progress."""
-    size = Size(1, 4)
+    size = ClusterSize(1, 4)
     traced = jobs(
         (0, 1_000, 1, "b"), (0, 1_000, 1, "b"), (1, 1_000, 1, "b"), (2, 1_000, 1, "b"), (500, 100, 2, "a")
     )
@@ -230,7 +240,7 @@ def test_a_guarantee_is_given_back_at_once_and_the_work_done_is_kept() -> None:
 
 
 def test_a_gang_that_does_not_fill_its_nodes_stands_too() -> None:
-    outcome = fairway(jobs((0, 10, 12), (0, 10, 4)), Size(2, 8))
+    outcome = fairway(jobs((0, 10, 12), (0, 10, 4)), ClusterSize(2, 8))
     assert outcome.ended_s == [10, 10]
 
 
@@ -251,7 +261,7 @@ def test_the_command_says_one_line(capsys: pytest.CaptureFixture[str], policy: s
 # -- predictions and forecasts -------------------------------------------------------------------------------
 
 
-class Looks(Predicting):
+class Looks(PredictionHook):
     """Notes what is expected of each job, and that nothing is known before somebody ended."""
 
     def __init__(self) -> None:
@@ -259,23 +269,23 @@ class Looks(Predicting):
         self.expected: dict[str, float | None] = {}
         self.past: list[float] = []
 
-    def decided(self, snapshot: Snapshot, plan: Plan) -> None:
-        self.expected |= {row.job: row.predicted_s for row in snapshot.pending}
+    def on_decision(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.expected |= {row.job: row.predicted_duration_s for row in snapshot.pending}
         self.past += [snapshot.now_s - (row.predicted_end_s or 0.0) for row in snapshot.running]
 
 
 def test_a_prediction_knows_only_jobs_that_have_ended() -> None:
     traced = jobs(*((100 * n, 40, 1) for n in range(5)), (150, 4_000, 1), (460, 9, 1))
-    watcher = Looks()
+    hook = Looks()
     fairway([job._replace(number=n) for n, job in enumerate(sorted(traced, key=lambda j: j.submitted_s))],
-            Size(1, 4), watcher=watcher)  # fmt: skip
-    assert watcher.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
+            ClusterSize(1, 4), hook=hook)  # fmt: skip
+    assert hook.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
 
 
 def test_a_prediction_that_has_passed_is_made_anew() -> None:
-    watcher = Looks()
-    fairway(read_trace(MORNING)[:120], Size(3, 8), watcher=watcher)
-    assert max(watcher.past) < 0.0  # every running job is expected to end in the future
+    hook = Looks()
+    fairway(read_trace(MORNING)[:120], ClusterSize(3, 8), hook=hook)
+    assert max(hook.past) < 0.0  # every running job is expected to end in the future
 
 
 def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:

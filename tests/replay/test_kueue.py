@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.check import check_plan
-from scheduler.core.cluster import JobId, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import ACTIONS, Policy
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import ACTIONS, Policy
+from scheduler.core.model.snapshot import JobId, Snapshot
+from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import main
-from scheduler.replay.kueue_clock import Clock, Cohorts, Workload
+from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
 
 SETS = [
     {
@@ -75,15 +75,15 @@ class Watch:
         return plan
 
 
-def admitted(clock: Clock, name: str) -> float:
+def admitted(clock: KueueSimulator, name: str) -> float:
     return clock.admitted_s[JobId(name)]
 
 
-def ran(cohorts: Cohorts, *workloads: Workload, each_s: float = 0.0, without: str = "") -> Clock:
+def ran(cohorts: Cohorts, *workloads: Workload, each_s: float = 0.0, without: str = "") -> KueueSimulator:
     """The clock after everything; deciding takes ``each_s``."""
     watch = Watch(each_s)
     policy = Policy(actions=tuple(action for action in ACTIONS if action != without))
-    clock = Clock(cohorts, workloads, policy, watch.decide, lambda: watch.now_s)
+    clock = KueueSimulator(cohorts, workloads, policy, watch.decide, lambda: watch.now_s)
     assert clock.run() == set()
     return clock
 
@@ -143,7 +143,7 @@ def test_who_ends_while_the_engine_decides_is_not_asked_to_leave() -> None:
 def test_unchanged_rows_are_the_same_objects() -> None:
     watch = Watch()
     jobs = [workload(name, 1 + i / 10, 1) for i, name in enumerate("abcd")]
-    Clock(Cohorts(2, 1, 2, None), jobs, Policy(), watch.decide, lambda: watch.now_s).run()
+    KueueSimulator(Cohorts(2, 1, 2, None), jobs, Policy(), watch.decide, lambda: watch.now_s).run()
     assert len(watch.seen) > 3
     for one, other in zip(watch.seen, watch.seen[1:], strict=False):
         assert one.nodes[1] is other.nodes[1]
@@ -154,7 +154,7 @@ def test_unchanged_rows_are_the_same_objects() -> None:
 
 
 def test_what_can_never_run_ends_the_scenario() -> None:
-    clock = Clock(Cohorts(1, 1, 1, None), [workload("wide", 1, 1, gpus=2)], Policy(), decide)
+    clock = KueueSimulator(Cohorts(1, 1, 1, None), [workload("wide", 1, 1, gpus=2)], Policy(), decide)
     assert clock.run() == {"wide"}
 
 

@@ -109,8 +109,8 @@ def test_a_malformed_file_ends_with_its_place(
     assert main(words(nodes, pods)) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    sentence = said.err.splitlines()[-1]
-    assert told[0] in sentence and told[1] in sentence
+    message = said.err.splitlines()[-1]
+    assert told[0] in message and told[1] in message
 
 
 def test_a_missing_file_is_told(words, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.replay.__main__ import main
-from scheduler.replay.reading import MalformedFile, Row, read_json, read_rows, read_text
+from scheduler.replay.input_files import MalformedFileError, TableRow, read_json, read_rows, read_text
 
 
 def written(tmp_path: Path, content: bytes | str) -> Path:
@@ -17,14 +17,14 @@ def written(tmp_path: Path, content: bytes | str) -> Path:
     return path
 
 
-def the_row(tmp_path: Path, line: str) -> Row:
+def the_row(tmp_path: Path, line: str) -> TableRow:
     return next(read_rows(written(tmp_path, f"name,amount\n{line}\n"), ("name", "amount")))
 
 
 def test_a_gzip_file_is_known_by_its_first_bytes_not_its_name(tmp_path: Path) -> None:
     path = written(tmp_path, gzip.compress(b"name,amount\na,3\n\nb,4\n", mtime=0))
     rows = list(read_rows(path, ("amount",)))
-    assert [(row.line, row.whole("amount")) for row in rows] == [(2, 3), (4, 4)]
+    assert [(row.line, row.integer("amount")) for row in rows] == [(2, 3), (4, 4)]
 
 
 @pytest.mark.parametrize(
@@ -44,42 +44,42 @@ def test_a_malformed_table_is_refused_with_its_place(
     tmp_path: Path, content: bytes | str, place: str, message: str
 ) -> None:
     path = written(tmp_path, content)
-    with pytest.raises(MalformedFile) as caught:
+    with pytest.raises(MalformedFileError) as caught:
         list(read_rows(path, ("name", "amount")))
-    assert caught.value.place == place
+    assert caught.value.location == place
     assert message in caught.value.message
     assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.parametrize("cell", ["", "-1", "1.5", "many", "1_000", "nan", "9" * 30, "١"])
 def test_what_is_no_whole_number_is_refused_with_its_column(tmp_path: Path, cell: str) -> None:
-    with pytest.raises(MalformedFile) as caught:
-        the_row(tmp_path, f"x,{cell}").whole("amount")
-    assert caught.value.place == "line 2, column amount"
+    with pytest.raises(MalformedFileError) as caught:
+        the_row(tmp_path, f"x,{cell}").integer("amount")
+    assert caught.value.location == "line 2, column amount"
 
 
 @pytest.mark.parametrize("cell", ["", "-0.5", "nan", "inf", "1e400", "soon"])
 def test_what_is_no_number_is_refused(tmp_path: Path, cell: str) -> None:
-    with pytest.raises(MalformedFile):
+    with pytest.raises(MalformedFileError):
         the_row(tmp_path, f"x,{cell}").number("amount")
 
 
 def test_numbers_are_read(tmp_path: Path) -> None:
-    assert the_row(tmp_path, "x, 12 ").whole("amount") == 12
+    assert the_row(tmp_path, "x, 12 ").integer("amount") == 12
     assert the_row(tmp_path, "x,1.5e3").number("amount") == 1500.0
 
 
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(MalformedFile, match="there is no such file"):
+    with pytest.raises(MalformedFileError, match="there is no such file"):
         read_text(tmp_path / "nothing.csv")
-    with pytest.raises(MalformedFile, match="cannot be read"):
+    with pytest.raises(MalformedFileError, match="cannot be read"):
         read_text(tmp_path)
 
 
 def test_json_is_refused_with_line_and_column(tmp_path: Path) -> None:
-    with pytest.raises(MalformedFile) as caught:
+    with pytest.raises(MalformedFileError) as caught:
         read_json(written(tmp_path, '{\n "a": }'))
-    assert caught.value.place == "line 2, column 7"
+    assert caught.value.location == "line 2, column 7"
 
 
 def test_an_unknown_replay_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

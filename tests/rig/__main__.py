@@ -10,7 +10,7 @@ from tests.rig import records
 from tests.rig.agent import rig_agent
 from tests.rig.cluster import RigCluster
 from tests.rig.images import rig_image
-from tests.rig.needs import why_no_rig
+from tests.rig.needs import missing_for_rig
 from tests.rig.rig import Rig
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     down = commands.add_parser("down", help="take every kept run down, or the named one")
     down.add_argument("run", nargs="?")
     chosen = parser.parse_args()
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1
@@ -52,13 +52,13 @@ def make(chosen: argparse.Namespace) -> int:
 
 def show(_: argparse.Namespace) -> int:
     for record in records.all_runs():
-        state = "kept" if record.kept else "in use" if records.owner_lives(record) else "left behind"
+        state = "kept" if record.kept else "in use" if records.owner_is_alive(record) else "left behind"
         print(f"{record.run}  {state}  {', '.join(node.name for node in record.nodes)}  {record.folder}")
     return 0
 
 
 def take_down(chosen: argparse.Namespace) -> int:
-    with records.one_at_a_time():
+    with records.machine_lock():
         for record in records.all_runs():
             if record.run == chosen.run or (chosen.run is None and record.kept):
                 records.remove_run(record)

@@ -6,12 +6,12 @@ import functools
 import tempfile
 from pathlib import Path
 
-from agents.bundle import build
+from agents.bundle import build_archive
 
 
 @functools.cache
 def rig_agent() -> bytes:
     """Gives the agent as a .pyz."""
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder) / "agent.pyz")
+        build_archive(Path(folder) / "agent.pyz")
         return (Path(folder) / "agent.pyz").read_bytes()

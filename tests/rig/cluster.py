@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.enrol import EnrolmentChoices, PublicKeys, SignedAgent, enrolment_script
-from agents.keys import PURPOSES, Purpose, make_keys, public_line, sign_agent
+from agents.enrolment import EnrolmentOptions, PublicKeys, SignedAgent, enrolment_script
+from agents.keys import PURPOSES, Purpose, make_keys, read_public_key, sign_agent
 from agents.link import Link
 from agents.ssh import Role, SshStream, SshTarget, open_ssh, open_stream
 from tests.rig.node import RigNode
@@ -17,14 +17,16 @@ class RigCluster:
     def __init__(self, folder: Path, agent: bytes, cluster: str = "rig") -> None:
         self.id = cluster
         self.keys: dict[Purpose, Path] = make_keys(folder, cluster)
-        self.public_keys = PublicKeys(**{purpose: public_line(self.keys[purpose]) for purpose in PURPOSES})
+        self.public_keys = PublicKeys(
+            **{purpose: read_public_key(self.keys[purpose]) for purpose in PURPOSES}
+        )
         self.agent = SignedAgent(agent, sign_agent(agent, self.keys["signing"]))
 
-    def script(self, choices: EnrolmentChoices | None = None) -> str:
+    def script(self, choices: EnrolmentOptions | None = None) -> str:
         """Gives the enrolment script, as a page would."""
         return enrolment_script(self.id, self.public_keys, self.agent, choices)
 
-    def enrol(self, node: RigNode, choices: EnrolmentChoices | None = None) -> str:
+    def enrol(self, node: RigNode, choices: EnrolmentOptions | None = None) -> str:
         """Runs the real enrolment script in a root shell of the node and gives what it printed."""
         return node.execute("sh", "-s", text_in=self.script(choices)).stdout
 

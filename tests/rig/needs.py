@@ -6,7 +6,7 @@ import functools
 import shutil
 import subprocess
 
-from portal.standalone.needs import SYSTEM_PATH, missing, sentence
+from portal.standalone.testing_requirements import SYSTEM_PATH, missing_requirements, skip_reason
 
 
 def find_tool(name: str) -> str | None:
@@ -15,11 +15,11 @@ def find_tool(name: str) -> str | None:
 
 
 @functools.cache
-def why_no_rig() -> str | None:
+def missing_for_rig() -> str | None:
     """Says why rig nodes cannot be made here and how to change that, or gives None when they can."""
-    lacking = missing("rig")
+    lacking = missing_requirements("rig")
     if lacking:
-        return sentence("rig", lacking)
+        return skip_reason("rig", lacking)
     trial = subprocess.run(
         ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "true"],
         capture_output=True,
@@ -31,7 +31,7 @@ def why_no_rig() -> str | None:
     return None
 
 
-def why_no_loopback() -> str | None:
+def missing_for_loopback() -> str | None:
     """Says why an sshd of our own on the loopback address cannot run, or gives None when it can."""
     if all(map(find_tool, ("sshd", "ssh", "ssh-keygen"))):
         return None

@@ -47,7 +47,7 @@ def make_bridge(name: str, subnet: str) -> None:
         local.write_text("0")
 
 
-def make_wire(netns: str, veth: str, bridge: str, address: str, gateway: str) -> None:
+def make_veth(netns: str, veth: str, bridge: str, address: str, gateway: str) -> None:
     """Makes a node's network namespace and plugs it into the bridge."""
     ip("netns", "add", netns)
     ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", netns)

@@ -76,14 +76,14 @@ class RigNode(NodeFaults):
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
         (etc / "resolv.conf").write_text("")  # nobody to ask: a name that is unknown is so at once
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
-        self._forget_fairway()
+        self._hide_fairway()
         self._write_local_settings()
         self._configure_engine()
         self.write_gpus()
 
     def boot(self) -> None:
         """Starts the node as a machine starts: new boot id, empty /run, network up, sshd listening."""
-        network.make_wire(self.record.netns, self.record.veth, self.run.bridge, self.address, self.gateway)
+        network.make_veth(self.record.netns, self.record.veth, self.run.bridge, self.address, self.gateway)
         (self.folder / "up").unlink(missing_ok=True)
         shutil.rmtree(self.folder / "work", ignore_errors=True)
         (self.folder / "work").mkdir()
@@ -100,7 +100,7 @@ class RigNode(NodeFaults):
                 env={"PATH": SEARCH_PATH},
                 start_new_session=True,
             )
-        self._note_pids([self._unshare.pid])
+        self._record_pids([self._unshare.pid])
         self._wait_for_init()
         self.start_sshd()
 
@@ -229,7 +229,7 @@ class RigNode(NodeFaults):
                 raise RuntimeError(f"{self.name} did not start: {(self.folder / 'init.log').read_text()}")
             time.sleep(0.005)
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children").read_text().split()
-        self._note_pids([self._unshare.pid, int(children[0])])
+        self._record_pids([self._unshare.pid, int(children[0])])
         if not self.execute("sh", "-c", "ls /etc/ssh/rig_host_key_made", check=False).stdout:
             self.execute("sh", "-c", "rm -f /etc/ssh/ssh_host_*; touch /etc/ssh/rig_host_key_made")
             self._make_host_key()
@@ -238,11 +238,11 @@ class RigNode(NodeFaults):
         path = "/etc/ssh/ssh_host_ed25519_key"
         self.execute("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", path)
 
-    def _note_pids(self, pids: list[int]) -> None:
+    def _record_pids(self, pids: list[int]) -> None:
         self.record.pids = [(pid, records.process_start(pid) or "") for pid in pids]
         self.run.save()
 
-    def _forget_fairway(self) -> None:
+    def _hide_fairway(self) -> None:
         """Hides what this machine has of Fairway, since it may itself be a portal or a node."""
         etc = self.folder / "upper/etc"
         for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid"):
@@ -270,8 +270,8 @@ class RigNode(NodeFaults):
             json.dumps(
                 {
                     "boot_id_path": BOOT_ID_PATH,
-                    "gpus": f"file:{GPUS_PATH}",
-                    "disk_floor_mib": DISK_FLOOR_MIB,
+                    "gpu_provider": f"file:{GPUS_PATH}",
+                    "min_free_disk_mib": DISK_FLOOR_MIB,
                     "runtimes": [{"kind": "podman", "create_flags": list(CREATE_FLAGS)}],
                 }
             )

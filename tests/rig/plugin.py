@@ -9,7 +9,7 @@ import pytest
 from tests.rig.agent import rig_agent
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage, rig_image
-from tests.rig.needs import why_no_rig
+from tests.rig.needs import missing_for_rig
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 
@@ -68,6 +68,6 @@ def rig_nodes(rig: Rig, rig_cluster: RigCluster) -> list[RigNode]:
 
 
 def _need_rig() -> None:
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)

@@ -69,7 +69,7 @@ def process_start(pid: int) -> str | None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(what: str = "runs") -> Iterator[None]:
+def machine_lock(what: str = "runs") -> Iterator[None]:
     """Holds a machine-wide lock, as the one under which runs are made and cleaned."""
     BASE.mkdir(parents=True, exist_ok=True)
     with (BASE / f"{what}.lock").open("w") as lock:
@@ -101,7 +101,7 @@ def all_runs() -> list[RunRecord]:
     return records
 
 
-def owner_lives(record: RunRecord) -> bool:
+def owner_is_alive(record: RunRecord) -> bool:
     """Says whether the process that made the run still holds its lock."""
     try:
         with (record.path / "owner").open("a") as owner:
@@ -118,7 +118,7 @@ def clean_leftovers() -> list[str]:
     cleaned = []
     for record in all_runs():
         rebooted = record.boot_id != machine_boot_id()
-        if rebooted or not (record.kept or owner_lives(record)):
+        if rebooted or not (record.kept or owner_is_alive(record)):
             remove_run(record)
             cleaned.append(record.run)
     for folder in BASE.glob("*/"):
@@ -144,14 +144,14 @@ def end_node(record: RunRecord, node: NodeRecord) -> None:
             if process_start(pid) == started:
                 os.kill(pid, signal.SIGKILL)
         deadline_s = time.monotonic() + 10
-        while any(_runs(pid, started) for pid, started in node.pids) and time.monotonic() < deadline_s:
+        while any(_is_running(pid, started) for pid, started in node.pids) and time.monotonic() < deadline_s:
             time.sleep(0.01)
     subprocess.run(["ip", "netns", "delete", node.netns], capture_output=True, timeout=10)
     subprocess.run(["ip", "link", "delete", node.veth], capture_output=True, timeout=10)
     _remove_cgroups(record.path / node.name / "disk" / "containers")
 
 
-def _runs(pid: int, started: str) -> bool:
+def _is_running(pid: int, started: str) -> bool:
     """Says whether a recorded process still runs; a zombie waiting for its parent has ended."""
     if process_start(pid) != started:
         return False

@@ -36,7 +36,7 @@ class Rig:
 
     def up(self) -> Self:
         """Makes and boots the nodes; cleans what killed runs have left before it begins."""
-        with records.one_at_a_time():
+        with records.machine_lock():
             records.clean_leftovers()
             self.record, self._owner = records.new_run(self._kept)
             subnet = network.free_subnet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from agents.enrol import EnrolmentChoices
+from agents.enrolment import EnrolmentOptions
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import SEARCH_PATH, RigNode
@@ -15,10 +15,10 @@ _LOAD_LIMIT_S = 120
 
 
 def enrol_rootless(
-    cluster: RigCluster, node: RigNode, image: RigImage, choices: EnrolmentChoices | None = None
+    cluster: RigCluster, node: RigNode, image: RigImage, choices: EnrolmentOptions | None = None
 ) -> None:
     """Enrols the node with rootless podman and loads an image into the account's own store."""
-    cluster.enrol(node, choices or EnrolmentChoices("rootless"))
+    cluster.enrol(node, choices or EnrolmentOptions("rootless"))
     node.execute("install", "-d", "-o", ACCOUNT, "-m", "700", _runtime_folder(node))  # as logind makes it
     with image.archive.open("rb") as archive:
         command = [*node.console(), *_account(node), "podman", "load", "--quiet"]

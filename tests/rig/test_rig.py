@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig import records
+from tests.rig.faulty_link import FaultyLinkProxy, LinkConditions
 from tests.rig.images import RigImage, rig_image
-from tests.rig.needs import why_no_rig
-from tests.rig.proxy import Weather, WeatherProxy
+from tests.rig.needs import missing_for_rig
 from tests.rig.rig import Rig
 
 pytestmark = pytest.mark.rig
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.rig
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)
     with Rig(2) as made:
@@ -117,7 +117,7 @@ def test_a_full_disk_is_full_and_can_be_freed(rig: Rig) -> None:
 
 
 def test_containers_run_beside_each_other_on_two_nodes(image: RigImage) -> None:
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)
     with Rig(2, image_stores=[[image.store], []]) as rig:
@@ -147,7 +147,7 @@ def test_a_killed_run_is_cleaned_by_the_next(tmp_path: Path) -> None:
 
 
 def test_the_weather_of_a_wire(rig: Rig) -> None:
-    with WeatherProxy(rig.nodes[0].address, 22, Weather(delay_s=0.2)) as proxy:
+    with FaultyLinkProxy(rig.nodes[0].address, 22, LinkConditions(delay_s=0.2)) as proxy:
         began_s = time.monotonic()
         assert answers(proxy.host, proxy.port)
         assert time.monotonic() - began_s >= 0.2

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from agents.samples import ContainerState
+from agents.wire.messages import ContainerStatus
 from portal.models import Attempt, Job, JobEvent, Quota
-from scheduler import answers
+from scheduler import what_if
 from scheduler.core.decide import decide
 from scheduler.cycle import run_cycle
-from scheduler.snapshot import take_photo
-from tests import record
-from tests.engine_room import Engine, EngineRoom
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,27 +24,27 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
+def scene(harness: EngineHarness, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
     """Two GPUs, promised to the project ``owed``; the project ``lent`` may borrow them."""
-    monkeypatch.setattr(answers, "_photo", None)
+    monkeypatch.setattr(what_if, "_cached_inputs", None)
     name = f"c{abs(hash(request.node.name)) % 10**9}"
-    node = room.known(room.node(name=name, gpus=2), gpus=2)
-    owner, other = record.person("ada"), record.person("eve")
-    owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
+    node = harness.mark_enrolled(harness.create_node(name=name, gpus=2), gpus=2)
+    owner, other = factories.user("ada"), factories.user("eve")
+    owed, lent = factories.project("owed", member=owner), factories.project("lent", member=other)
     Quota.objects.create(project=owed, pool=node.pool, guaranteed_milli=2000)
     return {
         "owner": owner,
         "owed": owed,
         "other": other,
         "lent": lent,
-        "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "environment": factories.environment(runtime="process", tool=False),
+        "engine": InProcessEngine(),
     }
 
 
 def borrow(scene: dict[str, Any], name: str, script: str) -> Job:
-    fields = {"name": name, "command": ["sh", "-c", script], "memory_mib": 64, "stop_grace_s": 1}
-    return record.job(scene["other"], scene["lent"], scene["environment"], **fields)
+    fields = {"name": name, "command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1}
+    return factories.job(scene["other"], scene["lent"], scene["environment"], **fields)
 
 
 def attempt(job: Job) -> Attempt:
@@ -68,13 +68,13 @@ def aged(job: Job, hours: int) -> None:
 
 
 def asked_to_leave() -> set[str]:
-    return set(Job.objects.filter(attempts__stop_wanted_at__isnull=False).values_list("name", flat=True))
+    return set(Job.objects.filter(attempts__stop_requested_at__isnull=False).values_list("name", flat=True))
 
 
 def claim(scene: dict[str, Any]) -> None:
     """The project to which the GPUs are promised wants one."""
     fields = {"name": "wanted", "memory_mib": 64, "gpus_per_task": 1}
-    record.job(scene["owner"], scene["owed"], scene["environment"], **fields)
+    factories.job(scene["owner"], scene["owed"], scene["environment"], **fields)
     run_cycle("test", scene["engine"].holder)
 
 
@@ -114,20 +114,20 @@ def test_who_has_not_saved_for_longer_than_the_other_runs_stays(scene: dict[str,
 
 def decide_for_one_more(scene: dict[str, Any]) -> set[str]:
     """Who would leave for one GPU, by the photograph of now."""
-    record.job(scene["owner"], scene["owed"], scene["environment"], name="wanted", memory_mib=64)
-    photo = take_photo(record.cluster())
-    return {str(one.job) for one in decide(photo.snapshot, photo.policy).evictions}
+    factories.job(scene["owner"], scene["owed"], scene["environment"], name="wanted", memory_mib=64)
+    inputs = take_snapshot(factories.cluster_settings())
+    return {str(one.job) for one in decide(inputs.snapshot, inputs.policy).evictions}
 
 
 def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
-    from_wire, left_out = ContainerState.from_wire, []
+    from_wire, left_out = ContainerStatus.from_wire, []
 
-    def as_before(row: dict[str, Any]) -> ContainerState:
+    def as_before(row: dict[str, Any]) -> ContainerStatus:
         """Its rows lack the field."""
-        left_out.append(row.pop("saved_ago_s"))
+        left_out.append(row.pop("checkpoint_age_s"))
         return from_wire(row)
 
-    monkeypatch.setattr(ContainerState, "from_wire", as_before)
+    monkeypatch.setattr(ContainerStatus, "from_wire", as_before)
     job = borrow(scene, "saves", SAVES)
     borrow(scene, "other", "sleep 600")
     both_run(scene)
@@ -142,13 +142,16 @@ ROW = {
 
 
 def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
-    assert ContainerState.from_wire(ROW).saved_ago_s is None
-    assert ContainerState.from_wire(ROW | {"saved_ago_s": None}).saved_ago_s is None
-    assert ContainerState.from_wire(ROW | {"saved_ago_s": 1.5, "of_a_later_agent": 1}).saved_ago_s == 1.5
+    assert ContainerStatus.from_wire(ROW).checkpoint_age_s is None
+    assert ContainerStatus.from_wire(ROW | {"checkpoint_age_s": None}).checkpoint_age_s is None
+    assert (
+        ContainerStatus.from_wire(ROW | {"checkpoint_age_s": 1.5, "of_a_later_agent": 1}).checkpoint_age_s
+        == 1.5
+    )
 
 
-@pytest.mark.parametrize("word", ["saved_ago_s", "progress", "progress_ago_s"])
+@pytest.mark.parametrize("word", ["checkpoint_age_s", "progress", "progress_age_s"])
 @pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
 def test_what_is_no_number_is_not_taken(word: str, odd: object) -> None:
     with pytest.raises(ValueError, match="no measurement"):
-        ContainerState.from_wire(ROW | {word: odd})
+        ContainerStatus.from_wire(ROW | {word: odd})

@@ -8,42 +8,55 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from portal.models import Allocation, Attempt, ClusterSettings, Gpu, Job, Quota, Standing, UsageLedger, Volume
-from portal.services import lifecycle
-from portal.services.workspaces import attempt_secret
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from scheduler import commit, leases
-from scheduler.commit import Refusal, commit_evictions, commit_starts
-from scheduler.core.cluster import GpuShare
-from scheduler.core.plan import Eviction, EvictionReason, Start, TaskPlacement
-from scheduler.leases import Deposed
-from tests import record
-from tests.dying import dies_at
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.models import (
+    Allocation,
+    Attempt,
+    ClusterSettings,
+    Gpu,
+    Job,
+    JobVerdict,
+    Quota,
+    UsageInterval,
+    Volume,
+)
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.access import decrypt_attempt_secret
+from scheduler import leases
+from scheduler.commit import plan_writer
+from scheduler.commit.plan_writer import CommitRefusal, commit_evictions, commit_starts
+from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from scheduler.core.model.snapshot import GpuShare
+from scheduler.leases import LeaseLostError
+from tests import factories
+from tests.failpoint_crash import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def leader():
-    held = leases.claim(leases.LEADER, "test", 60)
+    held = leases.acquire(leases.LEADER, "test", 60)
     assert held is not None
     return held
 
 
 @pytest.fixture
 def scene():
-    return record.scene()
+    return factories.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields)
+    return factories.job(
+        scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields
+    )
 
 
-def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> Start:
+def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> JobPlacement:
     rows = list(scene["node"].gpus.order_by("index"))
     shares = tuple(GpuShare(rows[index].uuid, milli) for index in gpus)
-    return Start(
+    return JobPlacement(
         job.public_id,
         scene["pool"].public_id,
         job.version,
@@ -51,12 +64,12 @@ def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> Start:
     )
 
 
-def commit_start(leader, start: Start) -> Refusal | None:
+def commit_start(leader, start: JobPlacement) -> CommitRefusal | None:
     """A batch of one."""
     return next(iter(commit_starts(leader, [start])), None)
 
 
-def commit_eviction(leader, eviction: Eviction) -> Refusal | None:
+def commit_eviction(leader, eviction: Eviction) -> CommitRefusal | None:
     """A batch of one."""
     return next(iter(commit_evictions(leader, [eviction])), None)
 
@@ -90,7 +103,7 @@ def test_a_start_moves_everything_together(scene, leader) -> None:
     attempt = job.attempts.get()
     assert (job.state, attempt.state, attempt.leader_epoch) == ("RUNNING", "CONFIGURING", leader.epoch)
     assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [0, 0, 1000, 0]
-    assert UsageLedger.objects.filter(job=job, ended_at__isnull=True, milli=1000).exists()
+    assert UsageInterval.objects.filter(job=job, ended_at__isnull=True, milli=1000).exists()
 
 
 @pytest.mark.parametrize("change", ["version", "held", "cancelled", "running"])
@@ -101,13 +114,13 @@ def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
         case "version":
             Job.objects.filter(pk=job.pk).update(version=job.version + 1)
         case "held":
-            lifecycle.set_held(job.pk, True, actor="x")
+            job_control.set_job_held(job.pk, True, actor="x")
         case "cancelled":
-            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
         case "running":
             assert commit_start(leader, start) is None
     refusal = commit_start(leader, start)
-    assert refusal is not None and refusal.code == "job_moved_on"
+    assert refusal is not None and refusal.code == "job_changed"
     assert Attempt.objects.count() == (1 if change == "running" else 0)
 
 
@@ -152,30 +165,30 @@ def test_one_job_is_started_once(scene, leader) -> None:
 
 
 def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
-    child = record.project(parent=scene["project"], member=scene["owner"])
-    other = record.project(parent=scene["project"], member=scene["owner"])
+    child = factories.project(parent=scene["project"], member=scene["owner"])
+    other = factories.project(parent=scene["project"], member=scene["owner"])
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
     jobs = [submit(scene, project=each) for each in (child, other, scene["project"], child)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result.code for result in results if result is not None]
-    assert refusals == ["limit", "limit"]
+    assert refusals == ["project_limit", "project_limit"]
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 2000
 
 
 def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(scene, leader) -> None:
-    colleague = record.person()
-    child = record.project(parent=scene["project"], member=scene["owner"], manager=colleague)
-    other = record.project(parent=scene["project"], member=scene["owner"])
+    colleague = factories.user()
+    child = factories.project(parent=scene["project"], member=scene["owner"], manager=colleague)
+    other = factories.project(parent=scene["project"], member=scene["owner"])
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
     jobs = [submit(scene, project=each) for each in (child, other, scene["project"])]
-    jobs.append(record.job(colleague, child, scene["environment"]))
+    jobs.append(factories.job(colleague, child, scene["environment"]))
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result for result in results if result is not None]
-    assert [refusal.code for refusal in refusals] == ["quota_of_user"]
+    assert [refusal.code for refusal in refusals] == ["user_limit"]
     assert refusals[0].job != jobs[3].public_id
-    assert f"{scene['owner'].username} holds 2 of the 2 GPUs" in refusals[0].sentence
+    assert f"{scene['owner'].username} holds 2 of the 2 GPUs" in refusals[0].message
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
 
 
@@ -184,7 +197,7 @@ def test_a_job_without_gpus_starts_whatever_its_owner_holds(scene, leader) -> No
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=0)
     assert commit_start(leader, plan(scene, small)) is None
     refusal = commit_start(leader, plan(scene, large, 0))
-    assert refusal is not None and refusal.code == "quota_of_user"
+    assert refusal is not None and refusal.code == "user_limit"
 
 
 def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) -> None:
@@ -213,32 +226,32 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
         job.refresh_from_db()
         if job.state == JobState.PENDING:
             assert sum(Gpu.objects.values_list("used_milli", flat=True)) == held
-            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
         else:
-            lifecycle.want_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
+            job_control.request_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
         # after the edit nothing starts, whatever happened in between
         refusal = commit_start(leader, plan(scene, late, 3))
-        assert refusal is not None and refusal.code == "limit"
-        lifecycle.cancel(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
+        assert refusal is not None and refusal.code == "project_limit"
+        job_control.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
 def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene, leader) -> None:
     prep = submit(scene)
-    job = submit(scene, after=[prep])
+    job = submit(scene, dependencies=[prep])
     refusal = commit_start(leader, plan(scene, job, 0))
     assert refusal is not None and refusal.code == "dependency"
-    lifecycle.cancel(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
-    late = submit(scene, after=[prep], after_any=True)
+    job_control.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    late = submit(scene, dependencies=[prep], ignore_dependency_failure=True)
     assert commit_start(leader, plan(scene, late, 0)) is None
 
 
 def test_a_replaced_leader_writes_nothing(scene, leader) -> None:
     job = submit(scene)
-    leases.let_go([leases.LEADER], "test")
-    assert leases.claim(leases.LEADER, "new", 60)
-    with pytest.raises(Deposed):
+    leases.release([leases.LEADER], "test")
+    assert leases.acquire(leases.LEADER, "new", 60)
+    with pytest.raises(LeaseLostError):
         commit_start(leader, plan(scene, job, 0))
-    with pytest.raises(Deposed):
+    with pytest.raises(LeaseLostError):
         commit_eviction(leader, Eviction(job.public_id, EvictionReason.RECLAIMED, job.public_id))
     assert Attempt.objects.count() == 0
 
@@ -248,7 +261,7 @@ def test_cancel_racing_a_start_wins_or_loses_cleanly(scene, leader) -> None:
         job = submit(scene)
         at_once(
             lambda job=job: commit_start(leader, plan(scene, job, 0)),
-            lambda job=job: lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
+            lambda job=job: job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
         )
         job.refresh_from_db()
         assert job.state == JobState.CANCELLED  # nothing was sent yet, so both orders end at once
@@ -259,8 +272,8 @@ def test_an_eviction_asks_and_waits_for_proof(scene, leader) -> None:
     victim, winner = submit(scene), submit(scene)
     commit_start(leader, plan(scene, victim, 0))
     task = victim.attempts.get().task_rows.get()
-    assert lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     eviction = Eviction(victim.public_id, EvictionReason.RECLAIMED, winner.public_id)
     assert commit_eviction(leader, eviction) is None
     attempt = victim.attempts.get()
@@ -274,7 +287,7 @@ def test_a_workspace_gets_a_secret_and_a_home(scene, leader) -> None:
     assert commit_start(leader, plan(scene, job, 0)) is None
     attempt = job.attempts.get()
     assert attempt.secret.startswith("v1.")
-    assert len(attempt_secret(attempt)) >= 40
+    assert len(decrypt_attempt_secret(attempt)) >= 40
     assert Volume.objects.get(owner=scene["owner"], kind="home").node == scene["node"]
 
 
@@ -292,23 +305,29 @@ def written_for(job: Job) -> dict[str, object]:
             job.state,
             job.version,
             job.reason,
-            job.attempts_made,
+            job.attempt_count,
             job.exit_code,
             job.started_at is not None,
         ),
-        "sentence": job.sentence,
-        "attempt": (attempt.number, attempt.state, attempt.leader_epoch, attempt.pool_id, attempt.sent_at),
-        "tasks": [(task.rank, task.state, task.node_id, task.gone) for task in tasks],
+        "message": job.message,
+        "attempt": (
+            attempt.number,
+            attempt.state,
+            attempt.leader_epoch,
+            attempt.pool_id,
+            attempt.start_sent_at,
+        ),
+        "tasks": [(task.rank, task.state, task.node_id, task.container_removed) for task in tasks],
         "held": [(each.gpu.index % 2, each.milli, each.whole, each.ended_at, each.proof) for each in held],
         "ledger": sorted(
             (row.milli, row.project_id, row.user_id, row.pool_id, row.ended_at)
-            for row in UsageLedger.objects.filter(job=job)
+            for row in UsageInterval.objects.filter(job=job)
         ),
         "events": [
-            (event.kind, event.before, event.after, event.reason, event.sentence, event.attempt == attempt)
+            (event.kind, event.before, event.after, event.reason, event.message, event.attempt == attempt)
             for event in job.events.order_by("id")
         ],
-        "verdicts": Standing.objects.filter(job=job).count(),
+        "verdicts": JobVerdict.objects.filter(job=job).count(),
     }
 
 
@@ -316,8 +335,8 @@ def test_started_together_is_started_as_if_alone(scene, leader) -> None:
     together = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
     alone = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
     for job in (*together, *alone):
-        Standing.objects.create(
-            job=job, code="no_fit_now", decided_at=job.submitted_at, since=job.submitted_at
+        JobVerdict.objects.create(
+            job=job, code="insufficient_resources", decided_at=job.submitted_at, code_since=job.submitted_at
         )
     starts = [plan(scene, together[0], 0), plan(scene, together[1], 1, milli=300)]
     assert commit_starts(leader, starts) == []
@@ -336,10 +355,15 @@ def test_two_of_a_batch_may_share_a_gpu(scene, leader) -> None:
 
 @pytest.mark.parametrize(
     ("trouble", "code"),
-    [("held", "job_moved_on"), ("lost", "gpu_not_healthy"), ("taken", "gpu_taken"), ("limit", "limit")],
+    [
+        ("held", "job_changed"),
+        ("lost", "gpu_not_healthy"),
+        ("taken", "gpu_taken"),
+        ("limit", "project_limit"),
+    ],
 )
 def test_a_start_that_does_not_hold_is_refused_alone(scene, leader, trouble, code) -> None:
-    project = record.project(member=scene["owner"])
+    project = factories.project(member=scene["owner"])
     jobs = [submit(scene), submit(scene, project=project), submit(scene)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     match trouble:
@@ -362,8 +386,8 @@ def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene,
     Job.objects.filter(pk=jobs[0].pk).update(held=True)
     refused = commit_starts(leader, [plan(scene, job, index) for index, job in enumerate(jobs)])
     assert [(each.job, each.code) for each in refused] == [
-        (jobs[0].public_id, "job_moved_on"),
-        (jobs[3].public_id, "limit"),
+        (jobs[0].public_id, "job_changed"),
+        (jobs[3].public_id, "project_limit"),
     ]
 
 
@@ -371,9 +395,9 @@ def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene,
 def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, point) -> None:
     jobs = [submit(scene) for _ in range(3)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
-    assert dies_at(point, lambda: commit_starts(leader, starts))
+    assert crashes_at(point, lambda: commit_starts(leader, starts))
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["PENDING"] * 3
-    assert not Attempt.objects.exists() and not UsageLedger.objects.exists()
+    assert not Attempt.objects.exists() and not UsageInterval.objects.exists()
     assert set(Gpu.objects.values_list("used_milli", flat=True)) == {0}
     assert commit_starts(leader, starts) == []
 
@@ -381,15 +405,15 @@ def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, poin
 def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leader, monkeypatch) -> None:
     jobs = [submit(scene) for _ in range(3)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
-    monkeypatch.setattr(commit, "AT_ONCE", 2)
+    monkeypatch.setattr(plan_writer, "MAX_BATCH", 2)
 
     def replaced(names, holder, ttl_s) -> None:
         monkeypatch.undo()
-        leases.let_go(names, holder)
-        assert leases.claim(leases.LEADER, "new", 60)
+        leases.release(names, holder)
+        assert leases.acquire(leases.LEADER, "new", 60)
 
     monkeypatch.setattr(leases, "renew", replaced)
-    with pytest.raises(Deposed):
+    with pytest.raises(LeaseLostError):
         commit_starts(leader, starts)
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["RUNNING", "RUNNING", "PENDING"]
 
@@ -411,14 +435,14 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
     sent, unsent, idle = victims[0], victims[1], submit(scene)
     for job in (sent, victims[2]):
         task = job.attempts.get().task_rows.get()
-        assert lifecycle.task_sent(task)
-        lifecycle.task_running(task.pk, container="c", ports={})
-    lifecycle.want_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
+        assert job_control.mark_task_sent(task)
+        job_control.record_task_running(task.pk, container="c", ports={})
+    job_control.request_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
     wanted = [Eviction(job.public_id, EvictionReason.RECLAIMED, winner.public_id) for job in (*victims, idle)]
     refused = commit_evictions(leader, wanted)
     assert {each.job for each in refused} == {victims[2].public_id, idle.public_id}
     asked = sent.attempts.get()
-    assert (asked.state, asked.stop_reason, asked.stop_for) == ("COMPLETING", "reclaimed", winner)
+    assert (asked.state, asked.stop_reason, asked.preempted_for) == ("COMPLETING", "reclaimed", winner)
     assert asked.events.filter(kind="attempt_state", after="COMPLETING").count() == 1
     ended = unsent.attempts.get()
     assert (ended.state, ended.stop_reason, Job.objects.get(pk=unsent.pk).state) == (
@@ -431,14 +455,14 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
 
 def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(scene, leader) -> None:
     ours = submit(scene, milli_per_gpu=400)
-    other = record.project(member=scene["owner"])
+    other = factories.project(member=scene["owner"])
     theirs = [submit(scene, project=other, milli_per_gpu=400) for _ in range(2)]
     refused = commit_starts(leader, [plan(scene, ours, 0, milli=400), plan(scene, theirs[0], 0, milli=400)])
-    assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_company")]
+    assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_shared_elsewhere")]
     theirs[0].refresh_from_db()
-    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_company"
+    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_shared_elsewhere"
     assert commit_start(leader, plan(scene, theirs[1], 1, milli=400)) is None
-    record.cluster()
-    ClusterSettings.objects.update(policy={"share_gpus": "anybody"})
+    factories.cluster_settings()
+    ClusterSettings.objects.update(policy={"gpu_sharing_scope": "any"})
     assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)) is None
     assert sorted(Gpu.objects.values_list("used_milli", flat=True))[-2:] == [400, 800]

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.domain.volumes import VolumeKind
 from portal.models import Secret
-from portal.services.logs import log_path
-from portal.services.secrets import do_save_secret
-from portal.services.volumes import VolumeWords, do_save_volume
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from portal.words.volumes import VolumeKind
-from tests import record
+from portal.services.jobs.logs import log_path
+from portal.services.projects.secrets import do_save_secret
+from portal.services.projects.volumes import VolumeInput, do_save_volume
+from tests import factories
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig_scene import in_state, reach, rig_scene, story, submit
+from tests.two_rig_nodes import describe, in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
@@ -56,7 +56,9 @@ for path in paths:
 def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes with the tiny image; both lend /srv, and the folder of the volume is on the second."""
     stores = [[tiny_image.store]] * 2
-    made = rig_scene(make_rig, rig_cluster, tiny_image, stores, settings, tmp_path, lends=["/srv"])
+    made = two_rig_nodes(
+        make_rig, rig_cluster, tiny_image, stores, settings, tmp_path, exported_roots=["/srv"]
+    )
     for machine in made["machines"]:
         machine.execute("mkdir", "-p", "/srv/sets")
         machine.execute("chmod", "777", "/srv/sets")
@@ -64,14 +66,16 @@ def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp
 
 
 def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(scene, tmp_path: Path) -> None:
-    admin, owner = record.person(admin=True), scene["owner"]
+    admin, owner = factories.user(admin=True), scene["owner"]
     machine, node = scene["machines"][1], scene["nodes"][1]
-    do_save_volume(admin, VolumeWords("sets", VolumeKind.PATH, path="/srv/sets", nodes=[node]))
+    do_save_volume(admin, VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", nodes=[node]))
     do_save_secret(owner, owner, "hub", VALUE)
     do_save_secret(owner, owner, "key", FILED)
     secrets = [{"secret": "hub", "variable": "HUB_TOKEN"}, {"secret": "key", "file": "key.pem"}]
     job = submit(scene, "python3", "-c", SCRIPT, volumes=[{"volume": "sets"}], secrets=secrets)
-    reach(scene, lambda: machine.execute("test", "-e", "/srv/sets/made", check=False).returncode == 0, job)
+    wait_until(
+        scene, lambda: machine.execute("test", "-e", "/srv/sets/made", check=False).returncode == 0, job
+    )
     task = job.attempts.get().task_rows.get()
     assert task.node == node
     kept = set(machine.execute("python3", "-c", LEAKS, *MARKS).stdout.split())
@@ -80,7 +84,7 @@ def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(scene, 
     inspected = machine.podman("container", "inspect", task.container)
     assert not any(mark in inspected for mark in MARKS) and '"HUB_TOKEN=' not in inspected
     machine.execute("touch", "/srv/sets/end")
-    reach(scene, in_state(job, JobState.COMPLETED), job)
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
     said = log_path(job.public_id, 1, 0, "k8s").read_text()
     assert f"variable {VALUE[5:]} file {FILED[5:]} 0o600" in said
     assert machine.execute("python3", "-c", LEAKS, *MARKS).stdout == ""
@@ -89,8 +93,8 @@ def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(scene, 
     Secret.objects.get(name="hub").delete()
     job = submit(scene, "true", secrets=[secrets[1]], max_attempts=1)
     Secret.objects.get(name="key").delete()
-    reach(scene, in_state(job, JobState.FAILED), job)
-    assert job.reason == EndReason.START_REFUSED and "no secret called key" in job.sentence, story(job)
+    wait_until(scene, in_state(job, JobState.FAILED), job)
+    assert job.reason == EndReason.START_REFUSED and "no secret called key" in job.message, describe(job)
 
 
 def rows_of_all_tables() -> str:

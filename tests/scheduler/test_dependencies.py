@@ -7,31 +7,31 @@ import threading
 import pytest
 from django.db import connection
 
-from portal.errors import Invalid
-from portal.models import Job, Question
-from portal.services import lifecycle
-from portal.services.dependencies import cancel_dependents
-from portal.services.jobs import JobRequest, question_body
-from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, JobState
-from scheduler import answers, sweep
-from scheduler.answers import answer_question
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, JobState
+from portal.errors import InvalidRequest
+from portal.models import EngineQuery, Job
+from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.jobs.submission import JobRequest, preview_query_body
+from portal.services.lifecycle import job_control
+from scheduler import sweep, what_if
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee
-from tests import record
+from scheduler.forecast.forecast_pass import run_forecast_pass
+from scheduler.what_if import answer_query
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene(monkeypatch):
-    record.cluster()
-    monkeypatch.setattr(answers, "_photo", None)
-    return record.scene()
+    factories.cluster_settings()
+    monkeypatch.setattr(what_if, "_cached_inputs", None)
+    return factories.basic_cluster()
 
 
 def submit(scene, name: str, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], name=name, **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], name=name, **fields)
 
 
 def cycle() -> None:
@@ -39,11 +39,11 @@ def cycle() -> None:
 
 
 def end(job: Job, exit_code: int) -> None:
-    task = job.attempts.get(state__in=ATTEMPT_LIVE).task_rows.get()
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
-    reason = EndReason.EXIT_CODE if exit_code else EndReason.FINISHED
-    lifecycle.task_ended(task.pk, exit_code=exit_code, reason=reason)
+    task = job.attempts.get(state__in=LIVE_ATTEMPT_STATES).task_rows.get()
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
+    reason = EndReason.EXIT_CODE if exit_code else EndReason.COMPLETED
+    job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
 
 
 def state(job: Job) -> str:
@@ -53,14 +53,14 @@ def state(job: Job) -> str:
 
 def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) -> None:
     first, second = submit(scene, "first"), submit(scene, "second")
-    job = submit(scene, "last", gpus_per_task=2, after=[first, second])
+    job = submit(scene, "last", gpus_per_task=2, dependencies=[first, second])
     cycle()
-    assert job.standing.code == "dependency"
-    assert job.standing.sentence == "It starts after first, second have completed."
+    assert job.verdict.code == "dependency"
+    assert job.verdict.message == "It starts after first, second have completed."
     end(first, 0)
     cycle()
-    job.standing.refresh_from_db()
-    assert job.standing.sentence == "It starts after second has completed."
+    job.verdict.refresh_from_db()
+    assert job.verdict.message == "It starts after second has completed."
     end(second, 0)
     cycle()
     assert state(job) == JobState.RUNNING
@@ -69,11 +69,11 @@ def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) ->
 def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
     first = submit(scene, "first")
     strict, loose = (
-        submit(scene, "strict", after=[first]),
-        submit(scene, "loose", after=[first], after_any=True),
+        submit(scene, "strict", dependencies=[first]),
+        submit(scene, "loose", dependencies=[first], ignore_dependency_failure=True),
     )
     cycle()
-    assert loose.standing.sentence == "It starts after first has ended."
+    assert loose.verdict.message == "It starts after first has ended."
     end(first, 1)
     cycle()  # before anybody was cancelled
     assert (state(strict), state(loose)) == (JobState.PENDING, JobState.RUNNING)
@@ -88,13 +88,13 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
     for number in range(6):
         first = submit(scene, f"first-{number}")
         gate = threading.Barrier(2)
-        refused: list[Invalid] = []
+        refused: list[InvalidRequest] = []
 
         def join(first=first, gate=gate, refused=refused, number=number) -> None:
             gate.wait()
             try:
-                submit(scene, f"late-{number}", after=[first])
-            except Invalid as wrong:
+                submit(scene, f"late-{number}", dependencies=[first])
+            except InvalidRequest as wrong:
                 refused.append(wrong)
             finally:
                 connection.close()
@@ -102,7 +102,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
         def stop(first=first, gate=gate) -> None:
             gate.wait()
             try:
-                lifecycle.cancel(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
+                job_control.cancel_job(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
             finally:
                 connection.close()
 
@@ -114,7 +114,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
         cancel_dependents()
         late = Job.objects.filter(name=f"late-{number}").first()
         if late is None:
-            assert "after" in refused[0].fields
+            assert "dependencies" in refused[0].fields
         else:
             assert late.state == JobState.CANCELLED
 
@@ -122,9 +122,9 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
 def test_nobody_foresees_when_a_job_starts_that_waits_for_others(scene) -> None:
     busy = submit(scene, "busy", gpus_per_task=4)
     cycle()
-    waits, chained = submit(scene, "waits"), submit(scene, "chained", after=[busy])
+    waits, chained = submit(scene, "waits"), submit(scene, "chained", dependencies=[busy])
     cycle()
-    foresee()
+    run_forecast_pass()
     assert waits.forecasts.exists() and not chained.forecasts.exists()
 
 
@@ -132,12 +132,12 @@ def test_a_preview_says_that_it_would_wait(scene) -> None:
     first = submit(scene, "first")
     asked = JobRequest(
         name="asked", project=scene["project"], environment=scene["environment"], command=["true"],
-        after=[first], after_any=True,
+        dependencies=[first], ignore_dependency_failure=True,
     )  # fmt: skip
-    question = Question.objects.create(kind="would_start", body=question_body(scene["owner"], asked))
-    answer_question(question.public_id)
+    question = EngineQuery.objects.create(kind="would_start", body=preview_query_body(scene["owner"], asked))
+    answer_query(question.public_id)
     question.refresh_from_db()
-    assert not question.answer["starts_now"] and not question.answer["never"]
+    assert not question.answer["starts_now"] and not question.answer["unsatisfiable"]
     assert question.answer["verdict"]["code"] == "dependency"
-    assert question.answer["verdict"]["sentence"] == "It starts after first has ended."
+    assert question.answer["verdict"]["message"] == "It starts after first has ended."
     assert question.answer["alternatives"] == []

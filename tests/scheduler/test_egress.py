@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from portal.domain.states import JobState
 from portal.models import Node, Project
-from portal.selectors.egress import denied_addresses
-from portal.services.logs import log_path
-from portal.words.states import JobState
-from tests import record
+from portal.selectors.nodes.network_policy import denied_addresses
+from portal.services.jobs.logs import log_path
+from tests import factories
 from tests.agents.test_container_walls import Listener, opens, wait_until_open
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig_scene import in_state, reach, rig_scene, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
 
@@ -70,7 +70,7 @@ def scene(
     """Two nodes with the image; the second takes no work, and has an address that the portal does not know."""
     stores = [[tiny_image.store], [tiny_image.store]]
     rootless = getattr(request, "param", "rootful") == "rootless"
-    made = rig_scene(make_rig, rig_cluster, tiny_image, stores, settings, tmp_path, rootless=rootless)
+    made = two_rig_nodes(make_rig, rig_cluster, tiny_image, stores, settings, tmp_path, rootless=rootless)
     near, far = made["machines"]
     Node.objects.filter(name=far.name).update(state="cordoned")
     outside = far.address.rpartition(".")[0] + ".250"
@@ -102,9 +102,9 @@ def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_no
     scene,
 ) -> None:
     near, outside, owner = scene["machines"][0], scene["outside"], scene["owner"]
-    listed = record.project("listed", member=owner)
-    closed = record.project("closed", member=owner)
-    below = record.project("below", parent=closed, member=owner)
+    listed = factories.project("listed", member=owner)
+    closed = factories.project("closed", member=owner)
+    below = factories.project("below", parent=closed, member=owner)
     Project.objects.filter(pk=listed.pk).update(
         policy={"egress": "listed"}, egress_allow=[f"{outside} 8000", f"{near.address} 22"]
     )
@@ -116,7 +116,7 @@ def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_no
         for project in (scene["project"], listed, closed, below):
             jobs[project.name] = submit(scene | {"project": project}, "python3", "-c", script)
         for job in jobs.values():
-            reach(scene, in_state(job, JobState.COMPLETED), job)
+            wait_until(scene, in_state(job, JobState.COMPLETED), job)
         for place in places:  # each is there, and open to the node itself
             assert opens(near, *_split(place)), place
     seen = {
@@ -137,9 +137,9 @@ def test_a_node_that_joins_is_closed_to_containers_that_run(scene) -> None:
     outside = scene["outside"]
     assert f"{outside}/32" not in denied_addresses()
     job = submit(scene, "python3", "-c", UNTIL_CLOSED.replace("HOST", repr(outside)))
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     Node.objects.create(name="joins", pool=scene["nodes"][0].pool, host=outside, host_key="ssh-ed25519 AAAA")
-    reach(scene, in_state(job, JobState.COMPLETED), job)
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
 
 
 def _split(place: str) -> tuple[str, int]:

@@ -7,18 +7,18 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import Allocation, Attempt, Gpu, Job, Quota, Standing, Task, UsageLedger
-from portal.services import lifecycle
-from portal.services.jobs import do_cancel_job, do_hold_job
-from portal.words.reasons import EndReason
+from portal.domain.reasons import EndReason
+from portal.models import Allocation, Attempt, Gpu, Job, JobVerdict, Quota, Task, UsageInterval
+from portal.services.jobs.submission import do_cancel_job, do_hold_job
+from portal.services.lifecycle import job_control
 from scheduler import leases
-from scheduler.commit import commit_evictions, commit_starts
-from scheduler.core.cluster import GpuShare
-from scheduler.core.plan import Eviction, EvictionReason, Start, TaskPlacement
+from scheduler.commit.plan_writer import commit_evictions, commit_starts
+from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from scheduler.core.model.snapshot import GpuShare
 from scheduler.cycle import run_cycle
-from scheduler.snapshot import Album, take_photo
-from tests import record
-from tests.dying import dies_at
+from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from tests import factories
+from tests.failpoint_crash import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,21 +26,21 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """One node of four GPUs in one pool; ada and cem in the project vision, where cem may go first."""
-    record.cluster()
-    pool = record.pool()
-    ada, cem = record.person("ada"), record.person("cem")
+    factories.cluster_settings()
+    pool = factories.pool()
+    ada, cem = factories.user("ada"), factories.user("cem")
     return {
         "pool": pool,
-        "node": record.node(pool, gpus=4),
-        "environment": record.environment(tool=False),
+        "node": factories.node(pool, gpus=4),
+        "environment": factories.environment(tool=False),
         "ada": ada,
         "cem": cem,
-        "project": record.project("vision", member=ada, manager=cem),
+        "project": factories.project("vision", member=ada, manager=cem),
     }
 
 
 def submit(scene, who: str = "ada", **fields) -> Job:
-    return record.job(scene[who], scene["project"], scene["environment"], **fields)
+    return factories.job(scene[who], scene["project"], scene["environment"], **fields)
 
 
 def cycle() -> None:
@@ -55,29 +55,29 @@ def attempt_of(job: Job) -> Attempt:
 def begin(job: Job) -> list[int]:
     """Its nodes say that every task that may start now runs; gives the ranks that hold places."""
     for task in attempt_of(job).task_rows.filter(state="CONFIGURING"):
-        if lifecycle.task_sent(task):
-            lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={})
+        if job_control.mark_task_sent(task):
+            job_control.record_task_running(task.pk, container=f"c{task.pk}", ports={})
     return ranks(job)
 
 
 def ranks(job: Job) -> list[int]:
-    return list(attempt_of(job).task_rows.filter(gone=False).values_list("rank", flat=True))
+    return list(attempt_of(job).task_rows.filter(container_removed=False).values_list("rank", flat=True))
 
 
 def left(job: Job, rank: int, code: int | None = 143, reason: EndReason = EndReason.EXIT_CODE) -> None:
     """The node proves that a task is gone."""
-    lifecycle.task_ended(attempt_of(job).task_rows.get(rank=rank).pk, exit_code=code, reason=reason)
+    job_control.record_task_ended(attempt_of(job).task_rows.get(rank=rank).pk, exit_code=code, reason=reason)
 
 
 def used() -> int:
     total = sum(Gpu.objects.values_list("used_milli", flat=True))
     assert total == sum(Allocation.objects.filter(ended_at__isnull=True).values_list("milli", flat=True))
-    assert total == sum(UsageLedger.objects.filter(ended_at__isnull=True).values_list("milli", flat=True))
+    assert total == sum(UsageInterval.objects.filter(ended_at__isnull=True).values_list("milli", flat=True))
     return total
 
 
 def told(job: Job, kind: str) -> list[str]:
-    return list(job.events.filter(kind=kind).values_list("sentence", flat=True))
+    return list(job.events.filter(kind=kind).values_list("message", flat=True))
 
 
 def test_it_starts_with_what_is_free_and_grows_when_more_is(scene) -> None:
@@ -88,16 +88,16 @@ def test_it_starts_with_what_is_free_and_grows_when_more_is(scene) -> None:
     cycle()
     assert begin(job) == [0]
     assert attempt_of(job).state == "RUNNING"
-    left(other, 0, 0, EndReason.FINISHED)
+    left(other, 0, 0, EndReason.COMPLETED)
     cycle()
     assert begin(job) == [0, 1, 2, 3]
     assert (attempt_of(job).number, used()) == (1, 4000)
     assert told(job, "grows") == [f"Grows from 1 to 4 of 4 tasks: {scene['node'].name}."]
-    assert list(attempt_of(job).task_rows.values_list("among", flat=True)) == [1, 4, 4, 4]
+    assert list(attempt_of(job).task_rows.values_list("world_size_at_start", flat=True)) == [1, 4, 4, 4]
     version = job.version
     cycle()  # a fixed point: nothing more to do
     assert ranks(job) == [0, 1, 2, 3] and Job.objects.get(pk=job.pk).version == version
-    assert not Standing.objects.filter(job=job).exists() and not told(job, "verdict")
+    assert not JobVerdict.objects.filter(job=job).exists() and not told(job, "verdict")
 
 
 def grown(scene, tasks: int = 4, min_tasks: int = 1, **fields) -> Job:
@@ -113,9 +113,9 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
     urgent = submit(scene, "cem", name="urgent", priority=50, gpus_per_task=2)
     cycle()
     attempt = attempt_of(job)
-    leaving = attempt.task_rows.filter(leave_wanted_at__isnull=False)
+    leaving = attempt.task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2, 3]
-    assert attempt.stop_wanted_at is None and attempt.state == "RUNNING" and used() == 4000
+    assert attempt.stop_requested_at is None and attempt.state == "RUNNING" and used() == 4000
     assert told(job, "shrinks") == ["Gives 2 of 4 tasks back for urgent, which has a higher priority."]
     cycle()  # asked once, and nothing else follows from it
     assert len(told(job, "shrinks")) == 1
@@ -125,21 +125,21 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
     cycle()
     urgent.refresh_from_db()
     assert urgent.state == "RUNNING" and ranks(job) == [0, 1]
-    assert {task.state for task in attempt.task_rows.filter(gone=True)} == {"PREEMPTED"}
+    assert {task.state for task in attempt.task_rows.filter(container_removed=True)} == {"PREEMPTED"}
     # what comes in their place has numbers of its own
-    left(urgent, 0, 0, EndReason.FINISHED)
+    left(urgent, 0, 0, EndReason.COMPLETED)
     cycle()
     assert begin(job) == [0, 1, 4, 5]
 
 
 def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(scene) -> None:
     Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=1000)
-    other = record.project("nlp", member=scene["ada"])
+    other = factories.project("nlp", member=scene["ada"])
     Quota.objects.create(project=other, pool=scene["pool"], guaranteed_milli=3000)
     job = grown(scene)
-    owed = record.job(scene["ada"], other, scene["environment"], gpus_per_task=3)
+    owed = factories.job(scene["ada"], other, scene["environment"], gpus_per_task=3)
     cycle()
-    leaving = attempt_of(job).task_rows.filter(leave_wanted_at__isnull=False)
+    leaving = attempt_of(job).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [1, 2, 3]
     assert told(job, "shrinks") == ["Gives 3 of 4 tasks back for another project, to which they are owed."]
     for rank in (1, 2, 3):
@@ -156,13 +156,13 @@ def test_a_task_that_is_lost_is_replaced_after_a_pause(scene, code, reason) -> N
     job = grown(scene, tasks=3, min_tasks=2)
     left(job, 1, code, reason)
     attempt = attempt_of(job)
-    assert (job.state, attempt.state, attempt.stop_wanted_at) == ("RUNNING", "RUNNING", None)
+    assert (job.state, attempt.state, attempt.stop_requested_at) == ("RUNNING", "RUNNING", None)
     assert told(job, "task_lost")[0].endswith("2 of 3 tasks go on.")
     assert attempt.failed_tasks == (1 if code else 0)
     cycle()
     assert ranks(job) == [0, 2]  # it pauses first
-    assert attempt.grow_after is not None and attempt.grow_after > timezone.now()
-    Attempt.objects.filter(pk=attempt.pk).update(grow_after=timezone.now())
+    assert attempt.scale_up_after is not None and attempt.scale_up_after > timezone.now()
+    Attempt.objects.filter(pk=attempt.pk).update(scale_up_after=timezone.now())
     cycle()
     assert begin(job) == [0, 2, 3]
 
@@ -183,18 +183,18 @@ def test_after_too_many_failures_it_grows_no_more(scene) -> None:
     left(job, 2, 1)
     left(job, 1, 1)
     assert "It grows no more in this attempt: 2 of its tasks failed." in told(job, "task_lost")[1]
-    Attempt.objects.update(grow_after=timezone.now())
+    Attempt.objects.update(scale_up_after=timezone.now())
     cycle()
     assert ranks(job) == [0] and job.state == "RUNNING"
 
 
 def test_with_the_first_task_that_finishes_the_job_is_at_its_end(scene) -> None:
     job = grown(scene, tasks=3)
-    left(job, 1, 0, EndReason.FINISHED)
+    left(job, 1, 0, EndReason.COMPLETED)
     cycle()
     assert ranks(job) == [0, 2]  # it does not grow again
-    left(job, 0, 0, EndReason.FINISHED)
-    left(job, 2, 0, EndReason.FINISHED)
+    left(job, 0, 0, EndReason.COMPLETED)
+    left(job, 2, 0, EndReason.COMPLETED)
     job.refresh_from_db()
     assert (job.state, attempt_of(job).state, used()) == ("COMPLETED", "COMPLETED", 0)
 
@@ -207,7 +207,7 @@ def test_a_held_job_does_not_grow(scene) -> None:
     cycle()
     begin(job)
     do_hold_job(scene["ada"], job, True)
-    left(other, 0, 0, EndReason.FINISHED)
+    left(other, 0, 0, EndReason.COMPLETED)
     cycle()
     assert ranks(job) == [0]
     do_hold_job(scene["ada"], job, False)
@@ -229,7 +229,7 @@ def test_a_limit_holds_for_what_grows(scene) -> None:
 
 @pytest.fixture
 def leader(scene):
-    held = leases.claim(leases.LEADER, "test", 60)
+    held = leases.acquire(leases.LEADER, "test", 60)
     assert held is not None
     return held
 
@@ -243,15 +243,15 @@ def small(scene) -> Job:
     job = submit(scene, tasks=3, min_tasks=1)
     cycle()
     begin(job)
-    left(other, 0, 0, EndReason.FINISHED)
-    leases.let_go([leases.LEADER], "holder")
+    left(other, 0, 0, EndReason.COMPLETED)
+    leases.release([leases.LEADER], "holder")
     job.refresh_from_db()
     return job
 
 
-def growth(scene, job: Job, *ranks: int) -> Start:
+def growth(scene, job: Job, *ranks: int) -> JobPlacement:
     free = scene["node"].gpus.filter(used_milli=0).order_by("index")
-    return Start(
+    return JobPlacement(
         job.public_id,
         scene["pool"].public_id,
         job.version,
@@ -272,7 +272,7 @@ def test_what_grows_is_refused_when_the_job_moved_on(scene, small, leader, chang
         case "cancelled":
             do_cancel_job(scene["ada"], small)
         case "stopping":  # the version stands
-            lifecycle.want_stop(attempt_of(small).pk, EndReason.TIME_LIMIT)
+            job_control.request_stop(attempt_of(small).pk, EndReason.TIME_LIMIT)
         case "version":
             Job.objects.filter(pk=small.pk).update(version=version + 1)
         case "finished":
@@ -287,7 +287,7 @@ def test_what_grows_is_refused_when_the_job_moved_on(scene, small, leader, chang
             Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
     before = used()
     (refusal,) = commit_starts(leader, [start])
-    assert refusal.code == ("limit" if change == "full" else "job_moved_on")
+    assert refusal.code == ("project_limit" if change == "full" else "job_changed")
     assert ranks(small) == expected and used() == before
 
 
@@ -296,7 +296,7 @@ def test_a_growth_and_a_first_start_share_a_transaction(scene, small, leader) ->
     grows = growth(scene, small, 1)
     free = scene["node"].gpus.filter(used_milli=0).order_by("index")[1]
     place = TaskPlacement(0, scene["node"].public_id, (GpuShare(free.uuid, 1000),))
-    begins = Start(other.public_id, scene["pool"].public_id, other.version, (place,))
+    begins = JobPlacement(other.public_id, scene["pool"].public_id, other.version, (place,))
     assert commit_starts(leader, [begins, grows]) == []
     assert (ranks(small), ranks(other), used()) == ([0, 1], [0], 3000)
 
@@ -304,10 +304,10 @@ def test_a_growth_and_a_first_start_share_a_transaction(scene, small, leader) ->
 @pytest.mark.parametrize("point", ["commit.in_transaction", "commit.before_commit", "commit.done"])
 def test_a_growth_is_whole_or_not_at_all_wherever_the_scheduler_dies(scene, small, leader, point) -> None:
     start = growth(scene, small, 1, 2)
-    assert dies_at(point, lambda: commit_starts(leader, [start]))
+    assert crashes_at(point, lambda: commit_starts(leader, [start]))
     assert (ranks(small), used()) == (([0, 1, 2], 3000) if point == "commit.done" else ([0], 1000))
     again = commit_starts(leader, [start])
-    assert [each.code for each in again] == (["job_moved_on"] if point == "commit.done" else [])
+    assert [each.code for each in again] == (["job_changed"] if point == "commit.done" else [])
     assert (ranks(small), used()) == ([0, 1, 2], 3000)
 
 
@@ -320,59 +320,59 @@ def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(scene, small, le
     begin(small)
     assert commit_evictions(leader, [shrink(small, 2)]) == []
     (again,) = commit_evictions(leader, [shrink(small, 2)])
-    assert again.code == "job_moved_on"
+    assert again.code == "job_changed"
     (too_many,) = commit_evictions(leader, [shrink(small, 0, 1)])
-    assert too_many.code == "job_moved_on"
-    leaving = attempt_of(small).task_rows.filter(leave_wanted_at__isnull=False)
+    assert too_many.code == "job_changed"
+    leaving = attempt_of(small).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2]
-    assert not lifecycle.is_to_start(leaving.get(), attempt_of(small))
+    assert not job_control.should_start(leaving.get(), attempt_of(small))
 
 
 def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> None:
-    leases.let_go([leases.LEADER], "test")
+    leases.release([leases.LEADER], "test")
     job = submit(scene, tasks=2, min_tasks=1)
     cycle()
-    leases.let_go([leases.LEADER], "holder")
-    leader = leases.claim(leases.LEADER, "test", 60)
+    leases.release([leases.LEADER], "holder")
+    leader = leases.acquire(leases.LEADER, "test", 60)
     assert commit_evictions(leader, [shrink(job, 1)]) == []
     assert (ranks(job), used()) == ([0], 1000)
     task = attempt_of(job).task_rows.get(rank=1)
-    assert not lifecycle.task_sent(task) and task.allocations.get().proof == "never_started"
+    assert not job_control.mark_task_sent(task) and task.allocations.get().proof == "never_started"
 
 
 # -- the photograph ----------------------------------------------------------------------------------
 
 
 def test_what_it_waits_for_stands_beside_what_runs(scene, small) -> None:
-    album = Album()
-    photo = take_photo(record.cluster(), album)
-    (waits,), (runs,) = photo.snapshot.pending, photo.snapshot.running
+    album = SnapshotCache()
+    inputs = take_snapshot(factories.cluster_settings(), album)
+    (waits,), (runs,) = inputs.snapshot.pending, inputs.snapshot.running
     assert (waits.job, waits.ranks, waits.tasks, waits.min_tasks) == (small.public_id, (1, 2), 2, 1)
     assert (runs.min_tasks, [task.rank for task in runs.tasks]) == (1, [0])
-    assert waits.version == small.version and photo.pending_rows == {}
-    again = take_photo(record.cluster(), album)
+    assert waits.version == small.version and inputs.pending_row_ids == {}
+    again = take_snapshot(factories.cluster_settings(), album)
     assert again.snapshot.pending[0] is waits  # nothing was written since
 
 
 def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
-            photo = take_photo(record.cluster())
-        grow.append(len(photo.snapshot.pending))
+            inputs = take_snapshot(factories.cluster_settings())
+        grow.append(len(inputs.snapshot.pending))
         return len(queries)
 
     grow: list[int] = []
     grown(scene, tasks=4)
     nobody = count()
     plenty = [submit(scene, tasks=9, min_tasks=1) for _ in range(3)]
-    record.node(scene["pool"], gpus=1)
+    factories.node(scene["pool"], gpus=1)
     cycle()
     begin(plenty[0])
     do_cancel_job(scene["ada"], plenty[1])
     do_cancel_job(scene["ada"], plenty[2])
     one = count()
     submit(scene, tasks=9, min_tasks=1, name="also")
-    record.node(scene["pool"], gpus=1)
+    factories.node(scene["pool"], gpus=1)
     cycle()
     assert (count(), grow) == (one, [0, 1, 2])
     assert one <= nobody + 8  # two read what grows, six the rights of owners

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agents.engines.ssh import NodeEngine
+from agents.engines.agent_engine import AgentEngine
+from portal.domain.states import NodeState
 from portal.models import Node
-from portal.services.jobs import do_cancel_job
-from portal.services.nodes import do_set_node_state
-from portal.words.states import NodeState
-from tests import record
-from tests.engine_room import held_milli, wait_for
-from tests.two_nodes import TwoNodes
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.nodes import do_set_node_state
+from tests import factories
+from tests.engine_harness import held_milli, wait_for
+from tests.two_local_nodes import TwoLocalNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,11 +26,11 @@ done
 
 
 @pytest.fixture
-def stand(room, request):
-    return TwoNodes(room, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
+def stand(harness, request):
+    return TwoLocalNodes(harness, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
 
 
-def told(stand: TwoNodes) -> list[str]:
+def told(stand: TwoLocalNodes) -> list[str]:
     """What the tasks were told of each other, each as it began."""
     return [path.read_text().strip() for path in sorted(stand.folder.glob("told-*"))]
 
@@ -67,12 +67,12 @@ def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes
 
 
 def test_a_task_that_fails_and_a_node_that_restarts_leave_the_others_alone(stand, monkeypatch) -> None:
-    monkeypatch.setattr("portal.services.endings.pause_s", lambda failures: 0.0)
+    monkeypatch.setattr("portal.services.lifecycle.attempt_end.backoff_s", lambda failures: 0.0)
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     (stand.folder / "fail-1").touch()
     stand.reach(job, lambda: set(stand.run(job)) == {0, 2})
-    stand.room.reboot(stand.run(job)[2], boot="boot-9")
+    stand.harness.reboot(stand.run(job)[2], boot="boot-9")
     stand.reach(job, lambda: set(stand.run(job)) == {0, 3})
     assert job.attempts.count() == 1
     kinds = list(job.events.filter(kind="task_lost").values_list("reason", flat=True))
@@ -86,15 +86,15 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(stand) -> None:
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     node = Node.objects.get(name=stand.run(job)[1])
-    do_set_node_state(record.person("root", admin=True), node, NodeState.DRAINED, reason="dust")
+    do_set_node_state(factories.user("root", admin=True), node, NodeState.DRAINED, reason="dust")
     stand.reach(job, lambda: set(stand.run(job)) == {0})
-    assert job.attempts.get().stop_wanted_at is None
+    assert job.attempts.get().stop_requested_at is None
     (stand.folder / "end").touch()
     stand.reach(job, stand.ended(job))
 
 
 def test_an_agent_that_cannot_end_one_task_alone_gives_the_whole_attempt_back(stand, monkeypatch) -> None:
-    monkeypatch.setattr(NodeEngine, "stops_tasks", property(lambda engine: False))
+    monkeypatch.setattr(AgentEngine, "supports_stopping_tasks", property(lambda engine: False))
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     urgent = stand.submit("manager", command="sleep 600", priority=50)

@@ -14,27 +14,27 @@ import pytest
 from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
-from portal.models import Attempt, ClusterSettings, Cycle, FailedCycle, Job, Standing
-from scheduler import cycle, failed, sweep
+from portal.models import Attempt, ClusterSettings, Cycle, FailedCycle, Job, JobVerdict
+from scheduler import cycle, failed_cycles, sweep
 from scheduler.core.decide import decide
-from scheduler.core.saved import plan_to_json, snapshot_from_json
+from scheduler.core.model.serialization import plan_to_json, snapshot_from_json
 from scheduler.cycle import run_cycle
 from scheduler.replay.__main__ import main
-from scheduler.snapshot import take_photo
-from tests import record
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene()
+    factories.cluster_settings()
+    return factories.basic_cluster()
 
 
 @pytest.fixture
 def waiting(scene) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"])
+    return factories.job(scene["owner"], scene["project"], scene["environment"])
 
 
 def replayed(path) -> tuple[int, list[str], str]:
@@ -47,7 +47,7 @@ def replayed(path) -> tuple[int, list[str], str]:
 def nothing_changed(waiting: Job) -> bool:
     return not (
         Attempt.objects.exists()
-        or Standing.objects.exists()
+        or JobVerdict.objects.exists()
         or Cycle.objects.exists()
         or Job.objects.get(pk=waiting.pk).version != waiting.version
     )
@@ -57,10 +57,10 @@ def broken(monkeypatch):
     """Photographs of a moment that is none: no row is to blame, so nothing can be left out."""
 
     def photograph(settings, album):
-        photo = take_photo(settings, album)
-        return dataclasses.replace(photo, snapshot=dataclasses.replace(photo.snapshot, now_s=math.nan))
+        inputs = take_snapshot(settings, album)
+        return dataclasses.replace(inputs, snapshot=dataclasses.replace(inputs.snapshot, now_s=math.nan))
 
-    monkeypatch.setattr(cycle, "take_photo", photograph)
+    monkeypatch.setattr(cycle, "take_snapshot", photograph)
 
 
 def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
@@ -68,30 +68,30 @@ def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
 ) -> None:
     broken(monkeypatch)
     outcome = run_cycle("test", "me")
-    assert outcome is not None and (outcome.started, outcome.again) == (0, False)
+    assert outcome is not None and (outcome.started, outcome.rerun) == (0, False)
     assert nothing_changed(waiting)
     row = FailedCycle.objects.get()
-    assert (row.kind, row.times, row.woken_by) == ("snapshot", 1, "test")
-    assert row.field == "now_s" and "now_s" in row.sentence
+    assert (row.kind, row.repeat_count, row.trigger) == ("snapshot", 1, "test")
+    assert row.field == "now_s" and "now_s" in row.message
     alarm = ClusterSettings.objects.get()
-    assert alarm.alarm == row.sentence and alarm.alarm_at is not None
+    assert alarm.scheduler_alert == row.message and alarm.scheduler_alert_at is not None
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)
     assert status == 1 and json.loads(lines[-1])["field"] == row.field
-    assert json.loads(lines[-1])["error"] in row.sentence
+    assert json.loads(lines[-1])["error"] in row.message
 
 
 def test_it_goes_on_trying_and_works_again_by_itself(scene, waiting) -> None:
-    ClusterSettings.objects.update(policy={"half_life_s": 1})
+    ClusterSettings.objects.update(policy={"usage_half_life_s": 1})
     for _ in range(3):
         run_cycle("period", "me")
     row = FailedCycle.objects.get()
-    assert row.times == 3 and row.last_at > row.first_at
+    assert row.repeat_count == 3 and row.last_at > row.first_at
     ClusterSettings.objects.update(policy={})
     outcome = run_cycle("period", "me")
     assert outcome is not None and outcome.started == 1
-    assert ClusterSettings.objects.get().alarm == ""
+    assert ClusterSettings.objects.get().scheduler_alert == ""
     assert FailedCycle.objects.count() == 1  # kept for whoever asks why
 
 
@@ -102,29 +102,31 @@ def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None
     assert run_cycle("test", "me", decide=faulty) is not None
     row = FailedCycle.objects.get()
     assert (row.kind, row.field) == ("fault", "")
-    assert "Its decision broke with: KeyError" in row.sentence
+    assert "Its decision broke with: KeyError" in row.message
     assert nothing_changed(waiting)
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)  # without the fault the same case has a plan, and the same each time
     outer = json.loads(gzip.decompress(row.content))
     photograph = snapshot_from_json(gzip.decompress(row.content).decode())
-    assert status == 0 and lines[-1] == plan_to_json(decide(photograph, take_photo(record.cluster()).policy))
+    assert status == 0 and lines[-1] == plan_to_json(
+        decide(photograph, take_snapshot(factories.cluster_settings()).policy)
+    )
     assert [job["job"] for job in outer["snapshot"]["pending"]] == [waiting.public_id]
 
 
 def test_a_knob_of_the_cluster_that_cannot_stand_is_named(scene, waiting, tmp_path) -> None:
     ClusterSettings.objects.update(
-        policy={"half_life_s": 1}
+        policy={"usage_half_life_s": 1}
     )  # past the services, as a hand in the database would
     run_cycle("test", "me")
     row = FailedCycle.objects.get()
-    assert (row.kind, row.field) == ("policy", "half_life_s")
+    assert (row.kind, row.field) == ("policy", "usage_half_life_s")
     assert nothing_changed(waiting)
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)
-    assert (status, json.loads(lines[-1])["field"]) == (1, "half_life_s")
+    assert (status, json.loads(lines[-1])["field"]) == (1, "usage_half_life_s")
 
 
 @pytest.mark.parametrize("trouble", [OperationalError, InterfaceError])
@@ -132,21 +134,21 @@ def test_a_database_that_is_away_raises_no_alarm(scene, waiting, monkeypatch, tr
     def away(settings, album):
         raise trouble("gone for a moment")
 
-    monkeypatch.setattr(cycle, "take_photo", away)
+    monkeypatch.setattr(cycle, "take_snapshot", away)
     with pytest.raises(trouble):
         run_cycle("test", "me")
-    assert not FailedCycle.objects.exists() and ClusterSettings.objects.get().alarm == ""
+    assert not FailedCycle.objects.exists() and ClusterSettings.objects.get().scheduler_alert == ""
 
 
 def test_the_newest_twenty_of_thirty_days_are_kept() -> None:
     now = timezone.now()
     for number in range(25):
         at = now - dt.timedelta(days=31) if number == 24 else now
-        FailedCycle.objects.create(first_at=at, last_at=at, kind="fault", sentence=str(number), content=b"")
-    failed.drop_old_failures()
-    assert sorted(map(int, FailedCycle.objects.values_list("sentence", flat=True))) == list(range(4, 24))
+        FailedCycle.objects.create(first_at=at, last_at=at, kind="fault", message=str(number), content=b"")
+    failed_cycles.delete_old_failed_cycles()
+    assert sorted(map(int, FailedCycle.objects.values_list("message", flat=True))) == list(range(4, 24))
     FailedCycle.objects.update(last_at=now - dt.timedelta(days=31))
-    sweep.trim()
+    sweep.delete_old_rows()
     assert not FailedCycle.objects.exists()
 
 

@@ -6,40 +6,40 @@ from pathlib import Path
 
 import pytest
 
-from portal.models import Job, UsageLedger
-from portal.selectors.logs import log_file, read_lines
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from tests import record
-from tests.engine_room import EngineRoom, containers_alive, engine_room, held_milli, wait_for
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.models import Job, UsageInterval
+from portal.selectors.logs.lines import log_file, read_lines
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
 
 pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def room(settings):
-    with engine_room() as each:
+def harness(settings):
+    with engine_harness() as each:
         settings.LOG_DIR = Path(each.folder) / "logs"
         yield each
 
 
 @pytest.fixture
-def scene(room):
-    owner = record.person("ada")
-    node = room.node()
-    room.worker()
+def scene(harness):
+    owner = factories.user("ada")
+    node = harness.create_node()
+    harness.start_worker()
     wait_for("the node is ready", lambda: (node.refresh_from_db() or node.state) == "ready", 30)
     return {
         "node": node,
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
 def submit(scene, *command: str, **fields) -> Job:
-    return record.job(
+    return factories.job(
         scene["owner"], scene["project"], scene["environment"], command=list(command), memory_mib=64, **fields
     )
 
@@ -49,7 +49,7 @@ def state_of(job: Job) -> str:
     return job.state
 
 
-def test_jobs_run_and_end_as_their_commands_say(room: EngineRoom, scene) -> None:
+def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, scene) -> None:
     good = submit(
         scene, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
     )
@@ -65,17 +65,17 @@ def test_jobs_run_and_end_as_their_commands_say(room: EngineRoom, scene) -> None
     bad = submit(scene, "sh", "-c", "exit 3")
     wait_for("the job fails", lambda: state_of(bad) == JobState.FAILED)
     assert (bad.exit_code, bad.reason) == (3, EndReason.EXIT_CODE)
-    assert bad.sentence == "The command ended with exit code 3."
+    assert bad.message == "The command ended with exit code 3."
 
     long = submit(scene, "sleep", "600")
     wait_for("it runs", lambda: long.attempts.filter(state="RUNNING").exists())
     assert held_milli() == 1000
-    lifecycle.cancel(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     wait_for("it is cancelled", lambda: state_of(long) == JobState.CANCELLED)
-    assert containers_alive(room.folder) == []
+    assert containers_alive(harness.folder) == []
     assert held_milli() == 0
-    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
 
     timed = submit(scene, "sleep", "600", time_limit_s=1)
     wait_for("its time is over", lambda: state_of(timed) == JobState.TIMEOUT)
-    wait_for("nothing is left on the node", lambda: not list(room.folder.glob("local/state/tasks/fw-*")))
+    wait_for("nothing is left on the node", lambda: not list(harness.folder.glob("local/state/tasks/fw-*")))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from portal.models import Job, Node, NodePool, NodeTrouble, Rendezvous
-from portal.services.jobs import do_cancel_job
-from portal.services.logs import log_path
-from portal.services.node_network import do_set_node_network
-from portal.words.fabric import Fabric
-from tests import record
+from portal.domain.gang_fabric import GangFabric
+from portal.models import Job, Node, NodeIncident, NodePool, Rendezvous
+from portal.services.jobs.logs import log_path
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.gang_fabric import do_set_gang_fabric
+from tests import factories
 from tests.agents.ranks import MEETS
-from tests.engine_room import held_milli
+from tests.engine_harness import held_milli
 from tests.rig.images import RigImage, rig_image
-from tests.rig_scene import in_state, reach, rig_scene, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
@@ -35,10 +35,10 @@ def torch_image() -> RigImage:
 
 @pytest.fixture
 def scene(make_rig, rig_cluster, torch_image, settings, tmp_path):
-    scene = rig_scene(
+    scene = two_rig_nodes(
         make_rig, rig_cluster, torch_image, [[torch_image.store]] * 2, settings, tmp_path, gpus=2
     )
-    NodePool.objects.update(allow_node_network=True)
+    NodePool.objects.update(allow_host_network=True)
     return scene
 
 
@@ -49,15 +49,15 @@ def log_of(job: Job, rank: int) -> str:
 
 def logs_of(scene, job: Job) -> list[str]:
     rows = job.attempts.last().task_rows
-    reach(scene, lambda: not rows.filter(log_complete=False).exists(), job)
+    wait_until(scene, lambda: not rows.filter(log_complete=False).exists(), job)
     return [log_of(job, rank) for rank in range(job.tasks)]
 
 
 def name(scene, **named) -> None:
     """Has the pool name this, and waits until the nodes have said that they have it."""
     pool = scene["nodes"][0].pool
-    do_set_node_network(record.person(admin=True), pool, allowed=True, fabric=Fabric(**named))
-    reach(scene, lambda: not Node.objects.exclude(lacks="").exists())
+    do_set_gang_fabric(factories.user(admin=True), pool, allowed=True, fabric=GangFabric(**named))
+    wait_until(scene, lambda: not Node.objects.exclude(missing_requirements="").exists())
 
 
 @pytest.mark.parametrize(("how", "why"), [("DROP", "no answer in 3 s"), ("REJECT", "connection refused")])
@@ -65,20 +65,20 @@ def test_nodes_that_do_not_reach_each_other_are_named_and_nothing_begins(scene, 
     first, second = scene["machines"]
     first.close_gang_ports(how)
     job = submit(scene, "sh", "-c", "echo begun; exec sleep 600", tasks=2, gpus_per_task=2, max_attempts=1)
-    reach(scene, lambda: job.attempts.filter(state="NODE_FAIL").exists(), job)
+    wait_until(scene, lambda: job.attempts.filter(state="NODE_FAIL").exists(), job)
     attempt = job.attempts.order_by("number").first()
     port = Rendezvous.objects.get(attempt=attempt).port
     said = f"{second.name} cannot reach {first.name} ({first.address}:{port}): {why}."
-    assert attempt.sentence.startswith(said) and attempt.stop_reason == "nodes_apart"
-    assert attempt.prepared_at is None and not attempt.task_rows.filter(running_at__isnull=False).exists()
-    assert attempt.task_rows.get(rank=1).problem == said
-    assert NodeTrouble.objects.filter(job=job, trouble="cut_off").count() >= 2
+    assert attempt.message.startswith(said) and attempt.stop_reason == "rendezvous_unreachable"
+    assert attempt.all_prepared_at is None and not attempt.task_rows.filter(running_at__isnull=False).exists()
+    assert attempt.task_rows.get(rank=1).status_message == said
+    assert NodeIncident.objects.filter(job=job, kind="peer_unreachable").count() >= 2
     job.refresh_from_db()
     assert job.state == "PENDING"
     first.heal()
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=90)
+    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=90)
     do_cancel_job(scene["owner"], job)
-    reach(scene, in_state(job, "CANCELLED"), job)
+    wait_until(scene, in_state(job, "CANCELLED"), job)
     assert held_milli() == 0
 
 
@@ -94,9 +94,13 @@ def test_torchrun_and_gloo_meet_on_an_interface_that_has_an_address_of_ipv6_alon
     job = submit(
         scene, "python3", "-c", TORCH, tasks=2, gpus_per_task=2, launcher="torchrun", memory_mib=1500, shm_mib=128
     )  # fmt: skip
-    reach(scene, in_state(job, "COMPLETED"), job, within_s=180)
+    wait_until(scene, in_state(job, "COMPLETED"), job, within_s=180)
     row = Rendezvous.objects.get(attempt__job=job)
-    assert (row.address, row.tried, set(row.interfaces.values())) == ("fd00:77::1", True, {"ib0"})
+    assert (row.address, row.connectivity_check, set(row.interfaces.values())) == (
+        "fd00:77::1",
+        True,
+        {"ib0"},
+    )
     text = logs_of(scene, job)
     assert all(f"rank {rank} of 4 sum 10.0 fd00:77::1" in text[rank // 2] for rank in range(4)), text
 
@@ -109,9 +113,9 @@ def test_ranks_meet_on_a_network_of_the_engine_that_people_made(scene) -> None:
         )
     name(scene, network="fabric0")
     job = submit(scene, "python3", "-c", MEETS, tasks=2, gpus_per_task=2)
-    reach(scene, in_state(job, "COMPLETED"), job, within_s=120)
+    wait_until(scene, in_state(job, "COMPLETED"), job, within_s=120)
     row = Rendezvous.objects.get(attempt__job=job)
-    assert (row.network, row.node_network, row.tried) == ("fabric0", False, False)
+    assert (row.network, row.node_network, row.connectivity_check) == ("fabric0", False, False)
     assert row.address.startswith("10.9.1.")
     assert any("heard one" in text for text in logs_of(scene, job))
     for machine in scene["machines"]:

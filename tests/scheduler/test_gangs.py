@@ -10,12 +10,12 @@ import zlib
 
 import pytest
 
-from agents.engines.ssh import NodeEngine
-from portal.models import Allocation, Job, Node, NodePool, NodeTrouble, Rendezvous
-from portal.selectors.logs import log_file, read_lines
-from portal.words.states import JobState
-from tests.engine_room import held_milli, wait_for
-from tests.two_nodes import TwoNodes
+from agents.engines.agent_engine import AgentEngine
+from portal.domain.states import JobState
+from portal.models import Allocation, Job, Node, NodeIncident, NodePool, Rendezvous
+from portal.selectors.logs.lines import log_file, read_lines
+from tests.engine_harness import held_milli, wait_for
+from tests.two_local_nodes import TwoLocalNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,31 +50,31 @@ BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
 
 
 @pytest.fixture
-def stand(room, request, monkeypatch):
-    monkeypatch.setattr("scheduler.read_waiting.pause_s", lambda failures: 0.0)
-    stand = TwoNodes(room, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
-    NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=True)
+def stand(harness, request, monkeypatch):
+    monkeypatch.setattr("scheduler.snapshot.pending.backoff_s", lambda failures: 0.0)
+    stand = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
+    NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
     meet_at(stand)
     return stand
 
 
-def meet_at(stand: TwoNodes, ports: int = 20) -> int:
+def meet_at(stand: TwoLocalNodes, ports: int = 20) -> int:
     """Gives both nodes ports of their own to meet at, for they are one machine with others; the first of them."""
     first = 10_000 + 20 * (zlib.crc32(stand.names[0].encode()) % 450) + os.getpid() % 20
     for node in stand.nodes:
         Node.objects.filter(pk=node.pk).update(
-            settings=node.settings | {"gang_ports": [first, first + ports - 1]}
+            settings=node.settings | {"rendezvous_ports": [first, first + ports - 1]}
         )
     return first
 
 
-def met(stand: TwoNodes, attempt: int) -> dict[int, dict[str, object]]:
+def met(stand: TwoLocalNodes, attempt: int) -> dict[int, dict[str, object]]:
     """What each rank of an attempt wrote down once it had met the others."""
     paths = stand.folder.glob(f"met-{attempt}-?")
     return {int(path.name[-1]): json.loads(path.read_text()) for path in paths}
 
 
-def begun(stand: TwoNodes) -> list[str]:
+def begun(stand: TwoLocalNodes) -> list[str]:
     return sorted(path.name for path in stand.folder.glob("begun-*"))
 
 
@@ -83,7 +83,7 @@ def log_of(job: Job, attempt: int, rank: int) -> str:
 
 
 def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(stand) -> None:
-    job = stand.submit(tasks=2, retry_failures=True)
+    job = stand.submit(tasks=2, retry_on_failure=True)
     stand.reach(job, lambda: len(met(stand, 1)) == 2)
     first, interface = met(stand, 1), Rendezvous.objects.get().interfaces
     row = Rendezvous.objects.get(attempt__job=job)
@@ -100,7 +100,7 @@ def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(stand)
     stand.reach(job, lambda: len(met(stand, 2)) == 2)
     old = job.attempts.get(number=1)
     assert (old.state, old.stop_reason) == ("FAILED", "exit_code")
-    assert set(old.task_rows.values_list("gone", flat=True)) == {True}
+    assert set(old.task_rows.values_list("container_removed", flat=True)) == {True}
     assert set(Allocation.objects.filter(task__attempt=old).values_list("proof", flat=True)) == {"gone"}
     again = Rendezvous.objects.get(attempt__number=2)
     assert again.live and not Rendezvous.objects.get(attempt__number=1).live and again.port != row.port
@@ -120,8 +120,8 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
         job = stand.submit(tasks=2, max_attempts=1)
         stand.reach(job, stand.ended(job, JobState.FAILED))
     attempt = job.attempts.get()
-    assert (attempt.stop_reason, attempt.prepared_at) == ("start_refused", None)
-    assert f"port {port}" in attempt.sentence
+    assert (attempt.stop_reason, attempt.all_prepared_at) == ("start_refused", None)
+    assert f"port {port}" in attempt.message
     assert begun(stand) == [] and stand.alive() == [] and held_milli() == 0
     proofs = set(Allocation.objects.filter(task__attempt=attempt).values_list("proof", flat=True))
     assert proofs <= {"gone", "never_started"} and "" not in proofs
@@ -135,33 +135,37 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
 def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_up(stand) -> None:
     stand.command = BEGINS.replace("{folder}", str(stand.folder))
     nodes = Node.objects.filter(name__in=stand.names).order_by("name")
-    assert stand.engine.run_until(lambda: all("interfaces" in node.hello for node in nodes.all()), 20)
+    assert stand.engine.run_until(lambda: all("interfaces" in node.agent_info for node in nodes.all()), 20)
     first, second = nodes
-    told = first.hello["interfaces"]
+    told = first.agent_info["interfaces"]
     wrong = [each | {"address": "255.255.255.255", "addresses": ["255.255.255.255/24"]} for each in told]
-    Node.objects.filter(pk=first.pk).update(hello=first.hello | {"interfaces": wrong})
+    Node.objects.filter(pk=first.pk).update(agent_info=first.agent_info | {"interfaces": wrong})
     job = stand.submit(tasks=2, max_attempts=1)
     stand.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
     attempt = job.attempts.order_by("number").first()
     where = f"255.255.255.255:{Rendezvous.objects.get(attempt=attempt).port}"
-    assert (attempt.stop_reason, attempt.prepared_at) == ("nodes_apart", None)
-    assert attempt.sentence.startswith(f"{second.name} cannot reach {first.name} ({where}): ")
-    told_of = attempt.task_rows.get(rank=1).problem
-    assert told_of and told_of in attempt.sentence
-    pairs = NodeTrouble.objects.filter(job=job).values_list("node", "peer", "trouble")
-    assert {(first.pk, second.pk, "cut_off"), (second.pk, first.pk, "cut_off")} == set(pairs)
+    assert (attempt.stop_reason, attempt.all_prepared_at) == ("rendezvous_unreachable", None)
+    assert attempt.message.startswith(f"{second.name} cannot reach {first.name} ({where}): ")
+    told_of = attempt.task_rows.get(rank=1).status_message
+    assert told_of and told_of in attempt.message
+    pairs = NodeIncident.objects.filter(job=job).values_list("node", "peer", "kind")
+    assert {(first.pk, second.pk, "peer_unreachable"), (second.pk, first.pk, "peer_unreachable")} == set(
+        pairs
+    )
     assert begun(stand) == []
-    Node.objects.filter(pk=first.pk).update(hello=first.hello)
+    Node.objects.filter(pk=first.pk).update(agent_info=first.agent_info)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
-    assert job.attempts.filter(stop_reason="nodes_apart").count() == job.attempts.count() - 1
+    assert job.attempts.filter(stop_reason="rendezvous_unreachable").count() == job.attempts.count() - 1
     row = Rendezvous.objects.get(attempt__job=job, live=True)
-    assert row.tried and not row.doubted
+    assert row.connectivity_check and not row.recheck_requested
     wait_for("both began", lambda: len(begun(stand)) == 2)
 
 
 def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
-    monkeypatch.setattr(NodeEngine, "prepares", property(lambda engine: False))
-    monkeypatch.setattr("portal.services.rendezvous.REACHES", "a word that such an agent does not say")
+    monkeypatch.setattr(AgentEngine, "supports_prepare", property(lambda engine: False))
+    monkeypatch.setattr(
+        "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
+    )
     job = stand.submit(tasks=2)
     stand.reach(job, lambda: len(met(stand, 1)) == 2)
 
@@ -173,7 +177,7 @@ def test_on_one_node_ranks_meet_there_and_without_leave_they_have_no_address(sta
     assert not Rendezvous.objects.get(attempt__job=half).node_network
     (stand.folder / "end").touch()
     stand.reach(half, stand.ended(half))
-    NodePool.objects.filter(pk=stand.pool.pk).update(allow_node_network=False)
+    NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=False)
     script = 'echo "$RANK of $WORLD_SIZE at ${MASTER_ADDR:-nowhere}"'
     job = stand.submit(command=script, tasks=2)
     stand.reach(job, stand.ended(job))

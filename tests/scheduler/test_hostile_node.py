@@ -15,37 +15,37 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
-from agents.link import Refused
-from agents.node.ledger import Ledger
-from portal import last_samples
-from portal.live.streams import open_watch
+from agents.link import AgentError
+from agents.node.ledger.ledger import Ledger
+from portal.domain.states import JobState, NodeState
+from portal.live.collector.stream_opener import open_stream
 from portal.models import (
     Attempt,
     AttemptEnergy,
+    AttemptProgress,
     ClusterSettings,
     Environment,
-    EnvironmentOnNode,
     Gpu,
+    ImagePresence,
     Job,
     Lease,
     Node,
+    NodeMetricsMinute,
     NodePool,
-    Progress,
     Task,
-    UsageMinute,
 )
-from portal.services import lifecycle
-from portal.services.image_pins import record_claim
-from portal.words.states import JobState, NodeState
+from portal.services.images.pins import record_claim
+from portal.services.lifecycle import job_control
+from portal.valkey import sample_cache
 from scheduler import leases, sweep
-from scheduler.actors import NodeActor
 from scheduler.cycle import run_cycle
-from scheduler.dispatch import Door
-from scheduler.opening import CannotOpen, open_engine
-from scheduler.reconcile import reconcile
-from tests import record
-from tests.engine_room import Engine, EngineRoom, engine_room, wait_for
-from tests.hostile import Agent, HostileFrames, hello
+from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.engine_connect import EngineConnectError, open_engine
+from scheduler.nodes.node_actor import NodeActor
+from scheduler.nodes.reconcile import reconcile
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, engine_harness, wait_for
+from tests.hostile_agent import HostileFrames, ScriptedAgent, hello
 from tests.live.test_collector import collecting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,8 +54,8 @@ EPOCHS_NEVER_GIVEN = 2**40
 
 
 @pytest.fixture
-def room(settings) -> Iterator[EngineRoom]:
-    with engine_room() as made:
+def harness(settings) -> Iterator[EngineHarness]:
+    with engine_harness() as made:
         settings.DATA_DIR = made.folder
         settings.LOG_DIR = Path(made.folder) / "logs"
         yield made
@@ -63,16 +63,22 @@ def room(settings) -> Iterator[EngineRoom]:
 
 @pytest.fixture
 def owner() -> Any:
-    return record.person("ada")
+    return factories.user("ada")
 
 
 @pytest.fixture
 def submit(owner) -> Any:
-    project, process = record.project(member=owner), record.environment(runtime="process", tool=False)
+    project, process = factories.project(member=owner), factories.environment(runtime="process", tool=False)
 
     def submitted(*command: str, environment: Environment | None = None, **fields: Any) -> Job:
-        fields = {"cpu_milli": 100, "memory_mib": 64, "stop_grace_s": 1, "command": list(command), **fields}
-        return record.job(owner, project, environment or process, **fields)
+        fields = {
+            "cpu_milli": 100,
+            "memory_mib": 64,
+            "termination_grace_s": 1,
+            "command": list(command),
+            **fields,
+        }
+        return factories.job(owner, project, environment or process, **fields)
 
     return submitted
 
@@ -80,10 +86,10 @@ def submit(owner) -> Any:
 # -- epochs ------------------------------------------------------------------------------------------
 
 
-def set_heard_epoch(room: EngineRoom, name: str, epoch: int) -> None:
-    folder = room.folder / name / "state"
+def set_heard_epoch(harness: EngineHarness, name: str, epoch: int) -> None:
+    folder = harness.folder / name / "state"
     folder.mkdir(exist_ok=True)
-    with Ledger(str(folder)).change() as state:
+    with Ledger(str(folder)).transaction() as state:
         state["epoch"] = epoch
 
 
@@ -92,50 +98,52 @@ def is_done(job: Job) -> bool:
 
 
 @pytest.mark.parametrize("epoch", [2**53 - 1, 2**63 - 2])
-def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, submit, epoch) -> None:
-    pool, engine = record.pool(), Engine()
-    odd, well = (room.known(room.node(pool=pool, name=name)) for name in ("odd", "well"))
-    set_heard_epoch(room, "odd", epoch)
+def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness, submit, epoch) -> None:
+    pool, engine = factories.pool(), InProcessEngine()
+    odd, well = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("odd", "well"))
+    set_heard_epoch(harness, "odd", epoch)
 
     def told() -> bool:
         odd.refresh_from_db()
-        return bool(odd.problem)
+        return bool(odd.status_message)
 
     first = submit("true")
     assert engine.run_until(lambda: is_done(first) and told(), 30)
     assert max(Lease.objects.values_list("epoch", flat=True)) < 100
-    assert str(epoch) in odd.problem if epoch < 2**53 else "highest_epoch" in odd.problem
-    assert not odd.reachable and not Node.objects.get(pk=well.pk).problem
+    assert str(epoch) in odd.status_message if epoch < 2**53 else "highest_epoch" in odd.status_message
+    assert not odd.reachable and not Node.objects.get(pk=well.pk).status_message
     if epoch > 2**53:
         return  # such a hello is not even read
-    assert (odd.trust, odd.trust_cause) == ("aside", "epoch_ahead")
-    assert "manage.py recovered" in odd.problem
+    assert (odd.breaker_state, odd.breaker_cause) == ("quarantined", "epoch_ahead")
+    assert "manage.py begin-recovery" in odd.status_message
     second = submit("true")  # new holders of every lease, as after a restart of the workers
-    assert Engine().run_until(lambda: is_done(second), 30)
+    assert InProcessEngine().run_until(lambda: is_done(second), 30)
     assert set(Task.objects.values_list("node__name", flat=True)) == {"well"}
 
-    set_heard_epoch(room, "odd", 0)  # what an administrator does there
+    set_heard_epoch(harness, "odd", 0)  # what an administrator does there
     assert engine.run_until(lambda: Node.objects.get(pk=odd.pk).reachable, 40)
 
 
-def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room, submit, monkeypatch) -> None:
-    node, engine = room.known(room.node(name="n1")), Engine()
-    monkeypatch.setenv("FAIRWAY_DATA_DIR", str(room.folder))
+def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(
+    harness, submit, monkeypatch
+) -> None:
+    node, engine = harness.mark_enrolled(harness.create_node(name="n1")), InProcessEngine()
+    monkeypatch.setenv("FAIRWAY_DATA_DIR", str(harness.folder))
     before = submit("true")
     assert engine.run_until(lambda: is_done(before), 30)
     Lease.objects.all().delete()
-    set_heard_epoch(room, "n1", 500)  # given since the moment to which the database was set back
+    set_heard_epoch(harness, "n1", 500)  # given since the moment to which the database was set back
 
     def refused() -> bool:
         node.refresh_from_db()
-        return "500" in node.problem
+        return "500" in node.status_message
 
     assert engine.run_until(refused, 30)
-    call_command("recovered")
-    assert ClusterSettings.objects.get().adopt_only
+    call_command("begin_recovery")
+    assert ClusterSettings.objects.get().recovery_mode
     after = submit("true")
-    assert Engine().run_until(lambda: is_done(after), 60)
-    assert not ClusterSettings.objects.get().adopt_only
+    assert InProcessEngine().run_until(lambda: is_done(after), 60)
+    assert not ClusterSettings.objects.get().recovery_mode
 
 
 # -- tasks of others ---------------------------------------------------------------------------------
@@ -143,18 +151,18 @@ def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room,
 
 def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
     first, second = (
-        record.node(record.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
+        factories.node(factories.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
     )
     Node.objects.filter(pk=second.pk).update(pool=first.pool)
     job = submit("true", tasks=2)
     with transaction.atomic():
-        seats = [lifecycle.Seat(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
-        attempt = lifecycle.begin_attempt(job, first.pool, seats, epoch=1)
+        seats = [job_control.RankPlacement(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
+        attempt = job_control.start_attempt(job, first.pool, seats, epoch=1)
     tasks = list(attempt.task_rows.order_by("rank"))
     for task in tasks:
         Task.objects.filter(pk=task.pk).update(state="RUNNING", running_at=timezone.now())
     Attempt.objects.filter(pk=attempt.pk).update(
-        state="RUNNING", running_at=timezone.now(), sent_at=timezone.now()
+        state="RUNNING", running_at=timezone.now(), start_sent_at=timezone.now()
     )
     said = {
         "cluster": "t1",
@@ -164,27 +172,35 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
         "gpus": [],
         "job": job.public_id,
     }
-    said |= {"attempt": 1, "progress": 5.0, "progress_ago_s": 0.1, "saved_ago_s": 0.1}
+    said |= {"attempt": 1, "progress": 5.0, "progress_age_s": 0.1, "checkpoint_age_s": 0.1}
     rank_0 = said | {"name": "a", "task": 0, "state": "exited", "exit_code": 1}
     listed = [
         rank_0,
         rank_0 | {"state": "running", "name": "b"},
         said | {"name": "c", "task": 1, "state": "running"},
     ]
-    answer = {"containers": listed, "boot_id": "boot-1", "full_disk": None, "clock_s": time.time()}
-    engine = Agent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
-    record.cluster()
-    lease = leases.claim(leases.node_lease(second.public_id), "a", 60.0)
+    answer = {"containers": listed, "boot_id": "boot-1", "disk_full_message": None, "clock_s": time.time()}
+    engine = ScriptedAgent(
+        lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}
+    ).engine()
+    factories.cluster_settings()
+    lease = leases.acquire(leases.node_lease(second.public_id), "a", 60.0)
     assert lease is not None
-    reconcile(Door(engine, lease, second))
+    reconcile(NodeConnection(engine, lease, second))
     engine.close()
     assert [Task.objects.get(pk=task.pk).state for task in tasks] == ["RUNNING", "RUNNING"]
-    assert Progress.objects.get(attempt=attempt).rank == 1
+    assert AttemptProgress.objects.get(attempt=attempt).rank == 1
 
 
 # -- arbitrary frames --------------------------------------------------------------------------------
 
-PASSING = {"portal_outbox", "portal_cycle", "portal_totals", "portal_lease", "portal_attemptenergy"}
+PASSING = {
+    "portal_outboxmessage",
+    "portal_cycle",
+    "portal_schedulercounters",
+    "portal_lease",
+    "portal_attemptenergy",
+}
 """Tables that an honest cluster writes all the while; what matters of them is looked at by itself."""
 LIVE_OF_A_NODE = {"last_seen_at", "reconciled_at", "clock_skew_s"}
 
@@ -228,7 +244,7 @@ class Rows:
         allocations = ids("portal_allocation", "task_id", tasks)
         named = {row["public_id"] for row in rows["portal_job"].values() if row["id"] in jobs}
         named |= {
-            row["public_id"] for row in rows["portal_unknowncontainer"].values() if row["node_id"] in nodes
+            row["public_id"] for row in rows["portal_orphancontainer"].values() if row["node_id"] in nodes
         }
         named.add(self._node.public_id)
         columns = {
@@ -239,7 +255,7 @@ class Rows:
                       "portal_task": tasks, "portal_allocation": allocations}  # fmt: skip
 
         def own(table: str, row: dict[str, Any]) -> bool:
-            if table == "portal_usageminute" and row["node_id"] not in nodes:
+            if table == "portal_nodemetricsminute" and row["node_id"] not in nodes:
                 return True  # looked at by itself: an honest node's grow all the while
             if row.get("id") in themselves.get(table, ()):
                 return True
@@ -251,17 +267,17 @@ class Rows:
 class Scene:
     """An honest node with a real agent and a job on it, and a hostile one with jobs of its own; actors and cycles."""
 
-    def __init__(self, room: EngineRoom, submit: Any, frames: int, seed: int) -> None:
+    def __init__(self, harness: EngineHarness, submit: Any, frames: int, seed: int) -> None:
         self.submit = submit
-        self.honest = room.known(room.node(name="honest"))
-        beside = record.node(record.pool("beside"), name="beside")  # could run containers too
-        self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile")
+        self.honest = harness.mark_enrolled(harness.create_node(name="honest"))
+        beside = factories.node(factories.pool("beside"), name="beside")  # could run containers too
+        self.hostile = factories.node(NodePool.objects.create(name="hostile"), name="hostile")
         Node.objects.filter(pk=self.hostile.pk).update(state=NodeState.CORDONED.value, boot_id="boot-1")
         self.victim = submit("sleep", "600", name="victim", pool=self.honest.pool)
         tags = ["localhost/test:1", "registry.example/lab/torch:2", "registry.example/lab/jax:3"]
-        environments = [record.environment(tool=False, image=tag) for tag in tags]
+        environments = [factories.environment(tool=False, image=tag) for tag in tags]
         one = "registry.example/lab/jax@sha256:" + "1" * 64
-        for node in (beside, record.node(beside.pool, name="second")):
+        for node in (beside, factories.node(beside.pool, name="second")):
             record_claim(environments[2], node, [{"image_id": "", "refs": tags[2:], "digests": [one]}])
         for environment in environments:  # jobs of others, without a pin and with one
             submit("true", pool=beside.pool, environment=environment)
@@ -272,13 +288,13 @@ class Scene:
         ]
         for job, gpu in zip(self.own, self.hostile.gpus.order_by("pk"), strict=True):
             with transaction.atomic():
-                seat = lifecycle.Seat(self.hostile, [(gpu.pk, 1000)])
-                lifecycle.begin_attempt(job, self.hostile.pool, [seat], epoch=1)
+                seat = job_control.RankPlacement(self.hostile, [(gpu.pk, 1000)])
+                job_control.start_attempt(job, self.hostile.pool, [seat], epoch=1)
         jobs = [self.victim.public_id, *(job.public_id for job in self.own), "unknown"]
         gpus = [list(node.gpus.values_list("uuid", flat=True)) for node in (self.hostile, self.honest)]
         drawn = HostileFrames(seed, *gpus, jobs, images=tags)
         self.attacking = threading.Event()
-        self.agent = Agent(drawn.hello, drawn.answer, lambda role: self._gated(drawn.frames(role)))
+        self.agent = ScriptedAgent(drawn.hello, drawn.answer, lambda role: self._gated(drawn.frames(role)))
         self._frames = frames
         self._ending = threading.Event()
 
@@ -292,7 +308,7 @@ class Scene:
     def __enter__(self) -> Scene:
         self._holder = leases.new_holder()
         for node, opener in ((self.honest, open_engine), (self.hostile, self._open_control)):
-            lease = leases.claim(leases.node_lease(node.public_id), self._holder, 600.0)
+            lease = leases.acquire(leases.node_lease(node.public_id), self._holder, 600.0)
             assert lease is not None
             setattr(self, f"_{node.name}_actor", NodeActor(node, lease, list, opener))
         self._honest_actor.start()
@@ -307,12 +323,12 @@ class Scene:
     def _open_control(self, node: Node) -> Any:
         try:
             return self.agent.engine()
-        except Refused as refusal:
-            raise CannotOpen(refusal.message, refusal.code) from refusal
+        except AgentError as refusal:
+            raise EngineConnectError(refusal.message, refusal.code) from refusal
 
     def open_watch(self, watched: Any, on_event: Any) -> Any:
         if watched.name != "hostile":
-            return open_watch(watched, on_event)
+            return open_stream(watched, on_event)
         self.attacking.wait()
         return self.agent.open("watch", on_event=on_event)
 
@@ -321,7 +337,7 @@ class Scene:
             run_cycle("test", self._holder)
             sweep.sweep()
             for actor in (self._honest_actor, self._hostile_actor):
-                actor.hint("work")
+                actor.notify("work")
             time.sleep(0.2)
         connection.close()
 
@@ -330,7 +346,7 @@ class Scene:
         self.attacking.set()
         self._loop.join(20)
         for actor in (self._honest_actor, self._hostile_actor):
-            actor.end()
+            actor.stop()
             if actor.is_alive():
                 actor.join(20)
 
@@ -353,7 +369,7 @@ class Ticks:
     def _look(self) -> None:
         at_s = last = 0.0
         while not self._over.wait(0.02):
-            frame = last_samples.last_frames([self._node.public_id]).get(self._node.public_id)
+            frame = sample_cache.latest_frames([self._node.public_id]).get(self._node.public_id)
             if frame is not None and frame["at_s"] - frame["lag_s"] > at_s + 0.5:
                 at_s, now = frame["at_s"] - frame["lag_s"], time.monotonic()
                 self.gaps_s += [now - last] if last else []
@@ -368,13 +384,13 @@ class Ticks:
         self._thread.join(5)
 
 
-def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
+def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
     timed: list[Job] = []
     began = time.monotonic()
-    with Scene(room, submit, frames, seed) as scene, collecting(scene.open_watch):
+    with Scene(harness, submit, frames, seed) as scene, collecting(scene.open_watch):
         honest = scene.honest
         wait_for("the victim", lambda: scene.victim.attempts.filter(state="RUNNING").exists(), 30)
-        wait_for("live data", lambda: last_samples.last_frames([honest.public_id]), 30)
+        wait_for("live data", lambda: sample_cache.latest_frames([honest.public_id]), 30)
         with Ticks(honest) as calm:
             reference_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
             wait_for("ticks", lambda: len(calm.gaps_s) >= 3)
@@ -393,12 +409,12 @@ def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_time
         }
         changed = {key: pair for key, pair in changed.items() if not _is_of(pair, timed)}
         assert not changed, changed
-        assert EnvironmentOnNode.objects.filter(node=scene.hostile).exists(), "its images were read"
+        assert ImagePresence.objects.filter(node=scene.hostile).exists(), "its images were read"
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
-        wait_for("its trouble", lambda: scene.hostile.troubles.filter(trouble="malformed").exists())
-    minutes = UsageMinute.objects.filter(node=honest)
+        wait_for("its trouble", lambda: scene.hostile.incidents.filter(kind="malformed").exists())
+    minutes = NodeMetricsMinute.objects.filter(node=honest)
     uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
     assert all(row.gpu_uuids == uuids for row in minutes)
     assert {job for row in minutes for each in row.holders for job in each} <= {scene.victim.public_id}
@@ -412,11 +428,11 @@ def _is_of(pair: tuple[Any, Any], jobs: list[Job]) -> bool:
     return any(row and (row.get("job_id") in ids or row.get("object_id") in names) for row in pair)
 
 
-def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(room, submit, owner) -> None:
-    attacked(room, submit, frames=500, seed=1, jobs_timed=2)
+def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(harness, submit, owner) -> None:
+    attacked(harness, submit, frames=500, seed=1, jobs_timed=2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-def test_ten_thousand_arbitrary_frames_do_not_either(room, submit, owner, seed) -> None:
-    attacked(room, submit, frames=2_500, seed=seed, jobs_timed=20)
+def test_ten_thousand_arbitrary_frames_do_not_either(harness, submit, owner, seed) -> None:
+    attacked(harness, submit, frames=2_500, seed=seed, jobs_timed=20)

@@ -13,6 +13,7 @@ from django.apps import apps
 from django.db import connection, models, transaction
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.models import (
     Allocation,
     Attempt,
@@ -20,26 +21,25 @@ from portal.models import (
     Gpu,
     InvalidRow,
     Job,
+    JobVerdict,
     Quota,
-    Standing,
     Topology,
-    UsageLedger,
+    UsageInterval,
 )
-from portal.services import lifecycle
-from portal.services.jobs import question_body, request_of
-from portal.services.lifecycle import Seat
-from portal.services.reservations import ReservationWords, do_save_reservation
-from portal.words.reasons import EndReason
-from scheduler import answers
+from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.jobs.submission import preview_query_body, request_from_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from scheduler import what_if
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee
-from scheduler.remembered import Remembered
-from tests import record
+from scheduler.cycle_state import CycleState
+from scheduler.forecast.forecast_pass import run_forecast_pass
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TABLES = (
-    "NodePool", "Node", "Gpu", "Project", "Quota", "Job", "Attempt", "Task", "Allocation", "UsageLedger",
+    "NodePool", "Node", "Gpu", "Project", "Quota", "Job", "Attempt", "Task", "Allocation", "UsageInterval",
     "Reservation", "Environment", "Topology", "Membership",
 )  # fmt: skip
 
@@ -67,54 +67,57 @@ class World:
     """A pool with everything in it that can be corrupted, and another one with a single free node."""
 
     def __init__(self) -> None:
-        record.cluster()
+        factories.cluster_settings()
         self.owner, self.pool, self.environment = (
-            record.person("ada"),
-            record.pool("main"),
-            record.environment("lab"),
+            factories.user("ada"),
+            factories.pool("main"),
+            factories.environment("lab"),
         )
-        self.node = record.node(self.pool, name="n1")
-        self.second = record.node(self.pool, name="n2", gpus=1)
+        self.node = factories.node(self.pool, name="n1")
+        self.second = factories.node(self.pool, name="n2", gpus=1)
         self.second.gpus.update(model="Other")
-        self.top = record.project("top", member=self.owner)
-        self.project = record.project("vision", parent=self.top)
+        self.top = factories.project("top", member=self.owner)
+        self.project = factories.project("vision", parent=self.top)
         self.quota = Quota.objects.create(project=self.project, pool=self.pool, guaranteed_milli=2000)
         self.topology = Topology.objects.create(name="fabric", levels=["rack"])
         self.running = self.submit(
-            gpu_model="Test 80", near={"topology": "fabric", "required": None, "preferred": "rack"}
+            gpu_model="Test 80",
+            topology_constraint={"topology": "fabric", "required": None, "preferred": "rack"},
         )
         with transaction.atomic():
             row = Job.objects.select_for_update().get(pk=self.running.pk)
             gpu = self.node.gpus.get(index=0)
-            lifecycle.begin_attempt(row, self.pool, [Seat(self.node, [(gpu.pk, 1000)])], epoch=1)
+            job_control.start_attempt(row, self.pool, [RankPlacement(self.node, [(gpu.pk, 1000)])], epoch=1)
         self.attempt = Attempt.objects.get()
         self.task = self.attempt.task_rows.get()
         self.allocation = Allocation.objects.get()
         self.gpu = Gpu.objects.get(pk=self.allocation.gpu_id)
-        self.ledger = UsageLedger.objects.get()
+        self.ledger = UsageInterval.objects.get()
         self.pending = self.submit(name="related", gpus_per_task=4)
         self.near = self.submit(
-            name="near", gpus_per_task=4, near={"topology": "fabric", "required": "rack", "preferred": None}
+            name="near",
+            gpus_per_task=4,
+            topology_constraint={"topology": "fabric", "required": "rack", "preferred": None},
         )
-        admin, later = record.person(admin=True), timezone.now() + dt.timedelta(days=90)
+        admin, later = factories.user(admin=True), timezone.now() + dt.timedelta(days=90)
         self.reservation = do_save_reservation(
             admin,
-            ReservationWords(
+            ReservationInput(
                 "course", self.pool, [self.node], [self.project], later, later + dt.timedelta(days=1)
             ),
         )
-        self.other_owner, self.other_pool = record.person("bob"), record.pool("other")
-        self.free = record.node(self.other_pool, name="free", gpus=8)
-        self.other_project = record.project("nlp", member=self.other_owner)
-        self.other_environment = record.environment("other")
-        self.remembered = Remembered()
+        self.other_owner, self.other_pool = factories.user("bob"), factories.pool("other")
+        self.free = factories.node(self.other_pool, name="free", gpus=8)
+        self.other_project = factories.project("nlp", member=self.other_owner)
+        self.other_environment = factories.environment("other")
+        self.remembered = CycleState()
 
     def submit(self, **fields: Any) -> Job:
-        return record.job(self.owner, self.project, self.environment, **{"pool": self.pool} | fields)
+        return factories.job(self.owner, self.project, self.environment, **{"pool": self.pool} | fields)
 
     def unrelated(self) -> Job:
         """A new job that can start on the free node."""
-        return record.job(
+        return factories.job(
             self.other_owner,
             self.other_project,
             self.other_environment,
@@ -157,22 +160,22 @@ CASES = [
     ("node", "node", {"cpu_milli": "-1"}),
     ("node", "node", {"labels": "[1]"}),
     ("node", "node", {"labels": '{"rack": {"a": 1}}'}),
-    ("node", "node", {"hello": '{"driver": 5}'}),
+    ("node", "node", {"agent_info": '{"driver": 5}'}),
     ("gpu", "node", {"used_milli": "1700"}),
     ("gpu", "node", {"used_milli": "-5"}),
     ("gpu", "node", {"used_milli": "0"}),
     ("gpu", "node", {"memory_mib": "-1"}),
     ("gpu", "node", {"compute_capability": "NaN"}),
     ("pool", "pool", {"policy": "[]"}),
-    ("pool", "pool", {"policy": '{"half_life_s": "x"}'}),
-    ("pool", "pool", {"policy": '{"half_life_s": 1}'}),
+    ("pool", "pool", {"policy": '{"usage_half_life_s": "x"}'}),
+    ("pool", "pool", {"policy": '{"usage_half_life_s": 1}'}),
     ("top", "project", {"parent": "{project}"}),
     ("project", "project", {"parent": "{project}"}),
     ("project", "project", {"created_at": "infinity"}),
     ("quota", "quota", {"guaranteed_milli": "-1"}),
     ("quota", "quota", {"limit_milli": "-1"}),
     ("quota", "quota", {"weight": "NaN"}),
-    ("running", "running", {"near": "[1]"}),
+    ("running", "running", {"topology_constraint": "[1]"}),
     ("running", "running", {"volumes": "[7]"}),
     ("running", "running", {"memory_mib": "-1"}),
     ("attempt", "running", {"created_at": "infinity"}),
@@ -181,14 +184,14 @@ CASES = [
     ("allocation", "running", {"gpu": "{other_gpu}"}),
     ("task", "running", {"node": "{other_node}"}),
     ("ledger", "usage", {"milli": "-5000"}),
-    ("reservation", "reservation", {"during": "[2020-01-01, infinity)"}),
+    ("reservation", "reservation", {"period": "[2020-01-01, infinity)"}),
     ("pending", "pending", {"tasks": "0"}),
     ("pending", "pending", {"tasks": "2147483647"}),
     ("pending", "pending", {"gpus_per_task": "2147483647"}),
     ("pending", "pending", {"milli_per_gpu": "4000"}),
     ("pending", "pending", {"tasks": "3", "min_tasks": "0"}),
-    ("pending", "pending", {"near": '"rack"'}),
-    ("pending", "pending", {"near": '{"topology": []}'}),
+    ("pending", "pending", {"topology_constraint": '"rack"'}),
+    ("pending", "pending", {"topology_constraint": '{"topology": []}'}),
     ("pending", "pending", {"volumes": '{"a": 1}'}),
     ("pending", "pending", {"volumes": "[[]]"}),
     ("pending", "pending", {"submitted_at": "infinity"}),
@@ -218,11 +221,11 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
         job = world.unrelated()
         with corrupted(row, **values_of(world, columns)):
             if name == "allocation":  # read with its task, and not again until that is written
-                world.remembered.forget()
+                world.remembered.reset()
             world.cycle()
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
-            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").sentence)
-            alarms = InvalidRow.objects.filter(over_at__isnull=True)
+            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
+            alarms = InvalidRow.objects.filter(resolved_at__isnull=True)
             named = {(alarm.kind, alarm.row) for alarm in alarms}
             expected = {"gpu": world.node, "top": world.top}.get(name, row)
             wanted = {
@@ -234,22 +237,22 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
             assert (kind, wanted) in named, (case, named)
             assert all(alarm.message for alarm in alarms)
             waiting = set(Job.objects.filter(state="PENDING").values_list("pk", flat=True))
-            assert waiting == set(Standing.objects.values_list("job_id", flat=True)), case
+            assert waiting == set(JobVerdict.objects.values_list("job_id", flat=True)), case
             assert Job.objects.get(pk=world.running.pk).state == "RUNNING"
-            stops = Attempt.objects.filter(job=world.running, stop_wanted_at__isnull=False)
-            assert not stops, (case, stops[0].sentence, named)
+            stops = Attempt.objects.filter(job=world.running, stop_requested_at__isnull=False)
+            assert not stops, (case, stops[0].message, named)
             times = alarms.count(), InvalidRow.objects.count()
             world.cycle()
             assert (alarms.count(), InvalidRow.objects.count()) == times, (
                 case
             )  # once for each row, not each cycle
         if name == "allocation":
-            world.remembered.forget()
+            world.remembered.reset()
         world.cycle()
-        assert not InvalidRow.objects.filter(over_at__isnull=True).exists(), case
-        lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        assert not InvalidRow.objects.filter(resolved_at__isnull=True).exists(), case
+        job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
         for attempt in Attempt.objects.filter(job=job, ended_at__isnull=True):
-            lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.FINISHED)
+            job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
 
 
 VALUES = {
@@ -292,21 +295,21 @@ def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytes
         case = f"{name} {columns}"
         job = world.unrelated()
         with corrupted(getattr(world, name), **columns):
-            world.remembered.forget()
+            world.remembered.reset()
             world.cycle()
-            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").sentence)
+            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
-        lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
 
 
 def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) -> None:
     world = World()
     job = world.unrelated()
     with corrupted(world.quota, weight="NaN"), corrupted(world.node, labels="[1]"):
-        assert foresee() >= 0
-        answers._photo = None
-        body = question_body(world.other_owner, request_of(job))
+        assert run_forecast_pass() >= 0
+        what_if._cached_inputs = None
+        body = preview_query_body(world.other_owner, request_from_job(job))
         for _ in range(2):
-            found = answers._answer("would_start", body)
+            found = what_if._answer("would_start", body)
             assert found.get("starts_now") is True, found
-    answers._photo = None
+    what_if._cached_inputs = None

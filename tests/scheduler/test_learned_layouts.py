@@ -9,37 +9,37 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from portal.models import Attempt, FailedCycle, Gpu, Job, Progress, Task
-from portal.selectors.progress import work_of_job
-from portal.services.jobs import do_cancel_job
-from portal.words.throughput import Layout, Speed
-from scheduler import expectations as module
-from scheduler.core.cluster import PendingRow, Snapshot
-from scheduler.core.policy import Policy
-from scheduler.core.saved import snapshot_from_json
+from portal.domain.throughput import Layout, LayoutSpeed
+from portal.models import Attempt, AttemptProgress, FailedCycle, Gpu, Job, Task
+from portal.selectors.jobs.progress import job_workload_fingerprint
+from portal.services.jobs.submission import do_cancel_job
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json
+from scheduler.core.model.snapshot import PendingRow, Snapshot
 from scheduler.cycle import run_cycle
-from scheduler.expectations import Expectations
-from scheduler.snapshot import take_photo
-from tests import record
+from scheduler.forecast import duration_estimates as module
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FAST, SLOW = Layout("H200", 1, 1, 0), Layout("Test 80", 1, 1, 0)
-KNOWN = (Speed(FAST, 100), Speed(SLOW, 50))
+KNOWN = (LayoutSpeed(FAST, 100), LayoutSpeed(SLOW, 50))
 
 
 @pytest.fixture
 def scene() -> dict[str, Any]:
     """A node of one model, and by name after it one of another."""
-    record.cluster()
-    scene = record.scene()
-    other = record.node(scene["pool"], name="z-last", cpu_milli=16_000)
+    factories.cluster_settings()
+    scene = factories.basic_cluster()
+    other = factories.node(scene["pool"], name="z-last", cpu_milli=16_000)
     Gpu.objects.filter(node=other).update(model="H200")
     return scene
 
 
 def submit(scene: dict[str, Any], **fields: Any) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fields: Any) -> None:
@@ -47,7 +47,7 @@ def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fie
     now = timezone.now()
     for _ in range(count):
         job = submit(scene, **fields)
-        work, gpus = work_of_job(job), job.tasks * job.gpus_per_task
+        work, gpus = job_workload_fingerprint(job), job.tasks * job.gpus_per_task
         do_cancel_job(scene["owner"], job)
         began = now - dt.timedelta(seconds=100)
         Job.objects.filter(pk=job.pk).update(started_at=began, ended_at=now)
@@ -60,15 +60,16 @@ def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fie
             running_at=began,
             ended_at=now,
         )
-        Progress.objects.create(
-            attempt=attempt, rank=0, since_done=0, since_at=began, done=100 * per_s, at=now, work=work, gpus=gpus,
+        AttemptProgress.objects.create(
+            attempt=attempt, rank=0, start_units=0, start_at=began, completed_units=100 * per_s, reported_at=now,
+            workload_fingerprint=work, gpus=gpus,
             **lies._asdict(),
         )  # fmt: skip
 
 
-def photographed(expectations: Expectations, policy: Policy | None = None) -> Snapshot:
-    photo = take_photo(record.cluster())
-    return expectations.fill(photo.snapshot, policy or photo.policy)
+def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
+    inputs = take_snapshot(factories.cluster_settings())
+    return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
 
 def row_of(snapshot: Snapshot, job: Job) -> PendingRow:
@@ -83,9 +84,9 @@ def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(scene) -> None:
         submit(scene, command=["train", "--seed", "77"], gpus_per_task=2),
         submit(scene, gpus_per_task=0),
     )
-    snapshot = photographed(Expectations())
-    assert row_of(snapshot, alike).speeds == KNOWN
-    assert [row_of(snapshot, job).speeds for job in (other, larger, none)] == [(), (), ()]
+    snapshot = photographed(DurationEstimator())
+    assert row_of(snapshot, alike).layout_speeds == KNOWN
+    assert [row_of(snapshot, job).layout_speeds for job in (other, larger, none)] == [(), (), ()]
 
 
 @pytest.mark.parametrize(("command", "node"), [(["true"], "z-last"), (["other"], "node")])
@@ -99,56 +100,56 @@ def test_the_cycle_takes_the_faster_of_equal_nodes(scene, command: list[str], no
 
 
 def test_another_project_tells_nothing_of_ours(scene) -> None:
-    theirs = scene | {"project": record.project(member=scene["owner"])}
+    theirs = scene | {"project": factories.project(member=scene["owner"])}
     ran(theirs, 5.0, SLOW)
     ran(theirs, 10.0, FAST)
     ours, own = submit(scene), submit(theirs)
-    snapshot = photographed(Expectations())
-    assert (row_of(snapshot, ours).speeds, row_of(snapshot, own).speeds) == ((), KNOWN)
+    snapshot = photographed(DurationEstimator())
+    assert (row_of(snapshot, ours).layout_speeds, row_of(snapshot, own).layout_speeds) == ((), KNOWN)
 
 
 def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_assert_num_queries) -> None:
-    expectations, waits = Expectations(), submit(scene)
+    expectations, waits = DurationEstimator(), submit(scene)
     for per_s, lies in ((5.0, SLOW), (10.0, FAST), (30.0, SLOW), (40.0, SLOW)):
         ran(scene, per_s, lies)
         told = row_of(photographed(expectations), waits)
-        assert told.speeds == row_of(photographed(Expectations()), waits).speeds
-    assert [speed.layout for speed in told.speeds] == [SLOW, FAST]  # habits changed
-    snapshot = take_photo(record.cluster()).snapshot
+        assert told.layout_speeds == row_of(photographed(DurationEstimator()), waits).layout_speeds
+    assert [speed.layout for speed in told.layout_speeds] == [SLOW, FAST]  # habits changed
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     with django_assert_num_queries(1):
         expectations.fill(snapshot, Policy())
 
 
 def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(scene, monkeypatch) -> None:
-    monkeypatch.setattr(module, "LEARNED_FROM", 6)
-    expectations, waits = Expectations(), submit(scene)
+    monkeypatch.setattr(module, "SAMPLE_SIZE", 6)
+    expectations, waits = DurationEstimator(), submit(scene)
     ran(scene, 5.0, SLOW)
     ran(scene, 10.0, FAST)
-    assert row_of(photographed(expectations), waits).speeds == KNOWN
+    assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
     ran(scene, 7.0, FAST, 1, command=["other"])
-    assert row_of(photographed(expectations), waits).speeds == ()
-    assert row_of(photographed(Expectations()), waits).speeds == ()
+    assert row_of(photographed(expectations), waits).layout_speeds == ()
+    assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 
 
 def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
     ran(scene, 5.0, SLOW)
     ran(scene, 10.0, FAST)
-    expectations, waits = Expectations(), submit(scene)
+    expectations, waits = DurationEstimator(), submit(scene)
     first = photographed(expectations)
     ran(scene, 10.1, FAST, 1)
     second = photographed(expectations)
     assert row_of(second, waits) is row_of(first, waits)
     Job.objects.filter(pk=waits.pk).update(priority=7)
     third = row_of(photographed(expectations), waits)
-    assert (third.priority, third.speeds) == (7, KNOWN)
+    assert (third.priority, third.layout_speeds) == (7, KNOWN)
 
 
 def test_who_does_not_want_predictions_is_told_nothing(scene) -> None:
     ran(scene, 5.0, SLOW)
     ran(scene, 10.0, FAST)
-    waits, expectations = submit(scene), Expectations()
-    assert row_of(photographed(expectations, Policy(use_predictions="no")), waits).speeds == ()
-    assert row_of(photographed(expectations), waits).speeds == KNOWN
+    waits, expectations = submit(scene), DurationEstimator()
+    assert row_of(photographed(expectations, Policy(use_predictions="no")), waits).layout_speeds == ()
+    assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
 
 
 def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(scene) -> None:
@@ -156,10 +157,12 @@ def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(scene)
     ran(scene, 10.0, FAST)
     ran(scene, 0.0, FAST, 9)
     waits = submit(scene)
-    assert row_of(photographed(Expectations()), waits).speeds == KNOWN
-    Progress.objects.filter(gpu_model="H200").update(since_at=timezone.now() - dt.timedelta(seconds=59))
-    Progress.objects.filter(gpu_model="H200").update(at=timezone.now())
-    assert row_of(photographed(Expectations()), waits).speeds == ()
+    assert row_of(photographed(DurationEstimator()), waits).layout_speeds == KNOWN
+    AttemptProgress.objects.filter(gpu_model="H200").update(
+        start_at=timezone.now() - dt.timedelta(seconds=59)
+    )
+    AttemptProgress.objects.filter(gpu_model="H200").update(reported_at=timezone.now())
+    assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 
 
 def test_a_saved_case_holds_what_the_decision_saw(scene) -> None:
@@ -171,4 +174,4 @@ def test_a_saved_case_holds_what_the_decision_saw(scene) -> None:
     waits = submit(scene)
     assert run_cycle("test", "me", decide=faulty) is not None
     saved = snapshot_from_json(gzip.decompress(FailedCycle.objects.get().content).decode())
-    assert row_of(saved, waits).speeds == KNOWN
+    assert row_of(saved, waits).layout_speeds == KNOWN

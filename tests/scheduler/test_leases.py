@@ -11,10 +11,10 @@ from django.db.models import F
 from django.utils import timezone
 
 from portal.models import Lease
-from portal.services import restored
-from portal.services.restored import begin_looking
+from portal.services.cluster import recovery
+from portal.services.cluster.recovery import begin_recovery
 from scheduler import leases
-from scheduler.leases import Deposed, check, claim, command_epoch, let_go, renew
+from scheduler.leases import LeaseLostError, acquire, check, command_epoch, release, renew
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,60 +27,60 @@ def run_out(name: str) -> None:
 
 
 def test_one_holder_until_it_runs_out() -> None:
-    first = claim("leader", "a", 10)
+    first = acquire("leader", "a", 10)
     assert first is not None
-    assert claim("leader", "b", 10) is None
-    assert claim("leader", "a", 10) == first
+    assert acquire("leader", "b", 10) is None
+    assert acquire("leader", "a", 10) == first
     run_out("leader")
-    second = claim("leader", "b", 10)
+    second = acquire("leader", "b", 10)
     assert second is not None
     assert second.epoch > first.epoch
-    with transaction.atomic(), pytest.raises(Deposed):
+    with transaction.atomic(), pytest.raises(LeaseLostError):
         check(first)
     with transaction.atomic():
         check(second)
 
 
 def test_a_lease_that_ran_out_unseen_is_kept_with_its_epoch() -> None:
-    first = claim("leader", "a", 10)
+    first = acquire("leader", "a", 10)
     run_out("leader")
     assert renew(["leader"], "a", 10) == [first]
 
 
 def test_giving_back_lets_another_in_at_once() -> None:
-    first = claim("leader", "a", 10)
-    let_go(["leader"], "a")
-    second = claim("leader", "b", 10)
+    first = acquire("leader", "a", 10)
+    release(["leader"], "a")
+    second = acquire("leader", "b", 10)
     assert first is not None and second is not None and second.epoch == first.epoch + 1
 
 
 def test_epochs_are_of_one_row_over_all_leases() -> None:
-    node = claim("node:x", "a", 10)
-    leader = claim("leader", "a", 10)
-    other = claim("node:y", "b", 10)
+    node = acquire("node:x", "a", 10)
+    leader = acquire("leader", "a", 10)
+    other = acquire("node:y", "b", 10)
     assert node and leader and other
     assert node.epoch < leader.epoch < other.epoch
     assert command_epoch(node) == leader.epoch  # a new leader lifts what nodes have to hear
     assert command_epoch(other) == other.epoch
     run_out("node:x")
-    claim("node:x", "b", 10)
-    with pytest.raises(Deposed):
+    acquire("node:x", "b", 10)
+    with pytest.raises(LeaseLostError):
         command_epoch(node)
 
 
 def test_restore_gives_epochs_above_all_given_since_the_backup(monkeypatch) -> None:
-    node = claim("node:x", "a", 10)
+    node = acquire("node:x", "a", 10)
     assert node is not None
     heard, now = 0, timezone.now()
     for seconds in range(
         3
     ):  # the same backup again and again: the record is back at the same epoch each time
-        monkeypatch.setattr(restored.timezone, "now", lambda at=now + dt.timedelta(seconds=seconds): at)
+        monkeypatch.setattr(recovery.timezone, "now", lambda at=now + dt.timedelta(seconds=seconds): at)
         Lease.objects.all().delete()
         Lease.objects.create(name="node:x", holder="a", epoch=node.epoch, expires_at=timezone.now())
         with transaction.atomic():
-            begin_looking()
-        later = claim("node:x", "b", 10)
+            begin_recovery()
+        later = acquire("node:x", "b", 10)
         assert later is not None and heard < command_epoch(later) < 2**53
         heard = command_epoch(later)
         Lease.objects.filter(name="node:x").update(epoch=F("epoch") + 1000)
@@ -88,22 +88,22 @@ def test_restore_gives_epochs_above_all_given_since_the_backup(monkeypatch) -> N
 
 
 def test_restore_ends_every_lease() -> None:
-    held = claim("leader", "a", 10)
+    held = acquire("leader", "a", 10)
     assert held is not None
     with transaction.atomic():
-        begin_looking()
+        begin_recovery()
     assert renew(["leader"], "a", 10) == []
-    with transaction.atomic(), pytest.raises(Deposed):
+    with transaction.atomic(), pytest.raises(LeaseLostError):
         check(held)
 
 
 def test_of_many_who_claim_at_once_one_gets_it() -> None:
-    won: list[leases.Held] = []
+    won: list[leases.HeldLease] = []
     gate = threading.Barrier(6)
 
     def run(holder: str) -> None:
         gate.wait()
-        held = claim("leader", holder, 10)
+        held = acquire("leader", holder, 10)
         if held:
             won.append(held)
         connection.close()
@@ -118,13 +118,13 @@ def test_of_many_who_claim_at_once_one_gets_it() -> None:
 
 
 def test_nobody_takes_the_lease_between_check_and_commit() -> None:
-    first = claim("leader", "a", 10)
+    first = acquire("leader", "a", 10)
     assert first is not None
     run_out("leader")
     took: list[object] = []
 
     def take() -> None:
-        took.append(claim("leader", "b", 10))
+        took.append(acquire("leader", "b", 10))
         connection.close()
 
     other = threading.Thread(target=take)

@@ -9,10 +9,10 @@ from django.test import Client
 from django.urls import reverse
 
 from agents.keys import PURPOSES, key_path
-from portal.models import ClusterSettings, Node, NodeCheck
-from portal.services.enrolment import prepare_agent
-from scheduler.node_checks import run_enrolment
-from tests import record
+from portal.models import ClusterSettings, Node, NodeOperation
+from portal.services.nodes.enrolment import prepare_agent
+from scheduler.nodes.node_checks import run_enrolment
+from tests import factories
 from tests.rig.agent import rig_agent
 
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
@@ -24,14 +24,14 @@ PASSWORD = 'a "secret" of 1 use'
 def form(make_rig, settings, tmp_path):
     """A machine with an account that may use sudo, and the confirmed form that adds it as a node."""
     settings.DATA_DIR, settings.KEY_DIR = tmp_path, tmp_path / "keys"
-    record.cluster()
+    factories.cluster_settings()
     prepare_agent(rig_agent())
     settings.KEY_FILES = {name: str(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     machine = make_rig(1).nodes[0]
     machine.add_admin("opal", PASSWORD)
     return machine, {
         "name": "fresh",
-        "pool": record.pool().public_id,
+        "pool": factories.pool().public_id,
         "host": machine.address,
         "port": str(machine.port),
         "host_key": machine.host_key(),
@@ -44,7 +44,7 @@ def form(make_rig, settings, tmp_path):
 @pytest.fixture
 def admin(db) -> Client:
     client = Client()
-    client.force_login(record.person("root", admin=True))
+    client.force_login(factories.user("root", admin=True))
     return client
 
 
@@ -52,10 +52,10 @@ def test_the_chosen_engine_access_is_the_one_that_is_set_up(form, admin) -> None
     machine, fields = form
     answer = admin.post(reverse("add-node"), {**fields, "engine": "rootless"})
     assert answer.status_code == 302, answer.content
-    check = NodeCheck.objects.get(public_id=urlsplit(answer["Location"]).path.rstrip("/").split("/")[-1])
+    check = NodeOperation.objects.get(public_id=urlsplit(answer["Location"]).path.rstrip("/").split("/")[-1])
     run_enrolment(check.public_id)
     check.refresh_from_db()
-    assert [step["sentence"] for step in check.steps if not step["ok"]] == []
+    assert [step["message"] for step in check.steps if not step["ok"]] == []
     assert machine.execute("ls", "/etc/sudoers.d/fairway", check=False).returncode != 0
     assert ClusterSettings.objects.get().cluster_id in machine.execute("cat", "/etc/fairway/node.json").stdout
 

@@ -7,39 +7,39 @@ from dataclasses import replace
 import pytest
 
 from agents import link
-from agents.engines.ssh import NodeEngine
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Project, Standing
-from portal.services import lifecycle
-from portal.services.jobs import do_resume_job, do_suspend_job
-from portal.words.reasons import EndReason
-from portal.words.states import GpuHealth, JobState, NodeState
+from agents.engines.agent_engine import AgentEngine
+from portal.domain.reasons import EndReason
+from portal.domain.states import GpuHealth, JobState, NodeState
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, JobVerdict, Node, Project
+from portal.services.jobs.submission import do_resume_job, do_suspend_job
+from portal.services.lifecycle import job_control
 from scheduler import sweep
 from scheduler.cycle import run_cycle
-from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(harness: EngineHarness, request):
+    owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "name": name,
-        "node": room.known(room.node(name=name)),
+        "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
+        "engine": InProcessEngine(),
     }
 
 
 def submit(scene, *command: str, environment=None, **fields) -> Job:
     if command:
         fields["command"] = list(command)
-    fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
-    return record.job(scene["owner"], scene["project"], environment or scene["environment"], **fields)
+    fields = {"memory_mib": 64, "termination_grace_s": 1, **fields}
+    return factories.job(scene["owner"], scene["project"], environment or scene["environment"], **fields)
 
 
 def is_now(job: Job, state: str, *, attempt: str | None = None):
@@ -54,33 +54,35 @@ def is_now(job: Job, state: str, *, attempt: str | None = None):
 
 
 def story(job: Job) -> str:
-    return "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all())
+    return "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.message}" for e in job.events.all())
 
 
 def reach(scene, look, job: Job | None = None, within_s: float = 20.0) -> None:
     assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
 
 
-def test_the_whole_gang_ends_with_one_of_its_tasks(room, scene) -> None:
+def test_the_whole_gang_ends_with_one_of_its_tasks(harness, scene) -> None:
     script = 'if [ "$FAIRWAY_TASK" = 1 ]; then exit 2; fi; sleep 600'
     job = submit(scene, "sh", "-c", script, tasks=2)
     reach(scene, is_now(job, JobState.FAILED), job)
     assert (job.exit_code, job.reason) == (2, EndReason.EXIT_CODE)
-    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+    assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
 
 
-def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(room, scene) -> None:
-    parent = record.project("closed")
+def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(
+    harness, scene
+) -> None:
+    parent = factories.project("closed")
     Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     job = submit(scene, "true")
-    reach(scene, lambda: Standing.objects.filter(job=job, code="never").exists(), job)
-    assert "network policy of their project" in Standing.objects.get(job=job).sentence
+    reach(scene, lambda: JobVerdict.objects.filter(job=job, code="unsatisfiable").exists(), job)
+    assert "network policy of their project" in JobVerdict.objects.get(job=job).message
     Project.objects.filter(pk=parent.pk).update(policy={})
     reach(scene, is_now(job, JobState.COMPLETED), job)
 
 
-def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(room, scene) -> None:
+def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(harness, scene) -> None:
     pool = scene["node"].pool
     pool.policy = {"task_disk_mib": 24}
     pool.save()
@@ -88,12 +90,12 @@ def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(room, scene) -> N
     reach(scene, is_now(job, JobState.FAILED), job, within_s=60.0)
     attempt = job.attempts.get()
     assert (attempt.state, attempt.reason) == ("FAILED", EndReason.DISK_LIMIT_EXCEEDED)
-    assert "40 MiB to the disk of" in attempt.sentence and "24 MiB are allowed" in attempt.sentence
-    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+    assert "40 MiB to the disk of" in attempt.message and "24 MiB are allowed" in attempt.message
+    assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
 
 
 @pytest.mark.parametrize(("health", "xid"), [("lost", None), ("quarantined", 48)])
-def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene, health, xid) -> None:
+def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(harness, scene, health, xid) -> None:
     job = submit(scene, "sleep", "600")
     reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
     uuid = job.attempts.get().task_rows.get().allocations.get().gpu.uuid
@@ -103,7 +105,7 @@ def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene
 
     def again() -> bool:
         if falls_ill and Node.objects.get(pk=scene["node"].pk).last_seen_at != seen_at:
-            room.write_gpus(
+            harness.write_gpus(
                 scene["name"], uuids, **falls_ill
             )  # while it is connected: XIDs are heard as they come
             falls_ill.clear()
@@ -115,16 +117,16 @@ def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(room, scene
     assert second.task_rows.get().allocations.get().gpu.uuid != uuid
     gpu = Gpu.objects.get(uuid=uuid)
     assert gpu.health == GpuHealth(health)
-    told = [(row.kind, row.code, row.times) for row in gpu.alarms.order_by("code")]
+    told = [(row.kind, row.code, row.repeat_count) for row in gpu.alerts.order_by("code")]
     assert told == ([] if xid is None else [("xid", 13, 1), ("xid", 48, 2)])
 
 
-def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene) -> None:
+def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(harness, scene) -> None:
     job = submit(scene, "sleep", "600")
     reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
-    for name in containers_alive(room.folder / scene["name"]):
+    for name in containers_alive(harness.folder / scene["name"]):
         assert job.public_id in name
-    room.reboot(scene["name"])
+    harness.reboot(scene["name"])
 
     def again() -> bool:
         return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
@@ -133,29 +135,31 @@ def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(room, scene)
     first = job.attempts.get(number=1)
     assert (first.state, first.reason) == ("NODE_FAIL", EndReason.NODE_REBOOTED)
     assert first.task_rows.get().allocations.get().proof == "rebooted"
-    assert len(containers_alive(room.folder / scene["name"])) == 1
+    assert len(containers_alive(harness.folder / scene["name"])) == 1
 
 
-def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(room, scene) -> None:
+def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(harness, scene) -> None:
     script = "trap 'sleep 0.5; exit 0' TERM; while :; do sleep 0.1; done"
-    job = submit(scene, "sh", "-c", script, stop_grace_s=20)
+    job = submit(scene, "sh", "-c", script, termination_grace_s=20)
     reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
     do_suspend_job(scene["owner"], job)
     assert held_milli() == 1000
     reach(scene, is_now(job, JobState.SUSPENDED, attempt="SUSPENDED"), job)
     assert job.attempts.get().task_rows.get().exit_code == 0  # it was asked, and ended by itself
-    assert containers_alive(room.folder / scene["name"]) == [] and held_milli() == 0
+    assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
     do_resume_job(scene["owner"], job)
     reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
-    assert job.attempts_made == 2 and len(containers_alive(room.folder / scene["name"])) == 1
+    assert job.attempt_count == 2 and len(containers_alive(harness.folder / scene["name"])) == 1
 
 
-def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(room, scene, monkeypatch) -> None:
+def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
+    harness, scene, monkeypatch
+) -> None:
     node = scene["node"]
-    node.settings = node.settings | {"disk_floor_mib": 10**9}
+    node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
-    poll = NodeEngine.poll
-    monkeypatch.setattr(NodeEngine, "poll", lambda engine: replace(poll(engine), full_disk=None))
+    poll = AgentEngine.poll
+    monkeypatch.setattr(AgentEngine, "poll", lambda engine: replace(poll(engine), disk_full_message=None))
     job = submit(scene, "true")
 
     def refused() -> bool:
@@ -163,57 +167,59 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(room, 
         return job.state == JobState.PENDING and job.reason == EndReason.DISK_FULL
 
     reach(scene, refused, job)
-    assert job.sentence == f"The disk of {node.name} is full. It waits again."
+    assert job.message == f"The disk of {node.name} is full. It waits again."
     assert held_milli() == 0
-    reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "standing"), job)
-    assert AuditEntry.objects.filter(act="node.disk", after__state="cordoned", object_name=node.name).exists()
+    reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "verdict"), job)
+    assert AuditEntry.objects.filter(
+        action="node.disk", after__state="cordoned", object_name=node.name
+    ).exists()
 
 
-def test_a_node_without_room_takes_no_work_until_it_has_room(room, scene) -> None:
+def test_a_node_without_room_takes_no_work_until_it_has_room(harness, scene) -> None:
     node = scene["node"]
-    node.settings = node.settings | {"disk_floor_mib": 10**9}
+    node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
     job = submit(scene, "true")
 
     def closed() -> bool:
         node.refresh_from_db()
         job.refresh_from_db()
-        said = job.standing.sentence if hasattr(job, "standing") else ""
+        said = job.verdict.message if hasattr(job, "verdict") else ""
         return node.state == NodeState.CORDONED and "1 is out of service" in said
 
     reach(scene, closed, job)
     assert "MiB left; 1000000000 MiB are kept. It takes work again by itself" in node.state_reason
     assert job.state == JobState.PENDING and held_milli() == 0
-    node.settings = node.settings | {"disk_floor_mib": 1}
+    node.settings = node.settings | {"min_free_disk_mib": 1}
     node.save()
     reach(scene, is_now(job, JobState.COMPLETED), job)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.READY, "")
 
 
-def test_an_agent_of_another_version_is_said_and_nothing_is_lost(room, scene, monkeypatch) -> None:
+def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, scene, monkeypatch) -> None:
     monkeypatch.setattr(link, "PROTOCOL", 9)
     job = submit(scene, "true")
     node = scene["node"]
 
     def said() -> bool:
         node.refresh_from_db()
-        return "Upgrade the older of the two." in node.problem
+        return "Upgrade the older of the two." in node.status_message
 
     reach(scene, said, job)
     assert (node.reachable, node.state) == (False, NodeState.READY)
-    assert node.problem.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
+    assert node.status_message.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
     monkeypatch.undo()
     reach(scene, is_now(job, JobState.COMPLETED), job)
     node.refresh_from_db()
-    assert (node.reachable, node.problem) == (True, "")
+    assert (node.reachable, node.status_message) == (True, "")
 
 
-def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:
-    node, cluster = scene["node"], record.cluster().cluster_id
+def test_a_container_the_record_never_heard_of_is_stopped(harness, scene) -> None:
+    node, cluster = scene["node"], factories.cluster_settings().cluster_id
     reach(scene, lambda: Node.objects.get().reachable)
-    settings_path = room.folder / "agent" / f"{node.public_id}.json"
-    engine = NodeEngine.local(room.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
+    settings_path = harness.folder / "agent" / f"{node.public_id}.json"
+    engine = AgentEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
     spec = {
         "cluster": cluster,
         "job": "stranger22",
@@ -228,28 +234,28 @@ def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:
     }
     engine.start(1, spec | {"gpus": [{"uuid": f"SIM-{node.name}-0", "milli": 1000}]})
     engine.close()
-    assert len(containers_alive(room.folder / scene["name"])) == 1
+    assert len(containers_alive(harness.folder / scene["name"])) == 1
     job = submit(scene, "true", gpus_per_task=4)
     reach(scene, is_now(job, JobState.COMPLETED), job, within_s=40)
-    assert containers_alive(room.folder / scene["name"]) == []
+    assert containers_alive(harness.folder / scene["name"]) == []
 
 
-def test_nothing_starts_after_a_restore_until_nodes_were_compared(room, scene) -> None:
+def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, scene) -> None:
     job = submit(scene, "true")
-    ClusterSettings.objects.update(adopt_only=True)
+    ClusterSettings.objects.update(recovery_mode=True)
     engine = scene["engine"]
     Node.objects.update(reachable=True)
     run_cycle("test", engine.holder)
     job.refresh_from_db()
     assert job.state == JobState.PENDING
-    assert "restored from a backup" in job.standing.sentence
+    assert "restored from a backup" in job.verdict.message
     sweep.sweep()
-    assert ClusterSettings.objects.get().adopt_only
+    assert ClusterSettings.objects.get().recovery_mode
     reach(scene, is_now(job, JobState.COMPLETED), job)
-    assert not ClusterSettings.objects.get().adopt_only
+    assert not ClusterSettings.objects.get().recovery_mode
 
 
-def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(room, scene, monkeypatch) -> None:
+def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(harness, scene, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "UNSENT_AFTER_S", 0)
     job = submit(scene, "true")
     Node.objects.update(reachable=True)
@@ -269,13 +275,13 @@ SERVER = (
 
 
 def tool(*command: str):
-    environment = record.environment(runtime="process")
+    environment = factories.environment(runtime="process")
     environment.tool_command = list(command)
     environment.save()
     return environment
 
 
-def test_a_workspace_is_ready_when_it_answers(room, scene) -> None:
+def test_a_workspace_is_ready_when_it_answers(harness, scene) -> None:
     environment = tool("python3", "-c", SERVER, "{address}", "{port}")
     job = submit(scene, environment=environment, kind="workspace", memory_mib=256)
 
@@ -287,13 +293,13 @@ def test_a_workspace_is_ready_when_it_answers(room, scene) -> None:
     attempt = job.attempts.get()
     assert attempt.ready_at > attempt.running_at
     assert set(attempt.task_rows.get().ports) == {"8888"}
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(scene, is_now(job, JobState.CANCELLED), job)
 
 
-def test_a_workspace_that_never_answers_fails_with_that_reason(room, scene, monkeypatch) -> None:
+def test_a_workspace_that_never_answers_fails_with_that_reason(harness, scene, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "READY_WITHIN_S", 1)
     job = submit(scene, environment=tool("sleep", "600"), kind="workspace")
     reach(scene, is_now(job, JobState.FAILED), job)
-    assert job.reason == EndReason.NEVER_READY
-    assert containers_alive(room.folder / scene["name"]) == []
+    assert job.reason == EndReason.READINESS_TIMEOUT
+    assert containers_alive(harness.folder / scene["name"]) == []

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from portal.models import EnvironmentOnNode, Job, Node
-from portal.services import lifecycle
-from portal.services.bringing import do_bring
-from portal.services.image_archives import archived_image
-from portal.services.image_pins import do_update_image
-from portal.services.logs import log_path
-from portal.words.reasons import EndReason
-from portal.words.states import JobState, NodeState
-from tests import record
-from tests.engine_room import held_milli, wait_for
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState, NodeState
+from portal.models import ImagePresence, Job, Node
+from portal.services.images.archives import archive_config_digest
+from portal.services.images.pins import do_update_image
+from portal.services.images.prefetch import do_prefetch_image
+from portal.services.jobs.logs import log_path
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import held_milli, wait_for
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
-from tests.rig_scene import in_state, reach, rig_scene, story, submit
+from tests.two_rig_nodes import describe, in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transact
 @pytest.fixture
 def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes; the first has the tiny image, the second has none."""
-    return rig_scene(make_rig, rig_cluster, tiny_image, [[tiny_image.store], []], settings, tmp_path)
+    return two_rig_nodes(make_rig, rig_cluster, tiny_image, [[tiny_image.store], []], settings, tmp_path)
 
 
 def mark(machine: RigNode, image: str, afterwards: str = "true") -> None:
@@ -52,13 +52,13 @@ def containers(machine: RigNode) -> list[str]:
 
 def test_a_gang_over_two_nodes_with_the_image_brought_to_one(scene) -> None:
     first, second = scene["nodes"]
-    shown = dict(EnvironmentOnNode.objects.values_list("node__name", "state"))
+    shown = dict(ImagePresence.objects.values_list("node__name", "state"))
     assert shown == {first.name: "present", second.name: "missing"}
     job = submit(
         scene, "sh", "-c", "echo rank $FAIRWAY_TASK on $CUDA_VISIBLE_DEVICES", tasks=2, gpus_per_task=4
     )
-    reach(scene, in_state(job, JobState.COMPLETED), job)
-    assert EnvironmentOnNode.objects.get(node=second).state == "present"
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
+    assert ImagePresence.objects.get(node=second).state == "present"
     for task in job.attempts.get().task_rows.all():
         text = log_path(job.public_id, 1, task.rank, "k8s").read_text()
         uuids = ",".join(task.allocations.order_by("gpu__index").values_list("gpu__uuid", flat=True))
@@ -71,28 +71,28 @@ def test_a_gang_over_two_nodes_with_the_image_brought_to_one(scene) -> None:
 def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(scene) -> None:
     eat = "x = []\nwhile True: x.append(bytearray(b'x') * 10_000_000)"
     job = submit(scene, "python3", "-c", eat, memory_mib=96)
-    reach(scene, in_state(job, JobState.FAILED), job)
+    wait_until(scene, in_state(job, JobState.FAILED), job)
     task = job.attempts.get().task_rows.get()
-    assert (job.reason, task.oom) == (EndReason.OUT_OF_MEMORY, True), story(job)
+    assert (job.reason, task.oom) == (EndReason.OUT_OF_MEMORY, True), describe(job)
     assert task.peak_memory_mib is None or task.peak_memory_mib >= 60
 
-    nowhere = record.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
-    job = record.job(scene["owner"], scene["project"], nowhere, command=["true"], max_attempts=1)
-    reach(scene, in_state(job, JobState.FAILED), job)
+    nowhere = factories.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
+    job = factories.job(scene["owner"], scene["project"], nowhere, command=["true"], max_attempts=1)
+    wait_until(scene, in_state(job, JobState.FAILED), job)
     name = job.attempts.get().task_rows.get().node.name
-    assert job.reason == EndReason.IMAGE_MISSING, story(job)
-    assert job.sentence.startswith(f"The image localhost/nowhere:1 is not on {name} and could not be brought")
+    assert job.reason == EndReason.IMAGE_MISSING, describe(job)
+    assert job.message.startswith(f"The image localhost/nowhere:1 is not on {name} and could not be brought")
 
     machine, node = scene["machines"][0], scene["nodes"][0]
     Node.objects.filter(pk=scene["nodes"][1].pk).update(state="cordoned", state_reason="new fans")
     machine.fill_disk()
     job = submit(scene, "true")
-    reach(scene, lambda: node.refresh_from_db() or node.state == NodeState.CORDONED, job)
+    wait_until(scene, lambda: node.refresh_from_db() or node.state == NodeState.CORDONED, job)
     assert node.state_reason.startswith("The disk of the node is full: /var/lib/fairway-node")
-    assert node.state_reason.endswith("It takes work again by itself once there is room.")
+    assert node.state_reason.endswith("It takes work again by itself once there is harness.")
     machine.free_disk()
     Job.objects.filter(pk=job.pk).update(reason="")  # its pause before the next try is not what is looked at
-    reach(scene, in_state(job, JobState.COMPLETED), job)
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.READY, "")
 
@@ -103,27 +103,27 @@ def test_a_retagged_image_does_not_run_until_an_administrator_takes_it(scene) ->
     environment.refresh_from_db()
     job = submit(scene, *says)
     pinned = job.image_digest
-    assert pinned == archived_image(environment.archive, environment.image) != ""
-    reach(scene, in_state(job, JobState.COMPLETED), job)
+    assert pinned == archive_config_digest(environment.archive, environment.image) != ""
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
 
     # Another image takes the name on the first node; the second node gets no work.
     Node.objects.filter(pk=scene["nodes"][1].pk).update(state="cordoned", state_reason="new fans")
     mark(first, environment.image)
     job = submit(scene, *says)
-    reach(scene, in_state(job, JobState.COMPLETED), job)
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
     assert (job.image_digest, last_line(job)) == (pinned, "as it was")
 
     node = scene["nodes"][0]
-    there = EnvironmentOnNode.objects.filter(environment=environment, node=node)
-    reach(scene, lambda: there.get().image_pin not in ("", pinned))
+    there = ImagePresence.objects.filter(environment=environment, node=node)
+    wait_until(scene, lambda: there.get().image_pin not in ("", pinned))
     environment.refresh_from_db()
     assert environment.image_digest == pinned
     earlier = submit(scene, *says)
-    do_update_image(record.person("root", admin=True), environment)
+    do_update_image(factories.user("root", admin=True), environment)
     environment.refresh_from_db()
     later = submit(scene, *says)
-    reach(scene, in_state(earlier, JobState.COMPLETED), earlier)
-    reach(scene, in_state(later, JobState.COMPLETED), later)
+    wait_until(scene, in_state(earlier, JobState.COMPLETED), earlier)
+    wait_until(scene, in_state(later, JobState.COMPLETED), later)
     assert [last_line(earlier), last_line(later)] == ["as it was", "another"]
     assert (earlier.image_digest, later.image_digest) == (pinned, environment.image_digest)
 
@@ -132,40 +132,40 @@ def test_a_retagged_image_does_not_run_until_an_administrator_takes_it(scene) ->
 def test_a_gang_runs_one_image_where_a_tag_names_two(scene) -> None:
     """The second node has another image under the tag, and not the one that the first resolved."""
     environment, second = scene["environment"], scene["machines"][1]
-    do_bring(record.person("root", admin=True), environment)
-    there = EnvironmentOnNode.objects.filter(environment=environment, node=scene["nodes"][1])
-    reach(scene, lambda: there.get().state == "present")
+    do_prefetch_image(factories.user("root", admin=True), environment)
+    there = ImagePresence.objects.filter(environment=environment, node=scene["nodes"][1])
+    wait_until(scene, lambda: there.get().state == "present")
     environment.refresh_from_db()
     mark(second, environment.image, f"podman rmi --force {environment.image_digest}")
     job = submit(scene, "sh", "-c", "cat /marked 2> /dev/null || echo as it was", tasks=2, gpus_per_task=4)
-    reach(scene, in_state(job, JobState.COMPLETED), job)
+    wait_until(scene, in_state(job, JobState.COMPLETED), job)
     assert {last_line(job, rank) for rank in range(2)} == {"as it was"}
 
 
 def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:
     job = submit(scene, "sleep", "600", gpus_per_task=4)
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     place = scene["nodes"].index(job.attempts.get().task_rows.get().node)
     machine, node = scene["machines"][place], scene["nodes"][place]
     machine.cut()
-    reach(scene, lambda: node.refresh_from_db() or not node.reachable, job, within_s=45)
-    assert node.problem and held_milli() == 4000
+    wait_until(scene, lambda: node.refresh_from_db() or not node.reachable, job, within_s=45)
+    assert node.status_message and held_milli() == 4000
     other = submit(scene, "true", gpus_per_task=4)
-    reach(scene, in_state(other, JobState.COMPLETED), other)
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    wait_until(scene, in_state(other, JobState.COMPLETED), other)
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     machine.heal()
-    reach(scene, in_state(job, JobState.CANCELLED), job)
+    wait_until(scene, in_state(job, JobState.CANCELLED), job)
     assert held_milli() == 0 and containers(machine) == []
     node.refresh_from_db()
-    assert node.reachable and node.problem == ""
+    assert node.reachable and node.status_message == ""
 
 
 def test_a_node_that_restarts_gives_its_job_to_the_next_try(scene) -> None:
     job = submit(scene, "sleep", "600")
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     place = scene["nodes"].index(job.attempts.get().task_rows.get().node)
     scene["machines"][place].reboot()
-    reach(scene, lambda: job.attempts.filter(number=2, state="RUNNING").exists(), job)
+    wait_until(scene, lambda: job.attempts.filter(number=2, state="RUNNING").exists(), job)
     first = job.attempts.get(number=1)
     assert (first.state, first.reason) == ("NODE_FAIL", EndReason.NODE_REBOOTED)
     live = [name for machine in scene["machines"] for name in containers(machine)]
@@ -175,22 +175,22 @@ def test_a_node_that_restarts_gives_its_job_to_the_next_try(scene) -> None:
 def test_another_host_key_is_never_spoken_to(scene) -> None:
     machine, node = scene["machines"][0], scene["nodes"][0]
     machine.change_host_key()
-    reach(scene, lambda: node.refresh_from_db() or not node.reachable)
-    assert "key" in node.problem
+    wait_until(scene, lambda: node.refresh_from_db() or not node.reachable)
+    assert "key" in node.status_message
     wait_for("the other node works on", lambda: Node.objects.filter(reachable=True).count() == 1)
 
 
 def test_an_image_is_brought_before_any_job_needs_it(scene) -> None:
-    second, admin = scene["nodes"][1], record.person("root", admin=True)
-    there = EnvironmentOnNode.objects.filter(environment=scene["environment"], node=second)
-    nowhere = record.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
-    assert do_bring(admin, scene["environment"]) == 1
-    do_bring(admin, nowhere, second)
-    reach(scene, lambda: there.get().state == "present")
-    failed = EnvironmentOnNode.objects.filter(environment=nowhere, node=second)
-    reach(scene, lambda: failed.get().state == "failed")
+    second, admin = scene["nodes"][1], factories.user("root", admin=True)
+    there = ImagePresence.objects.filter(environment=scene["environment"], node=second)
+    nowhere = factories.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
+    assert do_prefetch_image(admin, scene["environment"]) == 1
+    do_prefetch_image(admin, nowhere, second)
+    wait_until(scene, lambda: there.get().state == "present")
+    failed = ImagePresence.objects.filter(environment=nowhere, node=second)
+    wait_until(scene, lambda: failed.get().state == "failed")
     assert "The archive cannot be read" in failed.get().detail
-    assert not EnvironmentOnNode.objects.filter(wanted_at__isnull=False).exists()
+    assert not ImagePresence.objects.filter(pull_requested_at__isnull=False).exists()
     assert scene["environment"].image in scene["machines"][1].podman(
         "images", "--format", "{{.Repository}}:{{.Tag}}"
     )

@@ -10,15 +10,15 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from portal.api import asking
-from portal.models import Attempt, Job, Membership, Question, Quota
-from portal.selectors.leaving import leaving_of, lost_gpu_s
-from portal.services.jobs import JobRequest, question_body
-from portal.web import start_check
-from scheduler import answers
-from scheduler.answers import answer_question
+from portal.api.jobs import preview as api_preview
+from portal.models import Attempt, EngineQuery, Job, Membership, Quota
+from portal.selectors.jobs.preemption_preview import preemption_candidates, total_lost_gpu_seconds
+from portal.services.jobs.submission import JobRequest, preview_query_body
+from portal.web.launch import preview
+from scheduler import what_if
 from scheduler.cycle import run_cycle
-from tests import record
+from scheduler.what_if import answer_query
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,16 +49,16 @@ def ids(scene) -> dict[str, str]:
 @pytest.fixture
 def scene(monkeypatch):
     """Four GPUs, promised to the project `owed`; the project `lent` has borrowed three of them."""
-    record.cluster()
-    monkeypatch.setattr(answers, "_photo", None)
-    pool = record.pool("main-pool")
-    record.node(pool)
-    owner, other = record.person("ada"), record.person("eve")
-    owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
+    factories.cluster_settings()
+    monkeypatch.setattr(what_if, "_cached_inputs", None)
+    pool = factories.pool("main-pool")
+    factories.node(pool)
+    owner, other = factories.user("ada"), factories.user("eve")
+    owed, lent = factories.project("owed", member=owner), factories.project("lent", member=other)
     Quota.objects.create(project=owed, pool=pool, guaranteed_milli=4000)
-    batch = record.environment("batch", tool=False)
+    batch = factories.environment("batch", tool=False)
     for name, gpus in (("long-run", 2), ("short-run", 1)):
-        record.job(other, lent, batch, name=name, gpus_per_task=gpus)
+        factories.job(other, lent, batch, name=name, gpus_per_task=gpus)
     run_cycle("test", "me")
     now = timezone.now()
     for name, hours in (("long-run", 3), ("short-run", 1)):
@@ -74,14 +74,14 @@ def request(scene, **fields) -> JobRequest:
 
 def answered(body) -> dict:
     """As worker-ask does it."""
-    question = Question.objects.create(kind="would_start", body=body)
-    answer_question(question.public_id)
+    question = EngineQuery.objects.create(kind="would_start", body=body)
+    answer_query(question.public_id)
     question.refresh_from_db()
     return question.answer
 
 
 def ask(scene, **fields) -> dict:
-    return answered(question_body(scene["owner"], request(scene, **fields)))
+    return answered(preview_query_body(scene["owner"], request(scene, **fields)))
 
 
 def test_what_is_free_takes_nobodys_place(scene) -> None:
@@ -95,11 +95,11 @@ def test_it_names_who_would_leave_and_what_they_would_lose(scene) -> None:
     assert victim["job"] == Job.objects.get(name="short-run").public_id
     assert (victim["reason"], victim["milli"], victim["saved"]) == ("reclaimed", 1000, False)
     assert victim["saved_s"] is None
-    assert victim["lost_gpu_s"] == pytest.approx(3600, abs=60)
-    assert not answer["starts_now"] and answer["verdict"]["code"] == "releasing"
+    assert victim["lost_gpu_seconds"] == pytest.approx(3600, abs=60)
+    assert not answer["starts_now"] and answer["verdict"]["code"] == "waiting_for_eviction"
     both = ask(scene, gpus_per_task=4)["victims"]
-    assert sum(one["lost_gpu_s"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
-    assert Attempt.objects.filter(stop_wanted_at__isnull=False).count() == 0  # asking moves nothing
+    assert sum(one["lost_gpu_seconds"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
+    assert Attempt.objects.filter(stop_requested_at__isnull=False).count() == 0  # asking moves nothing
 
 
 def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
@@ -108,12 +108,14 @@ def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
     (victim,) = ask(scene, gpus_per_task=3)["victims"]
     assert victim["job"] == Job.objects.get(name="long-run").public_id and victim["saved"]
     assert victim["saved_s"] == saved_at.timestamp()
-    assert victim["lost_gpu_s"] == pytest.approx(2 * 360, abs=60)
+    assert victim["lost_gpu_seconds"] == pytest.approx(2 * 360, abs=60)
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
     client = Client()
     client.force_login(scene["owner"])
-    told = client.post("/api/v1/ask/", json.dumps(BODY | {"gpus_per_task": 4}), "application/json").json()
-    whens = {one["job"]["name"]: one["saved_at"] for one in told["victims"]}
+    told = client.post(
+        "/api/v1/jobs/preview/", json.dumps(BODY | {"gpus_per_task": 4}), "application/json"
+    ).json()
+    whens = {one["job"]["name"]: one["checkpoint_at"] for one in told["victims"]}
     assert whens == {"long-run": saved_at.isoformat().replace("+00:00", "Z"), "short-run": None}
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
     assert re.search(r", saved <time [^>]*>6 min( \d+ s)? ago</time>", page)
@@ -122,10 +124,13 @@ def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
 
 def test_victims_have_names_only_for_those_who_may_see_them(scene) -> None:
     victims = ask(scene, gpus_per_task=4)["victims"]
-    hidden = leaving_of(scene["owner"], victims)
-    assert [one.job for one in hidden] == [None, None] and lost_gpu_s(hidden) > 20_000
+    hidden = preemption_candidates(scene["owner"], victims)
+    assert [one.job for one in hidden] == [None, None] and total_lost_gpu_seconds(hidden) > 20_000
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
-    assert {one.job.name for one in leaving_of(scene["owner"], victims)} == {"long-run", "short-run"}
+    assert {one.job.name for one in preemption_candidates(scene["owner"], victims)} == {
+        "long-run",
+        "short-run",
+    }
 
 
 @pytest.fixture
@@ -135,19 +140,19 @@ def engine(monkeypatch):
     def at_once(body, wait_s=1.0):
         return answered(body)
 
-    monkeypatch.setattr("portal.services.jobs.ask_would_start", at_once)
-    monkeypatch.setattr(start_check, "ask_would_start", at_once)
+    monkeypatch.setattr("portal.services.jobs.submission.query_would_start", at_once)
+    monkeypatch.setattr(preview, "query_would_start", at_once)
 
 
 def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
     client = Client()
     client.force_login(scene["owner"])
-    told = client.post("/api/v1/ask/", json.dumps(BODY), content_type="application/json").json()
+    told = client.post("/api/v1/jobs/preview/", json.dumps(BODY), content_type="application/json").json()
     (victim,) = told["victims"]
     assert victim["job"] is None and victim["milli"] == 1000
-    assert told["lost_gpu_s"] == victim["lost_gpu_s"] > 3000
+    assert told["lost_gpu_seconds"] == victim["lost_gpu_seconds"] > 3000
     assert told["interval"] is None and told["starts_now"] is False
-    given = asking._interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
+    given = api_preview._serialize_interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
     assert given == {
         "p10_at": "1970-01-01T00:00:00Z",
         "p50_at": "1970-01-01T00:01:00Z",
@@ -159,8 +164,8 @@ def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:
     client = Client()
     client.force_login(scene["owner"])
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
-    check = start_check.check_start(scene["owner"], request(scene, gpus_per_task=4), [], ask=True)
-    assert (check.title, check.hidden, len(check.leaving)) == ("Others would make room", 0, 2)
-    assert check.lost_gpu_s == pytest.approx(7 * 3600, abs=200)
+    check = preview.preview_launch(scene["owner"], request(scene, gpus_per_task=4), [], query_engine=True)
+    assert (check.title, check.hidden_victims, len(check.victims)) == ("Would preempt other jobs", 0, 2)
+    assert check.lost_gpu_seconds == pytest.approx(7 * 3600, abs=200)
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
-    assert "2 jobs would be asked to leave" in page and "long-run" in page and "GPU-h of work" in page
+    assert "2 jobs would be preempted" in page and "long-run" in page and "GPU-h of work" in page

@@ -9,12 +9,12 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from agents.samples import ContainerState
-from portal.models import Attempt, Job, Progress
-from portal.services import progress
-from portal.words.throughput import Layout
-from tests import record
-from tests.engine_room import Engine, EngineRoom
+from agents.wire.messages import ContainerStatus
+from portal.domain.throughput import Layout
+from portal.models import Attempt, AttemptProgress, Job
+from portal.services.jobs import progress
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,22 +22,22 @@ COUNTS = 'n=0; while :; do n=$((n + 10)); echo $n > "$FAIRWAY_PROGRESS_FILE"; sl
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request: pytest.FixtureRequest) -> dict[str, Any]:
+def scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
     """A real agent with four pretend GPUs, and a person."""
     name = f"p{abs(hash(request.node.name)) % 10**9}"
-    room.known(room.node(name=name, gpus=4), gpus=4)
-    owner = record.person("ada")
+    harness.mark_enrolled(harness.create_node(name=name, gpus=4), gpus=4)
+    owner = factories.user("ada")
     return {
         "owner": owner,
-        "project": record.project("vision", member=owner),
-        "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "project": factories.project("vision", member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
+        "engine": InProcessEngine(),
     }
 
 
 def submit(scene: dict[str, Any], script: str, **fields: Any) -> Job:
-    fields = {"command": ["sh", "-c", script], "memory_mib": 64, "stop_grace_s": 1, **fields}
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    fields = {"command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1, **fields}
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def runs(job: Job) -> bool:
@@ -45,13 +45,13 @@ def runs(job: Job) -> bool:
 
 
 def test_the_number_in_the_file_comes_to_stand_in_the_record(scene: dict[str, Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(progress, "STEP", dt.timedelta(seconds=1))
+    monkeypatch.setattr(progress, "MIN_UPDATE_INTERVAL", dt.timedelta(seconds=1))
     job = submit(scene, COUNTS, gpus_per_task=2)
-    told = Progress.objects.filter(attempt__job=job)
-    assert scene["engine"].run_until(lambda: told.filter(done__gt=F("since_done")).exists(), 60.0)
+    told = AttemptProgress.objects.filter(attempt__job=job)
+    assert scene["engine"].run_until(lambda: told.filter(completed_units__gt=F("start_units")).exists(), 60.0)
     row = told.get()
-    assert row.done % 10 == 0
-    assert 0 <= row.since_done < row.done and row.since_at < row.at <= timezone.now()
+    assert row.completed_units % 10 == 0
+    assert 0 <= row.start_units < row.completed_units and row.start_at < row.reported_at <= timezone.now()
     assert row.rank == 0 and row.gpus == 2 and row.layout == Layout(row.gpu_model, 1, 1, 0)
     assert row.gpu_model
 
@@ -59,20 +59,20 @@ def test_the_number_in_the_file_comes_to_stand_in_the_record(scene: dict[str, An
 def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(scene: dict[str, Any]) -> None:
     odd, plain = submit(scene, 'echo nan > "$FAIRWAY_PROGRESS_FILE"; sleep 600'), submit(scene, COUNTS)
     assert scene["engine"].run_until(
-        lambda: Progress.objects.filter(attempt__job=plain).exists() and runs(odd), 40.0
+        lambda: AttemptProgress.objects.filter(attempt__job=plain).exists() and runs(odd), 40.0
     )
-    assert not Progress.objects.filter(attempt__job=odd).exists()
+    assert not AttemptProgress.objects.filter(attempt__job=odd).exists()
 
 
 def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
-    from_wire, left_out = ContainerState.from_wire, []
+    from_wire, left_out = ContainerStatus.from_wire, []
 
-    def as_before(row: dict[str, Any]) -> ContainerState:
+    def as_before(row: dict[str, Any]) -> ContainerStatus:
         """Its rows lack the fields."""
-        left_out.append((row.pop("progress"), row.pop("progress_ago_s")))
+        left_out.append((row.pop("progress"), row.pop("progress_age_s")))
         return from_wire(row)
 
-    monkeypatch.setattr(ContainerState, "from_wire", as_before)
+    monkeypatch.setattr(ContainerStatus, "from_wire", as_before)
     job = submit(scene, COUNTS)
     assert scene["engine"].run_until(lambda: any(done for done, _ in left_out), 40.0)
-    assert runs(job) and not Progress.objects.exists()
+    assert runs(job) and not AttemptProgress.objects.exists()

@@ -10,49 +10,49 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
 from portal.errors import Conflict
 from portal.models import (
     Attempt,
     ClusterSettings,
     Environment,
     Job,
+    JobVerdict,
     Membership,
     Node,
     Project,
     Secret,
-    Standing,
     User,
     Volume,
 )
-from portal.services import lifecycle
-from portal.services.jobs import do_resume_job, do_suspend_job
-from portal.services.lifecycle import NotPermitted, Seat
-from portal.services.projects import do_remove_member
-from portal.services.rights_changes import JobChoice, QueuedJobs
-from portal.services.secrets import do_save_secret
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
+from portal.services.jobs.submission import do_resume_job, do_suspend_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import OwnerNotPermittedError, RankPlacement
+from portal.services.lifecycle.rights_changes import JobChoice, QueuedJobs
+from portal.services.projects.projects import do_remove_member
+from portal.services.projects.secrets import do_save_secret
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee
-from scheduler.snapshot import Album, take_photo
-from tests import record
-from tests.engine_room import Engine, EngineRoom, held_milli
+from scheduler.forecast.forecast_pass import run_forecast_pass
+from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene() -> dict[str, Any]:
-    record.cluster()
-    scene = record.scene()
-    scene["admin"] = record.person(admin=True)
-    scene["volume"] = Volume.objects.create(name="sets", kind="path", path="/srv/sets")
+    factories.cluster_settings()
+    scene = factories.basic_cluster()
+    scene["admin"] = factories.user(admin=True)
+    scene["volume"] = Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
     do_save_secret(scene["owner"], scene["owner"], "hub", "hf_value")
     return scene
 
 
 def submit(scene: dict[str, Any], **fields: Any) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def leaves(scene: dict[str, Any]) -> None:
@@ -76,11 +76,11 @@ def environment_is_withdrawn(scene: dict[str, Any]) -> None:
 
 
 def environment_is_for_others(scene: dict[str, Any]) -> None:
-    scene["environment"].projects.set([record.project()])
+    scene["environment"].projects.set([factories.project()])
 
 
 def volume_is_for_others(scene: dict[str, Any]) -> None:
-    scene["volume"].projects.set([record.project()])
+    scene["volume"].projects.set([factories.project()])
 
 
 def volume_is_removed(scene: dict[str, Any]) -> None:
@@ -111,20 +111,20 @@ def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(s
     with transaction.atomic():  # decided and committed while it had the right, not sent yet
         row = Job.objects.select_for_update().get(pk=decided.pk)
         gpu = scene["node"].gpus.order_by("index")[0]
-        attempt = lifecycle.begin_attempt(
-            row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        attempt = job_control.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
         )
     lose(scene)
-    with pytest.raises(NotPermitted):
-        lifecycle.task_sent(attempt.task_rows.get())
-    assert Attempt.objects.get().sent_at is None
+    with pytest.raises(OwnerNotPermittedError):
+        job_control.mark_task_sent(attempt.task_rows.get())
+    assert Attempt.objects.get().start_sent_at is None
     run_cycle("test", "me")
     queued.refresh_from_db()
     assert queued.state == JobState.PENDING
-    standing = Standing.objects.get(job=queued)
-    assert standing.code == "owner_not_permitted" and standing.numbers == {"right": right}
-    assert "can" in standing.sentence  # who may give the right back
-    foresee()
+    standing = JobVerdict.objects.get(job=queued)
+    assert standing.code == "owner_not_permitted" and standing.details == {"right": right}
+    assert "can" in standing.message  # who may give the right back
+    run_forecast_pass()
     standing.refresh_from_db()
     assert standing.p50_at is None
 
@@ -140,14 +140,14 @@ def test_job_starts_once_the_right_is_back(scene) -> None:
 
 
 def test_role_in_a_parent_project_counts_and_its_loss_too(scene) -> None:
-    parent = record.project(member=scene["owner"])
+    parent = factories.project(member=scene["owner"])
     scene["project"].parent = parent
     scene["project"].save()
     Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
     job = submit(scene)
     Project.objects.filter(pk=scene["project"].pk).update(parent=None)
     run_cycle("test", "me")
-    assert Standing.objects.get(job=job).code == "owner_not_permitted"
+    assert JobVerdict.objects.get(job=job).code == "owner_not_permitted"
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     run_cycle("test", "me")
     job.refresh_from_db()
@@ -164,7 +164,7 @@ def test_suspended_workspace_is_not_resumed_without_the_right(scene) -> None:
     becomes_viewer(scene)
     with pytest.raises(Conflict) as refusal:
         do_resume_job(scene["admin"], Job.objects.get(pk=job.pk))
-    assert refusal.value.code == "owner_may_not_run"
+    assert refusal.value.code == "owner_not_permitted"
 
 
 def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
@@ -172,8 +172,8 @@ def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpus = scene["node"].gpus.order_by("index")[:2]
-        seats = [Seat(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
-        attempt = lifecycle.begin_attempt(row, scene["pool"], seats, epoch=1)
+        seats = [RankPlacement(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
+        attempt = job_control.start_attempt(row, scene["pool"], seats, epoch=1)
     becomes_viewer(scene)
     run_cycle("test", "me")
     assert attempt.task_rows.count() == 2
@@ -185,37 +185,37 @@ def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
 def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
-            take_photo(record.cluster())
+            take_snapshot(factories.cluster_settings())
         return len(seen.captured_queries)
 
     submit(scene, **USES)
     few = queries()
     for _ in range(3):
-        other = record.person()
+        other = factories.user()
         Membership.objects.create(user=other, project=scene["project"], role="member")
         do_save_secret(other, other, "hub", "x")
-        record.job(other, scene["project"], scene["environment"], **USES)
+        factories.job(other, scene["project"], scene["environment"], **USES)
     assert queries() == few
 
 
 @pytest.fixture
-def node_scene(room: EngineRoom, request: pytest.FixtureRequest) -> dict[str, Any]:
-    record.cluster()
-    owner, name = record.person("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
-    node = room.known(room.node(name=name))
+def node_scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
+    factories.cluster_settings()
+    owner, name = factories.user("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
+    node = harness.mark_enrolled(harness.create_node(name=name))
     Node.objects.filter(pk=node.pk).update(reachable=True, runtime="process")
     return {
         "name": name,
         "node": node,
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
+        "engine": InProcessEngine(),
     }
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_removal_between_decision_and_start_starts_nothing(room: EngineRoom, node_scene, tasks) -> None:
+def test_removal_between_decision_and_start_starts_nothing(harness: EngineHarness, node_scene, tasks) -> None:
     scene = node_scene
     job = submit(scene, command=["true"], memory_mib=64, tasks=tasks)
     run_cycle("test", "me")
@@ -223,18 +223,18 @@ def test_removal_between_decision_and_start_starts_nothing(room: EngineRoom, nod
     assert job.state == JobState.RUNNING and held_milli() == 1000 * tasks  # decided, and nothing was sent
     leaves(scene)
     assert scene["engine"].run_until(
-        lambda: Standing.objects.filter(job=job, code="owner_not_permitted").exists()
+        lambda: JobVerdict.objects.filter(job=job, code="owner_not_permitted").exists()
     )
     job.refresh_from_db()
     attempt = Attempt.objects.get()
     assert (job.state, attempt.reason) == (JobState.PENDING, EndReason.OWNER_NOT_PERMITTED)
-    assert attempt.sent_at is None and held_milli() == 0
+    assert attempt.start_sent_at is None and held_milli() == 0
     assert not list(
-        (room.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
+        (harness.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
     )  # its node knows nothing
     Membership.objects.create(user=scene["owner"], project=scene["project"], role="member")
     assert scene["engine"].run_until(lambda: Job.objects.get(pk=job.pk).state == JobState.COMPLETED)
-    assert Job.objects.get(pk=job.pk).attempts_made == 2
+    assert Job.objects.get(pk=job.pk).attempt_count == 2
 
 
 def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) -> None:
@@ -250,11 +250,11 @@ def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) 
 
 def test_rights_are_read_again_only_after_a_write_that_may_change_them(scene):
     submit(scene)
-    album, settings = Album(), ClusterSettings.objects.get(id=1)
+    album, settings = SnapshotCache(), ClusterSettings.objects.get(id=1)
 
     def reads() -> int:
         with CaptureQueriesContext(connection) as queries:
-            take_photo(settings, album)
+            take_snapshot(settings, album)
         return sum('FROM "portal_membership"' in query["sql"] for query in queries)
 
     assert [reads(), reads()] == [1, 0]
@@ -262,4 +262,4 @@ def test_rights_are_read_again_only_after_a_write_that_may_change_them(scene):
     assert reads() == 0, "another job that uses the same"
     leaves(scene)
     assert reads() == 1
-    assert len(take_photo(settings, album).left_out) == 2
+    assert len(take_snapshot(settings, album).excluded) == 2

@@ -10,28 +10,28 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from agents.engines.answers import event_of
-from agents.engines.contract import TaskExited
+from agents.engines.interface import TaskExited
+from agents.engines.parsing import parse_event
+from portal.domain.reasons import EndReason
 from portal.errors import Conflict
-from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
-from portal.services import lifecycle
-from portal.services.gpus import record_foreign
-from portal.services.holdings import take_gpus
-from portal.services.lifecycle import Seat
-from portal.services.reservations import (
-    ReservationWords,
+from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageInterval, Volume
+from portal.services.cluster.reservations import (
+    ReservationInput,
     do_cancel_reservation,
     do_save_reservation,
 )
-from portal.words.reasons import EndReason
-from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import Near, ReservationRow, TopologyRow
-from scheduler.core.policy import PolicyError
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from scheduler.dispatch import end_reason
-from scheduler.images import note_images
-from scheduler.snapshot import Album, take_photo
-from tests import record
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.allocations import allocate_gpus
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.nodes.gpus import record_foreign_processes
+from scheduler.core.model.policy import PolicyError
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import ReservationRow, TopologyConstraint, TopologyRow
+from scheduler.core.model.validation import check_snapshot
+from scheduler.nodes.dispatch import end_reason
+from scheduler.nodes.image_pulls import record_images
+from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,14 +41,14 @@ QUERIES = 32
 
 @pytest.fixture
 def scene():
-    pool = record.pool()
-    owner = record.person("ada")
+    pool = factories.pool()
+    owner = factories.user("ada")
     return {
         "pool": pool,
-        "node": record.node(pool),
+        "node": factories.node(pool),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(),
     }
 
 
@@ -56,21 +56,21 @@ def place(scene, job: Job, gpus: int = 1, milli: int = 1000):
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         free = scene["node"].gpus.filter(used_milli=0)[:gpus]
-        return lifecycle.begin_attempt(
-            row, scene["pool"], [Seat(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
+        return job_control.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
         )
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def count_queries() -> int:
-    settings = record.cluster()
+    settings = factories.cluster_settings()
     with CaptureQueriesContext(
         connection,
     ) as seen:
-        take_photo(settings)
+        take_snapshot(settings)
     return len([query for query in seen.captured_queries if query["sql"] not in ("BEGIN", "COMMIT")])
 
 
@@ -79,8 +79,8 @@ def test_the_number_of_queries_does_not_grow(scene) -> None:
     submit(scene)
     few = count_queries()
     for _ in range(3):
-        node = record.node(scene["pool"])
-        record.project(parent=scene["project"])
+        node = factories.node(scene["pool"])
+        factories.project(parent=scene["project"])
         submit(scene).avoid_nodes.add(node)
     place(scene, submit(scene))
     place(scene, submit(scene))
@@ -91,25 +91,25 @@ def test_the_number_of_queries_does_not_grow(scene) -> None:
 def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     Topology.objects.create(name="fabric", levels=["block", "rack"])
     Node.objects.filter(pk=scene["node"].pk).update(labels={"rack": "r7", "block": "a"})
-    scene["node"].gpus.filter(index__gte=2).update(island=1)
+    scene["node"].gpus.filter(index__gte=2).update(nvlink_island=1)
     near = {"topology": "fabric", "required": "rack", "preferred": None}
-    place(scene, submit(scene, near=near))
-    submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
-    photo = take_photo(record.cluster()).snapshot
-    assert photo.topologies == (TopologyRow("fabric", ("block", "rack")),)
-    assert photo.nodes[0].labels == (("block", "a"), ("rack", "r7"))
-    assert [gpu.island for gpu in photo.nodes[0].gpus] == [None, None, 1, 1]
-    assert photo.running[0].near == Near("fabric", "rack")
-    assert photo.pending[0].near == Near("fabric", None, "block")
-    assert snapshot_from_json(snapshot_to_json(photo)) == photo
+    place(scene, submit(scene, topology_constraint=near))
+    submit(scene, topology_constraint={"topology": "fabric", "required": None, "preferred": "block"})
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
+    assert snapshot.topologies == (TopologyRow("fabric", ("block", "rack")),)
+    assert snapshot.nodes[0].labels == (("block", "a"), ("rack", "r7"))
+    assert [gpu.nvlink_island for gpu in snapshot.nodes[0].gpus] == [None, None, 1, 1]
+    assert snapshot.running[0].topology_constraint == TopologyConstraint("fabric", "rack")
+    assert snapshot.pending[0].topology_constraint == TopologyConstraint("fabric", None, "block")
+    assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
 
 
 def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
-    admin, now, hour = record.person(admin=True), timezone.now(), dt.timedelta(hours=1)
-    gone = record.node(scene["pool"])
+    admin, now, hour = factories.user(admin=True), timezone.now(), dt.timedelta(hours=1)
+    gone = factories.node(scene["pool"])
 
     def reserve(name, nodes, projects, begin, end) -> Reservation:
-        asked = ReservationWords(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
+        asked = ReservationInput(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
         return do_save_reservation(admin, asked)
 
     course = reserve("course", [scene["node"], gone], [scene["project"]], 1, 2)
@@ -117,20 +117,20 @@ def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
     maintenance = reserve("maintenance", [scene["node"]], [], 3, 4)
     do_cancel_reservation(admin, reserve("cancelled", [scene["node"]], [], 5, 6))
     over = reserve("over", [scene["node"]], [], 7, 8)
-    Reservation.objects.filter(pk=over.pk).update(during=(now - 2 * hour, now - hour))
-    photo = take_photo(record.cluster()).snapshot
+    Reservation.objects.filter(pk=over.pk).update(period=(now - 2 * hour, now - hour))
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     node, project = scene["node"].public_id, scene["project"].public_id
-    assert photo.reservations == (
+    assert snapshot.reservations == (
         ReservationRow(
-            course.public_id, "course", (node,), (project,), course.begin.timestamp(), course.end.timestamp()
+            course.public_id, "course", (node,), (project,), course.starts_at.timestamp(), course.ends_at.timestamp()
         ),
         ReservationRow(
             maintenance.public_id, "maintenance", (node,), (),
-            maintenance.begin.timestamp(), maintenance.end.timestamp(),
+            maintenance.starts_at.timestamp(), maintenance.ends_at.timestamp(),
         ),
     )  # fmt: skip
     submit(scene)
-    check_snapshot(take_photo(record.cluster()).snapshot)
+    check_snapshot(take_snapshot(factories.cluster_settings()).snapshot)
 
 
 def test_it_tells_what_is_held_and_by_whom(scene) -> None:
@@ -138,8 +138,8 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     place(scene, shared, milli=300)
     whole = submit(scene, gpus_per_task=2, time_limit_s=60, priority=-3)
     attempt = place(scene, whole, gpus=2)
-    assert lifecycle.task_sent(attempt.task_rows.get())
-    lifecycle.want_stop(attempt.pk, EndReason.PREEMPTED)
+    assert job_control.mark_task_sent(attempt.task_rows.get())
+    job_control.request_stop(attempt.pk, EndReason.PREEMPTED)
     waiting = submit(scene, gpu_model="Test 80", kind="workspace")
     Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=scene["node"])
     Quota.objects.create(
@@ -150,44 +150,44 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
         user_limit_milli=3000,
     )
 
-    photo = take_photo(record.cluster())
+    inputs = take_snapshot(factories.cluster_settings())
 
-    (node,) = photo.snapshot.nodes
-    assert [(gpu.used_milli, gpu.whole) for gpu in node.gpus] == [
+    (node,) = inputs.snapshot.nodes
+    assert [(gpu.used_milli, gpu.exclusive) for gpu in node.gpus] == [
         (300, False),
         (1000, True),
         (1000, True),
         (0, False),
     ]
     assert node.cpu_used_milli == 3000
-    running = {row.job: row for row in photo.snapshot.running}
+    running = {row.job: row for row in inputs.snapshot.running}
     assert running[whole.public_id].stopping and not running[shared.public_id].stopping
     assert running[whole.public_id].tasks[0].node == node.id
     assert [share.milli for share in running[whole.public_id].tasks[0].gpus] == [1000, 1000]
-    (pending,) = photo.snapshot.pending
+    (pending,) = inputs.snapshot.pending
     assert (pending.job, pending.version) == (waiting.public_id, waiting.version)
     assert pending.node_affinity == node.id
     assert pending.pools == (scene["pool"].public_id,)
-    (quota,) = photo.snapshot.quotas
+    (quota,) = inputs.snapshot.quotas
     assert (quota.guaranteed_milli, quota.limit_milli, quota.user_limit_milli) == (1000, 5000, 3000)
 
 
 def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> None:
     prep, other, done = (submit(scene, name=name) for name in ("prep", "other", "done"))
-    strict = submit(scene, name="strict", after=[prep, other, done])
-    loose = submit(scene, name="loose", after=[prep, other], after_any=True)
-    free = submit(scene, name="free", after=[done])
-    lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    strict = submit(scene, name="strict", dependencies=[prep, other, done])
+    loose = submit(scene, name="loose", dependencies=[prep, other], ignore_dependency_failure=True)
+    free = submit(scene, name="free", dependencies=[done])
+    job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
     Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
     Job.objects.filter(pk=done.pk).update(state="COMPLETED", ended_at=timezone.now())
 
-    rows = {row.name: row for row in take_photo(record.cluster()).snapshot.pending}
+    rows = {row.name: row for row in take_snapshot(factories.cluster_settings()).snapshot.pending}
 
     # what ended otherwise than it must still holds it back: it is cancelled soon, and never starts
-    assert [each.name for each in rows["strict"].after] == ["prep", "other"]
-    assert [(each.job, each.name) for each in rows["loose"].after] == [(prep.public_id, "prep")]
-    assert rows["loose"].after_any and not rows["strict"].after_any
-    assert rows["free"].after == ()
+    assert [each.name for each in rows["strict"].dependencies] == ["prep", "other"]
+    assert [(each.job, each.name) for each in rows["loose"].dependencies] == [(prep.public_id, "prep")]
+    assert rows["loose"].ignore_dependency_failure and not rows["strict"].ignore_dependency_failure
+    assert rows["free"].dependencies == ()
     done.refresh_from_db()
     assert rows["free"].submitted_s == done.ended_at.timestamp() > free.submitted_at.timestamp()
     assert rows["prep"].submitted_s == prep.submitted_at.timestamp()
@@ -195,45 +195,45 @@ def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> N
 
 
 def test_nodes_of_another_runtime_are_avoided(scene) -> None:
-    process = record.node(scene["pool"], runtime="process")
-    docker = record.node(scene["pool"], runtime="docker")
+    process = factories.node(scene["pool"], runtime="process")
+    docker = factories.node(scene["pool"], runtime="docker")
     submit(scene)
-    (pending,) = take_photo(record.cluster()).snapshot.pending
-    assert pending.avoid_nodes == pending.unfit_nodes == (process.public_id,)
+    (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
+    assert pending.avoid_nodes == pending.ineligible_nodes == (process.public_id,)
     assert docker.public_id not in pending.avoid_nodes
 
 
 def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
     Environment.objects.filter(pk=scene["environment"].pk).update(min_driver="525.60.13")
     drivers = {"470.82.01": True, "525.60.13": False, "535.104.5": False, "simulated": False, None: True}
-    nodes = {driver: record.node(scene["pool"], hello={"driver": driver}) for driver in drivers}
+    nodes = {driver: factories.node(scene["pool"], agent_info={"driver": driver}) for driver in drivers}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
-    rows = {row.name: row for row in take_photo(record.cluster()).snapshot.pending}
-    assert set(rows["with"].unfit_nodes) == {
+    rows = {row.name: row for row in take_snapshot(factories.cluster_settings()).snapshot.pending}
+    assert set(rows["with"].ineligible_nodes) == {
         nodes[driver].public_id for driver, old in drivers.items() if old
     }
-    assert rows["without"].unfit_nodes == ()
+    assert rows["without"].ineligible_nodes == ()
 
 
 def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
     known = {"12.2": True, "12.10": False, "13.0": False, None: False}
-    nodes = {cuda: record.node(scene["pool"], hello={"cuda_driver": cuda}) for cuda in known}
+    nodes = {cuda: factories.node(scene["pool"], agent_info={"max_cuda_version": cuda}) for cuda in known}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
 
     def rows() -> dict[str, tuple[str, tuple[str, ...]]]:
-        pending = take_photo(record.cluster()).snapshot.pending
-        return {row.name: (row.cuda, row.unfit_nodes) for row in pending}
+        pending = take_snapshot(factories.cluster_settings()).snapshot.pending
+        return {row.name: (row.required_cuda, row.ineligible_nodes) for row in pending}
 
     assert rows() == {"with": ("", ()), "without": ("", ())}
     for cuda in ("13.0", "12.10"):
-        note_images(nodes[cuda], [image_row(scene["environment"], "12.4")])
+        record_images(nodes[cuda], [image_row(scene["environment"], "12.4")])
     old = ("12.4", (nodes["12.2"].public_id,))
     assert rows() == {"with": old, "without": ("", ())}
-    note_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
+    record_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
     assert rows()["with"] == old
     for chosen, needed in (("none", ""), ("12.1", "12.1"), ("13.1", "13.1")):
         Environment.objects.update(min_cuda=chosen)
@@ -243,21 +243,21 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
 
 def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) -> None:
     lying, others = (
-        record.node(scene["pool"], hello={"cuda_driver": "13.0"}),
-        [record.node(scene["pool"], hello={"cuda_driver": "13.0"}) for _ in range(2)],
+        factories.node(scene["pool"], agent_info={"max_cuda_version": "13.0"}),
+        [factories.node(scene["pool"], agent_info={"max_cuda_version": "13.0"}) for _ in range(2)],
     )
     submit(scene, name="with", gpus_per_task=1)
 
     def row() -> tuple[str, tuple[str, ...]]:
-        (pending,) = take_photo(record.cluster()).snapshot.pending
-        return pending.cuda, pending.unfit_nodes
+        (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
+        return pending.required_cuda, pending.ineligible_nodes
 
     for word in ("99.9", "x" * 8, "9" * 64):
-        note_images(lying, [image_row(scene["environment"], word)])
+        record_images(lying, [image_row(scene["environment"], word)])
         assert row() == ("", (lying.public_id,) if word == "99.9" else ())
-    note_images(lying, [image_row(scene["environment"], "99.9")])
+    record_images(lying, [image_row(scene["environment"], "99.9")])
     for node in others:
-        note_images(node, [image_row(scene["environment"], "12.4")])
+        record_images(node, [image_row(scene["environment"], "12.4")])
     assert row() == ("12.4", (lying.public_id,))
 
 
@@ -268,17 +268,20 @@ def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
 
 
 def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:
-    told = {"enforced": False, "sentence": "Shares of its GPUs are not enforced: they are pretend ones."}
-    cannot = record.node(scene["pool"], hello={"shares": told})
-    record.node(scene["pool"], hello={"shares": {**told, "enforced": True}})
+    told = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
+    cannot = factories.node(scene["pool"], agent_info={"gpu_sharing": told})
+    factories.node(scene["pool"], agent_info={"gpu_sharing": {**told, "enforced": True}})
     submit(scene, name="whole")
     submit(scene, name="share", milli_per_gpu=500)
 
     def unfit() -> dict[str, set[str]]:
-        return {row.name: set(row.unfit_nodes) for row in take_photo(record.cluster()).snapshot.pending}
+        return {
+            row.name: set(row.ineligible_nodes)
+            for row in take_snapshot(factories.cluster_settings()).snapshot.pending
+        }
 
     assert unfit() == {"whole": set(), "share": set()}
-    type(scene["pool"]).objects.update(policy={"share_needs_mps": "yes"})
+    type(scene["pool"]).objects.update(policy={"gpu_sharing_requires_mps": "yes"})
     assert unfit() == {"whole": set(), "share": {cannot.public_id, scene["node"].public_id}}
 
 
@@ -291,36 +294,40 @@ def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> Non
         "task": 0,
         "exit_code": 137,
     }
-    lost, killed = event_of({**told, "fault": "mps_lost"}), event_of(told)
+    lost, killed = parse_event({**told, "fault": "mps_daemon_lost"}), parse_event(told)
     assert isinstance(lost, TaskExited) and isinstance(killed, TaskExited)
-    assert end_reason(lost.container) is EndReason.GPU_SHARING_LOST
+    assert end_reason(lost.container) is EndReason.MPS_DAEMON_LOST
     assert end_reason(killed.container) is EndReason.EXIT_CODE
 
 
 def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None:
-    album = Album()
-    assert all(gpu.healthy for row in take_photo(record.cluster(), album).snapshot.nodes for gpu in row.gpus)
+    album = SnapshotCache()
+    assert all(
+        gpu.healthy
+        for row in take_snapshot(factories.cluster_settings(), album).snapshot.nodes
+        for gpu in row.gpus
+    )
     gpu = scene["node"].gpus.first()
-    record_foreign(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
-    (row,) = take_photo(record.cluster(), album).snapshot.nodes
+    record_foreign_processes(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
+    (row,) = take_snapshot(factories.cluster_settings(), album).snapshot.nodes
     assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
     with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
-        take_gpus([(gpu.pk, 1000, 0)])
-    record_foreign(scene["node"].public_id, {gpu.uuid: ""})
-    (row,) = take_photo(record.cluster(), album).snapshot.nodes
+        allocate_gpus([(gpu.pk, 1000, 0)])
+    record_foreign_processes(scene["node"].public_id, {gpu.uuid: ""})
+    (row,) = take_snapshot(factories.cluster_settings(), album).snapshot.nodes
     assert all(each.healthy for each in row.gpus)
 
 
 def test_past_use_fades_by_half_each_half_life(scene) -> None:
-    half_life_s = 7 * 86_400.0
+    usage_half_life_s = 7 * 86_400.0
     attempt = place(scene, submit(scene))
     now = timezone.now()
-    UsageLedger.objects.filter(job=attempt.job).update(
-        started_at=now - dt.timedelta(seconds=2 * half_life_s),
-        ended_at=now - dt.timedelta(seconds=half_life_s),
+    UsageInterval.objects.filter(job=attempt.job).update(
+        started_at=now - dt.timedelta(seconds=2 * usage_half_life_s),
+        ended_at=now - dt.timedelta(seconds=usage_half_life_s),
     )
-    (row,) = take_photo(record.cluster()).snapshot.usage
-    expected = half_life_s / math.log(2) * (0.5 - 0.25)
+    (row,) = take_snapshot(factories.cluster_settings()).snapshot.usage
+    expected = usage_half_life_s / math.log(2) * (0.5 - 0.25)
     assert row.gpu_seconds == pytest.approx(expected, rel=1e-4)
     assert (row.project, row.user) == (scene["project"].public_id, scene["owner"].public_id)
 
@@ -328,35 +335,35 @@ def test_past_use_fades_by_half_each_half_life(scene) -> None:
 def test_a_job_whose_start_failed_pauses_before_the_next(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
-    lifecycle.want_stop(attempt.pk, EndReason.DISK_FULL)
-    (pending,) = take_photo(record.cluster()).snapshot.pending
+    job_control.request_stop(attempt.pk, EndReason.DISK_FULL)
+    (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
     assert pending.not_before_s is not None
     assert 5 < pending.not_before_s - timezone.now().timestamp() <= 10
 
 
 def test_a_knob_out_of_range_is_refused(scene) -> None:
-    settings = record.cluster()
-    settings.policy = {"half_life_s": 1}
+    settings = factories.cluster_settings()
+    settings.policy = {"usage_half_life_s": 1}
     with pytest.raises(PolicyError):
-        take_photo(settings)
+        take_snapshot(settings)
 
 
 def test_a_pool_brings_its_own_knobs_and_its_own_memory(scene) -> None:
     day_s = 86_400.0
     attempt = place(scene, submit(scene))
     now = timezone.now()
-    UsageLedger.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
-    before = take_photo(record.cluster()).snapshot
-    assert before.pools[0].knobs == () and before.pools[0].placement is None
+    UsageInterval.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
+    before = take_snapshot(factories.cluster_settings()).snapshot
+    assert before.pools[0].settings == () and before.pools[0].placement is None
     (long_memory,) = before.usage
-    scene["pool"].policy = {"placement": "spread", "half_life_s": day_s / 4}
+    scene["pool"].policy = {"placement": "spread", "usage_half_life_s": day_s / 4}
     scene["pool"].save()
-    photo = take_photo(record.cluster())
-    assert photo.snapshot.pools[0].placement == "spread"
-    assert dict(photo.snapshot.pools[0].knobs) == scene["pool"].policy
-    (short_memory,) = photo.snapshot.usage
+    inputs = take_snapshot(factories.cluster_settings())
+    assert inputs.snapshot.pools[0].placement == "spread"
+    assert dict(inputs.snapshot.pools[0].settings) == scene["pool"].policy
+    (short_memory,) = inputs.snapshot.usage
     expected = day_s / 4 / math.log(2) * (1 - 0.5**4)
     assert short_memory.gpu_seconds == pytest.approx(expected, rel=0.01)
     assert long_memory.gpu_seconds > 2 * short_memory.gpu_seconds
-    snapshot = snapshot_from_json(snapshot_to_json(photo.snapshot))
-    assert snapshot == photo.snapshot
+    snapshot = snapshot_from_json(snapshot_to_json(inputs.snapshot))
+    assert snapshot == inputs.snapshot

@@ -11,18 +11,23 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal.ask import ALIVE_KEY
-from portal.errors import Conflict, Invalid, NotAllowed, NotThere
-from portal.models import Attempt, AuditEntry, Extension, Job, JobEvent
-from portal.selectors.time_limits import ends_at
-from portal.services import lifecycle
-from portal.services.lifecycle import Seat
-from portal.services.policy import do_change_policy
-from portal.services.time_limits import do_ask_for_time, do_decide_extension, drop_lapsed, warn_before_ends
-from portal.words.reasons import EndReason
-from scheduler.sweep import end_overdue
-from tests import record
-from tests.engine_room import engine_room, wait_for
+from portal.domain.reasons import EndReason
+from portal.engine_client import HEARTBEAT_KEY
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from portal.models import Attempt, AuditEntry, Job, JobEvent, TimeLimitExtension
+from portal.selectors.jobs.time_limits import ends_at
+from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.jobs.time_limits import (
+    close_lapsed_extensions,
+    do_decide_extension,
+    do_request_extension,
+    warn_before_ends,
+)
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from scheduler.sweep import stop_overdue_attempts
+from tests import factories
+from tests.engine_harness import engine_harness, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,26 +36,28 @@ HOUR = 3600
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene() | {"admin": record.person(admin=True), "manager": record.person()}
+    factories.cluster_settings()
+    return factories.basic_cluster() | {"admin": factories.user(admin=True), "manager": factories.user()}
 
 
 def running(scene, *, limit_s: int | None = 8 * HOUR, ran_s: float = 0.0, gpus: int = 4, **asks) -> Job:
     """A job that runs against a limit on the first GPUs of the node, for so long already."""
     asks = {"gpus_per_task": gpus, "time_limit_s": limit_s, **asks}
-    job = record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    job = factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
         seats = [
-            Seat(
+            RankPlacement(
                 scene["node"],
                 [(gpu.pk, 1000) for gpu in scene["node"].gpus.filter(used_milli=0).order_by("index")[:gpus]],
             )
         ]
-        attempt = lifecycle.begin_attempt(locked, scene["pool"], seats, epoch=1)
+        attempt = job_control.start_attempt(locked, scene["pool"], seats, epoch=1)
     task = attempt.task_rows.get()
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={}, at=timezone.now() - dt.timedelta(seconds=ran_s))
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(
+        task.pk, container="c", ports={}, at=timezone.now() - dt.timedelta(seconds=ran_s)
+    )
     return now(job)
 
 
@@ -59,28 +66,28 @@ def now(job: Job) -> Job:
 
 
 def warnings(job: Job) -> list[JobEvent]:
-    return list(JobEvent.objects.filter(job=job, kind="time_warning"))
+    return list(JobEvent.objects.filter(job=job, kind="time_limit_warning"))
 
 
 def test_people_are_warned_once_before_each_end(scene) -> None:
-    far, near = running(scene, gpus=2), running(scene, gpus=1, ran_s=8 * HOUR - 840, stop_grace_s=45)
+    far, near = running(scene, gpus=2), running(scene, gpus=1, ran_s=8 * HOUR - 840, termination_grace_s=45)
     short = running(scene, gpus=1, limit_s=600, ran_s=290.0)
     assert warn_before_ends() == 1
     (told,) = warnings(near)
-    assert told.sentence == (
+    assert told.message == (
         "Its time limit of 8 h ends it in 14 min; then it is asked to stop and has 45 s to save."
     )
     assert (
-        told.facts["limit_s"] == 8 * HOUR
-        and told.facts["ends_at"] == ends_at(near, near.attempts.get()).isoformat()
+        told.details["limit_s"] == 8 * HOUR
+        and told.details["ends_at"] == ends_at(near, near.attempts.get()).isoformat()
     )
     assert warn_before_ends() == 0 and not warnings(far) and not warnings(short)
     Job.objects.filter(pk=near.pk).update(time_limit_s=8 * HOUR + 60)  # the end moved, and is near still
     assert warn_before_ends() == 1 and len(warnings(near)) == 2
     Attempt.objects.filter(job=short).update(running_at=timezone.now() - dt.timedelta(seconds=301))
-    do_change_policy(scene["admin"], scene["pool"], {"warn_before_s": 0}, version=1)
+    do_change_policy(scene["admin"], scene["pool"], {"time_limit_warning_s": 0}, version=1)
     assert warn_before_ends() == 0
-    do_change_policy(scene["admin"], scene["pool"], {"warn_before_s": 7200}, version=2)
+    do_change_policy(scene["admin"], scene["pool"], {"time_limit_warning_s": 7200}, version=2)
     assert warn_before_ends() == 1 and warnings(
         short
     )  # from half of a short limit on, whatever the knob says
@@ -88,76 +95,85 @@ def test_people_are_warned_once_before_each_end(scene) -> None:
 
 def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(scene) -> None:
     job = running(scene, ran_s=8 * HOUR + 1)
-    asked = Extension.objects.create(
-        job=job, attempt=job.attempts.get(), asked_by=scene["owner"], more_s=60, state="waiting", known=False
+    asked = TimeLimitExtension.objects.create(
+        job=job,
+        attempt=job.attempts.get(),
+        requested_by=scene["owner"],
+        extra_s=60,
+        state="waiting",
+        impact_known=False,
     )
-    assert drop_lapsed() == 0
-    end_overdue()
+    assert close_lapsed_extensions() == 0
+    stop_overdue_attempts()
     attempt = job.attempts.get()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", EndReason.TIME_LIMIT)
-    assert drop_lapsed() == 1
+    assert close_lapsed_extensions() == 1
     asked.refresh_from_db()
     assert asked.state == "lapsed" and asked.decided_at is not None
     assert warn_before_ends() == 0
     with pytest.raises(Conflict):
-        do_ask_for_time(scene["owner"], now(job), HOUR)
+        do_request_extension(scene["owner"], now(job), HOUR)
 
 
 def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
-    redis.Redis.from_url(settings.REDIS_URL).delete(ALIVE_KEY)
+    redis.Redis.from_url(settings.REDIS_URL).delete(HEARTBEAT_KEY)
     scene["project"].memberships.create(user=scene["manager"], role="manager")
     job = running(scene)
     for wrong in (0, 59, 24 * HOUR + 1):
-        with pytest.raises(Invalid):
-            do_ask_for_time(scene["owner"], job, wrong)
-    with pytest.raises(NotThere):
-        do_ask_for_time(record.person(), job, HOUR)
-    asked = do_ask_for_time(scene["owner"], job, HOUR, "the last epoch")
-    assert (asked.state, asked.known, asked.beyond) == ("waiting", False, True)
+        with pytest.raises(InvalidRequest):
+            do_request_extension(scene["owner"], job, wrong)
+    with pytest.raises(NotFound):
+        do_request_extension(factories.user(), job, HOUR)
+    asked = do_request_extension(scene["owner"], job, HOUR, "the last epoch")
+    assert (asked.state, asked.impact_known, asked.affects_other_projects) == ("waiting", False, True)
     with pytest.raises(Conflict):
-        do_ask_for_time(scene["owner"], job, HOUR)
-    with pytest.raises(NotAllowed, match="Administrators"):
+        do_request_extension(scene["owner"], job, HOUR)
+    with pytest.raises(Forbidden, match="Administrators"):
         do_decide_extension(scene["manager"], asked, grant=True)
     assert do_decide_extension(scene["admin"], asked, grant=True, answer="go on").state == "granted"
     assert now(job).time_limit_s == 9 * HOUR and now(job).version > job.version
-    (row,) = AuditEntry.objects.filter(act="job.extend")
+    (row,) = AuditEntry.objects.filter(action="job.extend")
     assert (row.before, row.after, row.reason) == (
         {"time_limit_s": 8 * HOUR}, {"time_limit_s": 9 * HOUR}, "go on",
     )  # fmt: skip
     with pytest.raises(Conflict, match="granted already"):
         do_decide_extension(scene["admin"], asked, grant=False)
-    with pytest.raises(Invalid, match="at most 23 h"):  # all extensions together
-        do_ask_for_time(scene["owner"], now(job), 24 * HOUR)
+    with pytest.raises(InvalidRequest, match="at most 23 h"):  # all extensions together
+        do_request_extension(scene["owner"], now(job), 24 * HOUR)
 
 
 @pytest.mark.calm
 def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
     scene["project"].memberships.create(user=scene["manager"], role="manager")
-    elsewhere = record.project("elsewhere", member=scene["owner"])
+    elsewhere = factories.project("elsewhere", member=scene["owner"])
     job = running(scene)
     store = redis.Redis.from_url(settings.REDIS_URL)
-    with engine_room() as room:
-        room.worker("ask", beat=False)
-        wait_for("a worker answers", lambda: store.exists(ALIVE_KEY), 30)
+    with engine_harness() as harness:
+        harness.start_worker("ask", beat=False)
+        wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
         free = wait_for("an answer", lambda: _known(scene, job), 20)
         assert free.state == "granted" and now(job).time_limit_s == 9 * HOUR
-        mine = record.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
+        mine = factories.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
         time.sleep(1.1)  # answers may come from a photograph of a second ago
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
         assert asked.delays[0]["by_s"] == pytest.approx(HOUR, abs=120)
-        assert (asked.state, asked.beyond, now(job).time_limit_s) == ("waiting", False, 9 * HOUR)
-        with pytest.raises(NotAllowed, match="Managers"):
+        assert (asked.state, asked.affects_other_projects, now(job).time_limit_s) == (
+            "waiting",
+            False,
+            9 * HOUR,
+        )
+        with pytest.raises(Forbidden, match="Managers"):
             do_decide_extension(scene["owner"], asked, grant=True)
         do_decide_extension(scene["manager"], asked, grant=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
-        record.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
+        factories.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=2), 20)
-        assert asked.beyond
-        with pytest.raises(NotAllowed, match="Administrators"):
+        assert asked.affects_other_projects
+        with pytest.raises(Forbidden, match="Administrators"):
             do_decide_extension(scene["manager"], asked, grant=True)
     told = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])
-    assert [event.sentence for event in told.order_by("id")] == [
+    assert [event.message for event in told.order_by("id")] == [
         "Time limit 8 h to 9 h. It delays nobody.",
         "1 h more were asked for. It delays 1 waiting job.",
         "1 h more were refused: they are next",
@@ -165,11 +181,11 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
     ]
 
 
-def _known(scene, job: Job, delayed: int = 0) -> Extension | None:
+def _known(scene, job: Job, delayed: int = 0) -> TimeLimitExtension | None:
     """Asks for an hour; what the worker did not answer, or from a photograph of before, is taken back."""
     with_before = JobEvent.objects.order_by("id").last()
-    asked = do_ask_for_time(scene["owner"], now(job), HOUR)
-    if asked.known and asked.delayed_count == delayed:
+    asked = do_request_extension(scene["owner"], now(job), HOUR)
+    if asked.impact_known and asked.delayed_count == delayed:
         return asked
     assert asked.state == "waiting", "more time was granted although others wait"
     asked.delete()

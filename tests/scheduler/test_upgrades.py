@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from agents.keys import make_keys, sign_agent
-from portal.models import AuditEntry, NodeCheck, Rollout
-from portal.services.logs import log_path
-from portal.services.node_acts import do_order, do_upgrade_all
-from portal.words.node_acts import NodeAct
-from portal.words.states import JobState
-from scheduler import node_acts
-from tests import record
+from portal.domain.node_operations import OperationKind
+from portal.domain.states import JobState
+from portal.models import AgentRollout, AuditEntry, NodeOperation
+from portal.services.jobs.logs import log_path
+from portal.services.nodes.operations import do_request_operation, do_upgrade_all
+from scheduler.nodes import node_operations
+from tests import factories
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig_scene import in_state, reach, rig_scene, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transacti
 @pytest.fixture
 def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes that both have the tiny image, and an administrator."""
-    made = rig_scene(make_rig, rig_cluster, tiny_image, [[tiny_image.store]] * 2, settings, tmp_path)
+    made = two_rig_nodes(make_rig, rig_cluster, tiny_image, [[tiny_image.store]] * 2, settings, tmp_path)
     return made | {
-        "admin": record.person("root", admin=True),
+        "admin": factories.user("root", admin=True),
         "folder": tmp_path / "agent",
         "cluster": rig_cluster,
     }
@@ -53,16 +53,16 @@ def broken() -> bytes:
 def programs(scene) -> set[str]:
     for node in scene["nodes"]:
         node.refresh_from_db()
-    return {node.hello["program"] for node in scene["nodes"]}
+    return {node.agent_info["agent_digest"] for node in scene["nodes"]}
 
 
-def over(check: NodeCheck):
+def over(check: NodeOperation):
     return lambda: check.refresh_from_db() or check.finished_at is not None
 
 
 def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path: Path) -> None:
     job = submit(scene, "sh", "-c", "while :; do date +%s.%N; sleep 0.2; done")
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     task = job.attempts.get().task_rows.get()
     place = scene["nodes"].index(task.node)
     container = scene["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container)
@@ -70,19 +70,21 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
 
     publish(scene, scene["cluster"].agent.program + b"\n")
     rollout = do_upgrade_all(scene["admin"])
-    assert rollout.checks.filter(begun_at__isnull=False).count() == 1, "one node first"
-    reach(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
-    steps = [(check.node.name, check.steps) for check in rollout.checks.all()]
-    assert rollout.ok and rollout.sentence == "2 of 2 nodes run the new agent.", steps
+    assert rollout.operations.filter(dispatched_at__isnull=False).count() == 1, "one node first"
+    wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
+    steps = [(check.node.name, check.steps) for check in rollout.operations.all()]
+    assert rollout.ok and rollout.message == "2 of 2 nodes run the new agent.", steps
     newer = programs(scene)
     assert len(newer) == 1 and not newer & first
-    reach(scene, lambda: NodeCheck.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job)
+    wait_until(
+        scene, lambda: NodeOperation.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job
+    )
 
     publish(scene, broken())
-    monkeypatch.setattr(node_acts, "TRIAL_S", 5.0)
-    check = do_order(scene["admin"], scene["nodes"][place], NodeAct.UPGRADE)
-    reach(scene, over(check), job, within_s=90)
-    assert not check.ok and check.steps[-1]["sentence"].endswith("the node runs the one before again."), (
+    monkeypatch.setattr(node_operations, "UPGRADE_CONFIRM_TIMEOUT_S", 5.0)
+    check = do_request_operation(scene["admin"], scene["nodes"][place], OperationKind.UPGRADE)
+    wait_until(scene, over(check), job, within_s=90)
+    assert not check.ok and check.steps[-1]["message"].endswith("the node runs the one before again."), (
         check.steps
     )
     assert programs(scene) == newer
@@ -90,18 +92,18 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
     stranger = make_keys(tmp_path / "stranger", "rig")["signing"]
     publish(scene, scene["cluster"].agent.program + b"\n\n", stranger)
     rollout = do_upgrade_all(scene["admin"])
-    reach(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
-    assert not rollout.ok and "1 were left as they are" in rollout.sentence
-    assert "not signed with the key" in rollout.checks.get().steps[-1]["sentence"]
+    wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
+    assert not rollout.ok and "1 were left as they are" in rollout.message
+    assert "not signed with the key" in rollout.operations.get().steps[-1]["message"]
     assert programs(scene) == newer
 
     job.refresh_from_db()
     assert (job.state, job.attempts.count()) == (JobState.RUNNING, 1)
     assert scene["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container) == container
-    assert Rollout.objects.count() == AuditEntry.objects.filter(act="nodes.upgrade").count() == 2
+    assert AgentRollout.objects.count() == AuditEntry.objects.filter(action="nodes.upgrade_all").count() == 2
     length = log_path(job.public_id, 1, 0, "k8s")
     scene["machines"][place].podman("kill", task.container)
-    reach(scene, in_state(job, JobState.FAILED), job)
+    wait_until(scene, in_state(job, JobState.FAILED), job)
     lines = length.read_text().splitlines()
     stamps = [float(line.split()[-1]) for line in lines]
     assert len(stamps) > 20 and max(b - a for a, b in pairwise(stamps)) < 5, "it never paused"

@@ -14,13 +14,13 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.models import Attempt, Job, JobEvent
-from portal.services import lifecycle
-from portal.services.checkpoints import STEP, record_saved
-from portal.services.demo import SCRIPT
-from portal.services.lifecycle import Seat
-from portal.words.reasons import EndReason
-from tests import record
+from portal.services.cluster.demo import SCRIPT
+from portal.services.jobs.checkpoints import MIN_UPDATE_INTERVAL, record_checkpoint
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,15 +30,17 @@ SECOND = dt.timedelta(seconds=1)
 @pytest.fixture
 def attempt() -> Attempt:
     """One that has run for an hour."""
-    scene = record.scene()
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    scene = factories.basic_cluster()
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     gpu = scene["node"].gpus.first()
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        made = lifecycle.begin_attempt(row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+        made = job_control.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        )
     task = made.task_rows.get()
-    assert lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={}, at=timezone.now() - 3600 * SECOND)
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={}, at=timezone.now() - 3600 * SECOND)
     return read(made)
 
 
@@ -48,7 +50,7 @@ def read(attempt: Attempt) -> Attempt:
 
 def test_it_is_so_long_before_the_node_was_asked(attempt: Attempt) -> None:
     now = timezone.now()
-    assert record_saved(attempt, 90.0, asked_at=now)
+    assert record_checkpoint(attempt, 90.0, polled_at=now)
     assert read(attempt).checkpoint_at == now - 90 * SECOND
 
 
@@ -58,53 +60,55 @@ def test_it_is_not_later_than_now_and_not_before_the_start(
 ) -> None:
     assert attempt.running_at
     now = attempt.running_at + 3600 * SECOND
-    assert record_saved(attempt, ago_s, asked_at=now)
+    assert record_checkpoint(attempt, ago_s, polled_at=now)
     assert read(attempt).checkpoint_at == now - is_s * SECOND
 
 
 def test_it_moves_forward_only_and_at_most_twice_a_minute(attempt: Attempt) -> None:
     began, written = timezone.now(), []
     for tick in range(120):  # it saves all the time, and its node is asked every second
-        if record_saved(read(attempt), 0.0, asked_at=began + tick * SECOND):
+        if record_checkpoint(read(attempt), 0.0, polled_at=began + tick * SECOND):
             written.append(tick)
     assert written == [0, 30, 60, 90]
     last = read(attempt).checkpoint_at
     assert last == began + 90 * SECOND
-    assert not record_saved(read(attempt), 600.0, asked_at=began + 120 * SECOND)  # its clock was set back
+    assert not record_checkpoint(
+        read(attempt), 600.0, polled_at=began + 120 * SECOND
+    )  # its clock was set back
     assert read(attempt).checkpoint_at == last
-    assert all(later - earlier >= STEP.total_seconds() for earlier, later in pairwise(written))
+    assert all(later - earlier >= MIN_UPDATE_INTERVAL.total_seconds() for earlier, later in pairwise(written))
 
 
 def test_two_nodes_of_a_gang_do_not_undo_each_other(attempt: Attempt) -> None:
     now, stale = timezone.now(), read(attempt)
-    assert record_saved(attempt, 10.0, asked_at=now)
-    assert not record_saved(stale, 300.0, asked_at=now)  # as the other one read it before
+    assert record_checkpoint(attempt, 10.0, polled_at=now)
+    assert not record_checkpoint(stale, 300.0, polled_at=now)  # as the other one read it before
     assert read(attempt).checkpoint_at == now - 10 * SECOND
 
 
 def test_what_is_known_already_asks_the_record_nothing(attempt: Attempt) -> None:
     now = timezone.now()
-    record_saved(attempt, 60.0, asked_at=now)
+    record_checkpoint(attempt, 60.0, polled_at=now)
     known = read(attempt)
     with CaptureQueriesContext(connection) as queries:
-        assert not record_saved(known, 70.0, asked_at=now + 10 * SECOND)
+        assert not record_checkpoint(known, 70.0, polled_at=now + 10 * SECOND)
     assert len(queries) == 0
 
 
 def test_it_leaves_no_event_and_does_not_touch_the_job(attempt: Attempt) -> None:
     events, version = JobEvent.objects.count(), attempt.job.version
-    assert record_saved(attempt, 1.0, asked_at=timezone.now())
+    assert record_checkpoint(attempt, 1.0, polled_at=timezone.now())
     assert JobEvent.objects.count() == events
     assert read(attempt).job.version == version
 
 
 def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Attempt) -> None:
     now = timezone.now()
-    lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.FINISHED)
-    assert not record_saved(attempt, 1.0, asked_at=now)  # as it was read before it ended
+    job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
+    assert not record_checkpoint(attempt, 1.0, polled_at=now)  # as it was read before it ended
     waiting = read(attempt)
     waiting.running_at = None
-    assert not record_saved(waiting, 1.0, asked_at=now)
+    assert not record_checkpoint(waiting, 1.0, polled_at=now)
     assert read(attempt).checkpoint_at is None
 
 

@@ -5,39 +5,41 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, transaction
 
-from portal.errors import Invalid
-from portal.models import Dependency, Job, JobEvent, Outbox
-from portal.services import lifecycle
-from portal.services.dependencies import MOST_DEPENDENCIES, cancel_dependents
-from portal.services.jobs import do_cancel_job, do_start_again
-from portal.services.lifecycle import Seat
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from tests import record
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.errors import InvalidRequest
+from portal.models import Dependency, Job, JobEvent, OutboxMessage
+from portal.services.jobs.dependencies import MAX_DEPENDENCIES, cancel_dependents
+from portal.services.jobs.submission import do_cancel_job, do_resubmit_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def scene():
-    return record.scene()
+    return factories.basic_cluster()
 
 
 def submit(scene, name: str = "next", **fields) -> Job:
     owner, project = fields.pop("owner", scene["owner"]), fields.pop("project", scene["project"])
-    return record.job(owner, project, scene["environment"], name=name, **fields)
+    return factories.job(owner, project, scene["environment"], name=name, **fields)
 
 
 def end(scene, job: Job, exit_code: int = 0) -> None:
     """Runs a job on the first GPU to its end."""
     job.refresh_from_db()
     gpu = scene["node"].gpus.order_by("index").first()
-    attempt = lifecycle.begin_attempt(job, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+    attempt = job_control.start_attempt(
+        job, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+    )
     task = attempt.task_rows.get()
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
-    reason = EndReason.EXIT_CODE if exit_code else EndReason.FINISHED
-    lifecycle.task_ended(task.pk, exit_code=exit_code, reason=reason)
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
+    reason = EndReason.EXIT_CODE if exit_code else EndReason.COMPLETED
+    job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
     job.refresh_from_db()
 
 
@@ -48,8 +50,8 @@ def state(job: Job) -> str:
 
 def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(scene):
     prep = submit(scene, "prep")
-    job = submit(scene, after=[prep, prep])
-    assert [row.after for row in job.dependencies.all()] == [prep]
+    job = submit(scene, dependencies=[prep, prep])
+    assert [row.depends_on for row in job.dependencies.all()] == [prep]
     end(scene, prep)
     assert prep.state == JobState.COMPLETED
     assert cancel_dependents() == 0
@@ -58,59 +60,61 @@ def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(scene):
 
 def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
     prep = submit(scene, "prep")
-    train = submit(scene, "train", after=[prep])
-    test = submit(scene, "test", after=[train])
-    tidy = submit(scene, "tidy", after=[prep], after_any=True)
+    train = submit(scene, "train", dependencies=[prep])
+    test = submit(scene, "test", dependencies=[train])
+    tidy = submit(scene, "tidy", dependencies=[prep], ignore_dependency_failure=True)
     end(scene, prep, exit_code=1)
-    assert Outbox.objects.filter(name="scheduler.dependents").count() == 1
+    assert OutboxMessage.objects.filter(name="scheduler.dependents").count() == 1
     assert cancel_dependents() == 2
     assert (state(train), state(test), state(tidy)) == ("CANCELLED", "CANCELLED", "PENDING")
     assert train.reason == EndReason.DEPENDENCY_FAILED
-    assert train.sentence == "It was to start after prep, which failed, so it can never start."
-    assert test.sentence == "It was to start after train, which was cancelled, so it can never start."
+    assert train.message == "It was to start after prep, which failed, so it can never start."
+    assert test.message == "It was to start after train, which was cancelled, so it can never start."
     assert JobEvent.objects.filter(job=train, after="CANCELLED", reason="dependency_failed").exists()
     assert cancel_dependents() == 0
 
 
 def test_a_cancelled_job_that_never_ran_takes_its_chain_along(scene):
     prep = submit(scene, "prep")
-    train = submit(scene, "train", after=[prep])
+    train = submit(scene, "train", dependencies=[prep])
     do_cancel_job(scene["owner"], prep)
-    assert Outbox.objects.filter(name="scheduler.dependents").exists()
+    assert OutboxMessage.objects.filter(name="scheduler.dependents").exists()
     assert cancel_dependents() == 1
-    assert "prep, which was cancelled" in Job.objects.get(pk=train.pk).sentence
+    assert "prep, which was cancelled" in Job.objects.get(pk=train.pk).message
 
 
 def test_a_job_of_another_project_is_not_named(scene):
-    other = record.project(member=scene["owner"])
+    other = factories.project(member=scene["owner"])
     prep = submit(scene, "secret-name", project=other)
-    job = submit(scene, after=[prep])
+    job = submit(scene, dependencies=[prep])
     do_cancel_job(scene["owner"], prep)
     cancel_dependents()
     assert state(job) == JobState.CANCELLED
-    assert "secret-name" not in job.sentence and "a job of another project" in job.sentence
+    assert "secret-name" not in job.message and "a job of another project" in job.message
 
 
 def test_what_may_not_be_named_is_refused_by_field(scene):
-    stranger = record.person()
-    hidden = submit(scene, "hidden", owner=stranger, project=record.project(member=stranger))
-    with pytest.raises(Invalid) as refusal:
-        submit(scene, after=[hidden])
-    assert refusal.value.fields == {"after": f"There is no job {hidden.public_id}, or you may not see it."}
-    many = [submit(scene, f"j{i}") for i in range(MOST_DEPENDENCIES + 1)]
-    with pytest.raises(Invalid, match="at most 20"):
-        submit(scene, after=many)
-    assert submit(scene, after=many[:MOST_DEPENDENCIES]).dependencies.count() == MOST_DEPENDENCIES
+    stranger = factories.user()
+    hidden = submit(scene, "hidden", owner=stranger, project=factories.project(member=stranger))
+    with pytest.raises(InvalidRequest) as refusal:
+        submit(scene, dependencies=[hidden])
+    assert refusal.value.fields == {
+        "dependencies": f"There is no job {hidden.public_id}, or you may not see it."
+    }
+    many = [submit(scene, f"j{i}") for i in range(MAX_DEPENDENCIES + 1)]
+    with pytest.raises(InvalidRequest, match="at most 20"):
+        submit(scene, dependencies=many)
+    assert submit(scene, dependencies=many[:MAX_DEPENDENCIES]).dependencies.count() == MAX_DEPENDENCIES
 
 
 def test_what_has_failed_already_is_refused_unless_any_end_will_do(scene):
     prep = submit(scene, "prep")
     do_cancel_job(scene["owner"], prep)
     prep.refresh_from_db()
-    with pytest.raises(Invalid) as refusal:
-        submit(scene, after=[prep])
-    assert refusal.value.fields["after"].startswith("prep was cancelled, so nothing can start")
-    assert submit(scene, after=[prep], after_any=True).state == JobState.PENDING
+    with pytest.raises(InvalidRequest) as refusal:
+        submit(scene, dependencies=[prep])
+    assert refusal.value.fields["dependencies"].startswith("prep was cancelled, so nothing can start")
+    assert submit(scene, dependencies=[prep], ignore_dependency_failure=True).state == JobState.PENDING
 
 
 def test_what_fails_between_the_form_and_the_submit_is_refused_too(scene):
@@ -118,8 +122,8 @@ def test_what_fails_between_the_form_and_the_submit_is_refused_too(scene):
     prep = submit(scene, "prep")
     seen = Job.objects.get(pk=prep.pk)
     do_cancel_job(scene["owner"], prep)
-    with pytest.raises(Invalid, match="prep was cancelled"):
-        submit(scene, after=[seen])
+    with pytest.raises(InvalidRequest, match="prep was cancelled"):
+        submit(scene, dependencies=[seen])
     assert Job.objects.filter(name="next").count() == 0
 
 
@@ -127,16 +131,16 @@ def test_the_database_lets_nothing_wait_for_itself_or_for_what_came_later(scene)
     first, second = submit(scene, "a"), submit(scene, "b")
     for job, after in ((first, first), (first, second)):
         with pytest.raises(IntegrityError), transaction.atomic():
-            Dependency.objects.create(job=job, after=after)
+            Dependency.objects.create(job=job, depends_on=after)
 
 
 def test_started_again_it_waits_for_nobody_and_nobody_for_it(scene):
     prep = submit(scene, "prep")
-    train = submit(scene, "train", after=[prep])
+    train = submit(scene, "train", dependencies=[prep])
     end(scene, prep, exit_code=1)
     cancel_dependents()
-    again = do_start_again(scene["owner"], prep)
-    assert not again.next_jobs.exists()
+    again = do_resubmit_job(scene["owner"], prep)
+    assert not again.dependents.exists()
     train.refresh_from_db()
-    assert not do_start_again(scene["owner"], train).dependencies.exists()
+    assert not do_resubmit_job(scene["owner"], train).dependencies.exists()
     assert state(train) == JobState.CANCELLED

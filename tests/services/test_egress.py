@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Invalid, NotAllowed
+from portal.domain.states import NodeState
+from portal.errors import Forbidden, InvalidRequest
 from portal.models import AuditEntry, Node, Project
-from portal.selectors.egress import allowed_for, denied_addresses, egress_of, restricted
-from portal.services import nodes
-from portal.services.projects import do_change_project
-from portal.words.states import NodeState
-from tests import record
+from portal.selectors.nodes.network_policy import (
+    denied_addresses,
+    egress_allow_list,
+    network_policy,
+    restricted_pools,
+)
+from portal.services.nodes import nodes
+from portal.services.projects.projects import do_change_project
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def scene():
-    admin, manager = record.person("root", admin=True), record.person("dean")
-    above = record.project("faculty", manager=manager)
+    admin, manager = factories.user("root", admin=True), factories.user("dean")
+    above = factories.project("faculty", manager=manager)
     return {
         "admin": admin,
         "manager": manager,
         "above": above,
-        "below": record.project("lab", parent=above),
-        "pool": record.pool(),
+        "below": factories.project("lab", parent=above),
+        "pool": factories.pool(),
     }
 
 
@@ -34,43 +39,43 @@ def hold(project: Project, mode: str) -> None:
 
 def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(scene) -> None:
     pool, above, below = scene["pool"], scene["above"], scene["below"]
-    assert egress_of(pool, below) == {"mode": "open", "allow": []}
-    assert restricted({}) == set()
+    assert network_policy(pool, below) == {"mode": "open", "allow": []}
+    assert restricted_pools({}) == set()
     hold(above, "listed")
     do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16 443", "dns"])
     below = Project.objects.get(pk=below.pk)
-    assert egress_of(pool, below) == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
+    assert network_policy(pool, below) == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
     hold(below, "open")  # it cannot be less strict than the one above
-    assert egress_of(pool, below)["mode"] == "listed"
+    assert network_policy(pool, below)["mode"] == "listed"
     hold(below, "none")
-    assert egress_of(pool, below) == {"mode": "none", "allow": []}
-    assert egress_of(pool, above)["mode"] == "listed"
-    assert restricted({}) == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
+    assert network_policy(pool, below) == {"mode": "none", "allow": []}
+    assert network_policy(pool, above)["mode"] == "listed"
+    assert restricted_pools({}) == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
     Project.objects.update(policy={})
     pool.policy = {"egress": "none"}
     pool.save()
-    assert egress_of(pool, record.project("other"))["mode"] == "none"
+    assert network_policy(pool, factories.project("other"))["mode"] == "none"
 
 
 def test_the_nearest_list_counts(scene) -> None:
     above, below = scene["above"], scene["below"]
     do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16"])
-    assert allowed_for(Project.objects.get(pk=below.pk)) == ("10.1.0.0/16",)
+    assert egress_allow_list(Project.objects.get(pk=below.pk)) == ("10.1.0.0/16",)
     do_change_project(scene["admin"], below, egress_allow=[" 10.2.0.1   443 ", "10.2.0.1 443", ""])
-    assert allowed_for(Project.objects.get(pk=below.pk)) == ("10.2.0.1 443",)
-    assert AuditEntry.objects.filter(act="project.change").latest("id").after["egress_allow"] == [
+    assert egress_allow_list(Project.objects.get(pk=below.pk)) == ("10.2.0.1 443",)
+    assert AuditEntry.objects.filter(action="project.change").latest("id").after["egress_allow"] == [
         "10.2.0.1 443"
     ]
 
 
 def test_only_administrators_change_a_list_and_only_to_destinations(scene) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_change_project(scene["manager"], scene["above"], egress_allow=["0.0.0.0/0"])
     for entry in ("example.org", "10.0.0.0/8:443", "-j ACCEPT", "::/0"):
-        with pytest.raises(Invalid) as refused:
+        with pytest.raises(InvalidRequest) as refused:
             do_change_project(scene["admin"], scene["above"], egress_allow=[entry])
         assert list(refused.value.fields) == ["egress_allow"]
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         do_change_project(
             scene["admin"], scene["above"], egress_allow=[f"10.0.0.{n % 256} {n + 1}" for n in range(201)]
         )
@@ -79,8 +84,8 @@ def test_only_administrators_change_a_list_and_only_to_destinations(scene) -> No
 def test_the_portal_and_every_node_are_denied(scene, settings) -> None:
     settings.PORTAL_URL, settings.APPS_DOMAIN = "https://192.0.2.7:8443", "192.0.2.8.localhost:8000"
     settings.ALLOWED_HOSTS, settings.EGRESS_DENY = ["192.0.2.9", ".example.org", "*"], ["198.51.100.0/24"]
-    record.node(scene["pool"], host="203.0.113.4", addresses=["203.0.113.5", "2001:db8::5", "127.0.0.1"])
-    record.node(scene["pool"], host="203.0.113.6", name="gone")
+    factories.node(scene["pool"], host="203.0.113.4", addresses=["203.0.113.5", "2001:db8::5", "127.0.0.1"])
+    factories.node(scene["pool"], host="203.0.113.6", name="gone")
     Node.objects.filter(name="gone").update(state="retired")
     found = denied_addresses()
     assert {
@@ -93,7 +98,7 @@ def test_a_node_cannot_close_an_address_on_others_by_reporting_it(scene) -> None
     """What it reports counts when it is enrolled, and when an administrator takes it into service."""
     from tests.services.test_nodes import hello
 
-    node = record.node(scene["pool"], boot_id="one", host="203.0.113.4")
+    node = factories.node(scene["pool"], boot_id="one", host="203.0.113.4")
 
     def reports(address: str) -> None:
         row = {"name": "eth0", "address": address, "prefix": 24, "addresses": [f"{address}/24", "nonsense"]}

@@ -7,15 +7,15 @@ from django.db import IntegrityError, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.errors import Conflict, Impossible, Invalid
-from portal.models import Allocation, Attempt, Gpu, Job, Quota, Task, UsageLedger
-from portal.services import elastic, lifecycle
-from portal.services.elastic import Growing, Leave
-from portal.services.lifecycle import Seat
-from portal.words.ends import pause_s
-from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, JOB_ENDS
-from tests import record
+from portal.domain.end_states import backoff_s
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES
+from portal.errors import Conflict, InvalidRequest, Unsatisfiable
+from portal.models import Allocation, Attempt, Gpu, Job, Quota, Task, UsageInterval
+from portal.services.lifecycle import elastic, job_control
+from portal.services.lifecycle.elastic import ScaleUpSession, TaskEviction
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +23,7 @@ TASKS, LEAST = 4, 2
 
 
 def submit(scene, **asks) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
 
 
 @pytest.mark.parametrize(
@@ -35,29 +35,29 @@ def submit(scene, **asks) -> Job:
     ],
 )
 def test_a_minimum_that_cannot_be_is_refused_by_field(asks) -> None:
-    with pytest.raises(Invalid) as refusal:
-        submit(record.scene(), **asks)
+    with pytest.raises(InvalidRequest) as refusal:
+        submit(factories.basic_cluster(), **asks)
     assert set(refusal.value.fields) == {"min_tasks"}
 
 
 @pytest.mark.parametrize("least", [0, 3])
 def test_the_database_refuses_it_too(least) -> None:
-    job = submit(record.scene(), tasks=2, min_tasks=2)
-    assert not job.elastic and job.least_tasks == 2
+    job = submit(factories.basic_cluster(), tasks=2, min_tasks=2)
+    assert not job.is_elastic and job.required_tasks == 2
     with pytest.raises(IntegrityError), transaction.atomic():
         Job.objects.filter(pk=job.pk).update(min_tasks=least)
 
 
 def test_a_job_that_can_begin_here_is_accepted_however_far_it_would_grow() -> None:
-    scene = record.scene()  # four GPUs
+    scene = factories.basic_cluster()  # four GPUs
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    assert submit(scene, tasks=100, min_tasks=2).elastic
-    with pytest.raises(Impossible):
+    assert submit(scene, tasks=100, min_tasks=2).is_elastic
+    with pytest.raises(Unsatisfiable):
         submit(scene, tasks=100, min_tasks=3)
 
 
 def test_the_pause_doubles_to_five_minutes() -> None:
-    assert [pause_s(failures) for failures in (0, 1, 2, 3, 5, 6, 10_000)] == [10, 10, 20, 40, 160, 300, 300]
+    assert [backoff_s(failures) for failures in (0, 1, 2, 3, 5, 6, 10_000)] == [10, 10, 20, 40, 160, 300, 300]
 
 
 # -- any order of events -----------------------------------------------------------------------------
@@ -67,21 +67,21 @@ class World:
     """One job of two to four tasks on a node of four GPUs, and all that can befall it."""
 
     def __init__(self) -> None:
-        self.scene = record.scene()
+        self.scene = factories.basic_cluster()
         self.job = submit(self.scene, tasks=TASKS, min_tasks=LEAST, max_attempts=20)
         with transaction.atomic():
-            lifecycle.begin_attempt(self._locked(), self.scene["pool"], self._seats(LEAST), epoch=1)
+            job_control.start_attempt(self._locked(), self.scene["pool"], self._seats(LEAST), epoch=1)
         self.attempt = self.job.attempts.get()
 
     def _locked(self) -> Job:
         return Job.objects.select_for_update().get(pk=self.job.pk)
 
-    def _seats(self, count: int) -> list[Seat]:
+    def _seats(self, count: int) -> list[RankPlacement]:
         free = Gpu.objects.filter(node=self.scene["node"], used_milli=0).order_by("index")
-        return [Seat(self.scene["node"], [(gpu.pk, 1000)]) for gpu in free[:count]]
+        return [RankPlacement(self.scene["node"], [(gpu.pk, 1000)]) for gpu in free[:count]]
 
     def _task(self, pick: int) -> Task | None:
-        tasks = list(self.attempt.task_rows.filter(gone=False))
+        tasks = list(self.attempt.task_rows.filter(container_removed=False))
         return tasks[pick % len(tasks)] if tasks else None
 
     def grow(self, pick: int) -> None:
@@ -92,7 +92,7 @@ class World:
         try:
             with transaction.atomic():
                 job = self._locked()
-                elastic.grow_attempts([Growing([job]).growth(job, seats)])
+                elastic.scale_up_attempts([ScaleUpSession([job]).scale_up(job, seats)])
         except Conflict:
             assert self._live() == before
             return
@@ -101,12 +101,12 @@ class World:
     def shrink(self, pick: int) -> None:
         task = self._task(pick)
         ranks = frozenset({task.rank} if task else {99})
-        elastic.want_leaves([Leave(self.attempt.pk, ranks, EndReason.PREEMPTED)])
+        elastic.request_task_evictions([TaskEviction(self.attempt.pk, ranks, EndReason.PREEMPTED)])
 
     def start(self, pick: int) -> None:
         task = self._task(pick)
-        if task is not None and lifecycle.task_sent(task):
-            lifecycle.task_running(task.pk, container=f"c{task.rank}", ports={})
+        if task is not None and job_control.mark_task_sent(task):
+            job_control.record_task_running(task.pk, container=f"c{task.rank}", ports={})
 
     def fail(self, pick: int) -> None:
         self._end(pick, 3, EndReason.EXIT_CODE)
@@ -115,24 +115,24 @@ class World:
         self._end(pick, None, EndReason.NODE_REBOOTED)
 
     def finish(self, pick: int) -> None:
-        self._end(pick, 0, EndReason.FINISHED)
+        self._end(pick, 0, EndReason.COMPLETED)
 
     def _end(self, pick: int, code: int | None, reason: EndReason) -> None:
         task = self._task(pick)
         if task is not None:
             for _ in range(2):  # told twice, it ends once
-                lifecycle.task_ended(task.pk, exit_code=code, reason=reason)
+                job_control.record_task_ended(task.pk, exit_code=code, reason=reason)
 
     def refuse(self, pick: int) -> None:
         task = self._task(pick)
         if task is not None:
-            elastic.end_tasks([task.pk], EndReason.START_REFUSED, sentence="No.")
+            elastic.end_tasks([task.pk], EndReason.START_REFUSED, message="No.")
 
     def cancel(self, _: int) -> None:
-        lifecycle.cancel(self.job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+        job_control.cancel_job(self.job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def _live(self) -> int:
-        return self.attempt.task_rows.filter(gone=False).count()
+        return self.attempt.task_rows.filter(container_removed=False).count()
 
     def check(self) -> None:
         """What must be so after each event."""
@@ -140,20 +140,24 @@ class World:
         self.attempt = Attempt.objects.get(pk=self.attempt.pk)
         tasks = list(self.attempt.task_rows.all())
         held = Allocation.objects.filter(ended_at__isnull=True, task__attempt=self.attempt)
-        live = [task for task in tasks if not task.gone]
+        live = [task for task in tasks if not task.container_removed]
         assert sorted(held.values_list("task_id", flat=True)) == sorted(task.pk for task in live)
         assert sum(self.scene["node"].gpus.values_list("used_milli", flat=True)) == 1000 * len(live)
-        assert UsageLedger.objects.filter(job=self.job, ended_at__isnull=True).count() == len(live)
+        assert UsageInterval.objects.filter(job=self.job, ended_at__isnull=True).count() == len(live)
         assert len(live) <= TASKS and len({task.rank for task in tasks}) == len(tasks)
         assert self.job.attempts.count() == 1
         if self.job.state == "RUNNING":
-            assert self.attempt.state in ATTEMPT_LIVE
-            if self.attempt.stop_wanted_at is None and not any(task.state == "COMPLETED" for task in tasks):
-                stay = [t for t in tasks if t.state in ATTEMPT_LIVE and t.leave_wanted_at is None]
+            assert self.attempt.state in LIVE_ATTEMPT_STATES
+            if self.attempt.stop_requested_at is None and not any(
+                task.state == "COMPLETED" for task in tasks
+            ):
+                stay = [
+                    t for t in tasks if t.state in LIVE_ATTEMPT_STATES and t.eviction_requested_at is None
+                ]
                 assert len(stay) >= LEAST
         else:
-            assert not live and self.attempt.state not in ATTEMPT_LIVE
-            assert self.job.state == "PENDING" or self.job.state in JOB_ENDS
+            assert not live and self.attempt.state not in LIVE_ATTEMPT_STATES
+            assert self.job.state == "PENDING" or self.job.state in TERMINAL_JOB_STATES
 
 
 EVENTS = ("grow", "shrink", "start", "fail", "reboot", "finish", "refuse", "cancel")

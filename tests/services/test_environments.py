@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from portal.access import visible_environments
-from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import Attempt, AuditEntry, EnvironmentOnNode, Outbox, Task
-from portal.services.bringing import (
-    do_bring,
-    do_stop_bringing,
-    images_kept_on,
-    nodes_with_wanted,
-    wanted_on,
+from portal.domain.states import JobState, RuntimeKind
+from portal.errors import Conflict, Forbidden, InvalidRequest
+from portal.models import Attempt, AuditEntry, ImagePresence, OutboxMessage, Task
+from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.images.prefetch import (
+    do_cancel_prefetch,
+    do_prefetch_image,
+    images_to_pull,
+    nodes_with_images_to_pull,
+    protected_images,
 )
-from portal.services.catalogue import EnvironmentWords, do_save_environment
-from portal.services.jobs import do_resume_job, do_start_again, do_suspend_job
-from portal.words.states import JobState, RuntimeKind
-from tests import record
+from portal.services.jobs.submission import do_resubmit_job, do_resume_job, do_suspend_job
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
@@ -25,42 +25,42 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def scene():
     """A project below another, one beside them, and an environment that is for everybody."""
-    made = record.scene() | {"admin": record.person("root", admin=True)}
-    made["above"] = record.project("faculty", manager=record.person("dean"))
-    made["below"] = record.project("lab", parent=made["above"], member=made["owner"])
+    made = factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
+    made["above"] = factories.project("faculty", manager=factories.user("dean"))
+    made["below"] = factories.project("lab", parent=made["above"], member=made["owner"])
     made["saved"] = save(made)
     return made
 
 
 def save(scene, projects=(), environment=None, **words):
     told = {"name": "licensed", "title": "Licensed", "runtime": RuntimeKind.PODMAN, "image": "localhost/l:1"}
-    words = EnvironmentWords(**told | words, projects=projects)
+    words = EnvironmentInput(**told | words, projects=projects)
     return do_save_environment(scene["admin"], words, environment)
 
 
 def test_only_the_projects_that_are_named_and_those_below_them_run_an_environment(scene) -> None:
     environment, owner = scene["saved"], scene["owner"]
-    before = record.job(owner, scene["project"], environment)
+    before = factories.job(owner, scene["project"], environment)
     do_suspend_job(owner, before)
     save(scene, [scene["above"]], environment)
-    assert record.job(owner, scene["below"], environment).state == JobState.PENDING
-    with pytest.raises(Invalid) as refused:
-        record.job(owner, scene["project"], environment)
-    sentence = f"Licensed is not offered to the project {scene['project'].name}."
-    assert refused.value.fields == {"environment": sentence}
-    with pytest.raises(Invalid):  # it binds the project, whoever asks
-        record.job(scene["admin"], scene["project"], environment)
+    assert factories.job(owner, scene["below"], environment).state == JobState.PENDING
+    with pytest.raises(InvalidRequest) as refused:
+        factories.job(owner, scene["project"], environment)
+    message = f"Licensed is not offered to the project {scene['project'].name}."
+    assert refused.value.fields == {"environment": message}
+    with pytest.raises(InvalidRequest):  # it binds the project, whoever asks
+        factories.job(scene["admin"], scene["project"], environment)
     with pytest.raises(Conflict, match="not offered to the project"):
         do_resume_job(owner, before)
     before.refresh_from_db()
     assert before.state == JobState.SUSPENDED
     before.state = JobState.COMPLETED.value
-    with pytest.raises(Invalid):
-        do_start_again(owner, before)
+    with pytest.raises(InvalidRequest):
+        do_resubmit_job(owner, before)
 
     assert environment in visible_environments(owner)
-    assert environment not in visible_environments(record.person())
-    audited = AuditEntry.objects.filter(act="environment.save").latest("id")
+    assert environment not in visible_environments(factories.user())
+    audited = AuditEntry.objects.filter(action="environment.save").latest("id")
     assert (audited.before["projects"], audited.after["projects"]) == ([], ["faculty"])
     save(scene, None, environment)
     assert [row.name for row in environment.projects.all()] == ["faculty"]
@@ -70,34 +70,36 @@ def test_only_the_projects_that_are_named_and_those_below_them_run_an_environmen
 
 def test_an_image_is_brought_to_the_nodes_that_lack_it(scene) -> None:
     environment = scene["saved"]
-    first, second = scene["node"], record.node(scene["pool"], runtime="docker")
-    away = record.node(scene["pool"])
-    record.node(scene["pool"], runtime="process")
-    EnvironmentOnNode.objects.create(environment=environment, node=first, state="present")
-    EnvironmentOnNode.objects.create(environment=environment, node=away, state="failed", detail="no room")
-    with pytest.raises(NotAllowed):
-        do_bring(scene["owner"], environment)
-    assert do_bring(scene["admin"], environment) == 2
-    assert wanted_on(first.pk) == [] and wanted_on(second.pk) == wanted_on(away.pk) == [environment]
-    assert set(nodes_with_wanted()) == {second.public_id, away.public_id}
-    hinted = Outbox.objects.filter(name="scheduler.node_hint", arguments__contains=["bring"])
+    first, second = scene["node"], factories.node(scene["pool"], runtime="docker")
+    away = factories.node(scene["pool"])
+    factories.node(scene["pool"], runtime="process")
+    ImagePresence.objects.create(environment=environment, node=first, state="present")
+    ImagePresence.objects.create(environment=environment, node=away, state="failed", detail="no room")
+    with pytest.raises(Forbidden):
+        do_prefetch_image(scene["owner"], environment)
+    assert do_prefetch_image(scene["admin"], environment) == 2
+    assert images_to_pull(first.pk) == [] and images_to_pull(second.pk) == images_to_pull(away.pk) == [
+        environment
+    ]
+    assert set(nodes_with_images_to_pull()) == {second.public_id, away.public_id}
+    hinted = OutboxMessage.objects.filter(name="scheduler.notify_node", arguments__contains=["bring"])
     assert {row.arguments[0] for row in hinted} == {second.public_id, away.public_id}
-    assert AuditEntry.objects.get(act="environment.bring").after == {
+    assert AuditEntry.objects.get(action="environment.prefetch").after == {
         "nodes": sorted([second.name, away.name])
     }
 
-    EnvironmentOnNode.objects.filter(node=second).update(state="loading")
-    assert do_stop_bringing(scene["admin"], environment) == 1
-    assert nodes_with_wanted() == [second.public_id]  # what has begun goes on
-    stays = {node: images_kept_on(node.pk) for node in (first, second, away)}
+    ImagePresence.objects.filter(node=second).update(state="loading")
+    assert do_cancel_prefetch(scene["admin"], environment) == 1
+    assert nodes_with_images_to_pull() == [second.public_id]  # what has begun goes on
+    stays = {node: protected_images(node.pk) for node in (first, second, away)}
     assert stays == {first: ["localhost/l:1"], second: ["localhost/l:1"], away: []}
-    job = record.job(scene["owner"], scene["project"], environment)
+    job = factories.job(scene["owner"], scene["project"], environment)
     environment.enabled = False
     environment.save()
-    assert images_kept_on(first.pk) == [], "it is not offered any more"
+    assert protected_images(first.pk) == [], "it is not offered any more"
     attempt = Attempt.objects.create(job=job, number=1, pool=scene["pool"], leader_epoch=1)
     Task.objects.create(attempt=attempt, rank=0, node=first)
-    assert images_kept_on(first.pk) == ["localhost/l:1"], "a task there needs it"
-    assert do_bring(scene["admin"], environment, away) == 1
+    assert protected_images(first.pk) == ["localhost/l:1"], "a task there needs it"
+    assert do_prefetch_image(scene["admin"], environment, away) == 1
     with pytest.raises(Conflict, match="without a container"):
-        do_bring(scene["admin"], record.environment(runtime="process"))
+        do_prefetch_image(scene["admin"], factories.environment(runtime="process"))

@@ -8,24 +8,25 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, Impossible, Invalid, NotAllowed
+from portal.domain.gang_fabric import GangFabric
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
-from portal.selectors.interfaces import interface_of
-from portal.services import lifecycle, reaching, trust
-from portal.services.lifecycle import Seat
-from portal.services.node_network import do_set_interface, do_set_node_network
-from portal.services.nodes import record_network_facts
-from portal.services.reaching import is_to_try
-from portal.words.fabric import Fabric
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
+from portal.selectors.nodes.gang_address import node_gang_address
+from portal.services.lifecycle import job_control, rendezvous_check
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
+from portal.services.nodes import quarantine
+from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
+from portal.services.nodes.nodes import record_network_info
 from scheduler import sweep
 from scheduler.core.decide import decide
-from scheduler.mounts import Folders
-from scheduler.reaching import go_elsewhere
-from scheduler.snapshot import take_photo
-from scheduler.start_spec import Part, start_spec
-from tests import record
+from scheduler.nodes.gang_connectivity import exclude_faulty_node
+from scheduler.nodes.task_mounts import JobVolumes
+from scheduler.nodes.task_spec import RankAssignment, build_task_spec
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,23 +34,27 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def hello(number: int, ports: tuple[int, int] = (32_000, 32_002)) -> dict[str, object]:
     plain = {"name": "eth0", "address": f"192.0.2.{number}", "chosen": True}
     fabric = {"name": "ib0", "address": f"10.0.0.{number}", "chosen": False}
-    return {"interfaces": [fabric, plain], "gang_ports": list(ports), "takes": ["meet_port"]}
+    return {
+        "interfaces": [fabric, plain],
+        "rendezvous_ports": list(ports),
+        "capabilities": ["rendezvous_port"],
+    }
 
 
 @pytest.fixture
 def scene():
-    scene = record.scene() | {"other": None}
-    scene["nodes"] = [scene["node"], record.node(scene["pool"])]
-    NodePool.objects.update(allow_node_network=True)
+    scene = factories.basic_cluster() | {"other": None}
+    scene["nodes"] = [scene["node"], factories.node(scene["pool"])]
+    NodePool.objects.update(allow_host_network=True)
     scene["pool"].refresh_from_db()
     for number, node in enumerate(scene["nodes"], 1):
-        Node.objects.filter(pk=node.pk).update(hello=hello(number))
+        Node.objects.filter(pk=node.pk).update(agent_info=hello(number))
         node.refresh_from_db()
     return scene
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **{"tasks": 2, **fields})
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **{"tasks": 2, **fields})
 
 
 def place(scene, job: Job, *nodes: Node) -> Attempt:
@@ -61,8 +66,8 @@ def place(scene, job: Job, *nodes: Node) -> Attempt:
         for node in nodes or scene["nodes"]:
             gpu = node.gpus.filter(used_milli=0).exclude(pk__in=taken).order_by("index").first()
             taken.add(gpu.pk)
-            seats.append(Seat(node, [(gpu.pk, 1000)]))
-        return lifecycle.begin_attempt(row, NodePool.objects.get(pk=scene["pool"].pk), seats, epoch=1)
+            seats.append(RankPlacement(node, [(gpu.pk, 1000)]))
+        return job_control.start_attempt(row, NodePool.objects.get(pk=scene["pool"].pk), seats, epoch=1)
 
 
 def tasks(attempt: Attempt) -> list[Task]:
@@ -73,7 +78,7 @@ def test_ranks_meet_at_the_chosen_interface_and_a_port_of_their_own(scene) -> No
     first = place(scene, submit(scene)).rendezvous
     assert (first.address, first.port, first.node_network) == ("192.0.2.1", 32_000, True)
     assert first.interfaces == {node.public_id: "eth0" for node in scene["nodes"]}
-    Node.objects.filter(pk=scene["node"].pk).update(interface="ib0")
+    Node.objects.filter(pk=scene["node"].pk).update(gang_interface="ib0")
     scene["node"].refresh_from_db()
     second = place(scene, submit(scene)).rendezvous
     assert (second.address, second.port) == ("10.0.0.1", 32_001)
@@ -87,12 +92,12 @@ def test_ranks_meet_at_the_chosen_interface_and_a_port_of_their_own(scene) -> No
 def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
-    lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED)
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
     again = place(scene, job)
     assert (again.number, again.rendezvous.port) == (2, 32_001)
     assert place(scene, submit(scene)).rendezvous.port == 32_002
     assert place(scene, submit(scene)).rendezvous.port == 32_000
-    third = record.node(scene["pool"], hello=hello(3))
+    third = factories.node(scene["pool"], agent_info=hello(3))
     with pytest.raises(Conflict, match="in use"):
         place(scene, submit(scene), scene["node"], third)
 
@@ -100,13 +105,13 @@ def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -
 def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(scene) -> None:
     here = place(scene, submit(scene), scene["node"], scene["node"]).rendezvous
     assert (here.address, here.node_network) == ("", False)
-    NodePool.objects.update(allow_node_network=False)
+    NodePool.objects.update(allow_host_network=False)
     assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene))).exists()
     assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene, tasks=1), scene["node"])).exists()
 
 
 def test_gangs_on_nodes_of_before_run_without_a_meeting(scene) -> None:
-    Node.objects.filter(pk=scene["nodes"][1].pk).update(hello={"takes": ["owner"]})
+    Node.objects.filter(pk=scene["nodes"][1].pk).update(agent_info={"capabilities": ["owner"]})
     scene["nodes"][1].refresh_from_db()
     for nodes in (scene["nodes"], [scene["nodes"][1]] * 2):
         assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene), *nodes)).exists()
@@ -115,40 +120,40 @@ def test_gangs_on_nodes_of_before_run_without_a_meeting(scene) -> None:
 def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(scene) -> None:
     attempt = place(scene, submit(scene))
     first, second = tasks(attempt)
-    lifecycle.task_running(first.pk, container="c0", ports={})
-    assert lifecycle.task_sent(second)
-    lifecycle.task_prepared(second.pk)
+    job_control.record_task_running(first.pk, container="c0", ports={})
+    assert job_control.mark_task_sent(second)
+    job_control.record_task_prepared(second.pk)
     attempt.refresh_from_db()
-    assert attempt.prepared_at is not None and lifecycle.task_sent(tasks(attempt)[1])
+    assert attempt.all_prepared_at is not None and job_control.mark_task_sent(tasks(attempt)[1])
 
 
 def test_nobody_begins_before_everybody_is_prepared(scene) -> None:
     attempt = place(scene, submit(scene))
     first, second = tasks(attempt)
-    assert attempt.together and lifecycle.task_sent(first)
-    lifecycle.task_prepared(first.pk)
-    assert not lifecycle.task_sent(first)
-    assert lifecycle.task_sent(second)
-    lifecycle.task_prepared(second.pk)
+    assert attempt.gang_start and job_control.mark_task_sent(first)
+    job_control.record_task_prepared(first.pk)
+    assert not job_control.mark_task_sent(first)
+    assert job_control.mark_task_sent(second)
+    job_control.record_task_prepared(second.pk)
     attempt.refresh_from_db()
-    assert attempt.prepared_at is not None
-    assert all(lifecycle.task_sent(task) for task in tasks(attempt))
+    assert attempt.all_prepared_at is not None
+    assert all(job_control.mark_task_sent(task) for task in tasks(attempt))
 
 
 def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is_proved(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
     first, second = tasks(attempt)
-    assert lifecycle.task_sent(first)
-    lifecycle.task_prepared(first.pk)
-    lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED, sentence="The node refused.")
+    assert job_control.mark_task_sent(first)
+    job_control.record_task_prepared(first.pk)
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED, message="The node refused.")
     proofs = Allocation.objects.filter(task__attempt=attempt).order_by("task__rank")
     assert list(proofs.values_list("proof", flat=True)) == ["", "never_started"]
-    assert not lifecycle.task_sent(second)
-    lifecycle.task_prepared(second.pk)  # an answer that came late changes nothing
+    assert not job_control.mark_task_sent(second)
+    job_control.record_task_prepared(second.pk)  # an answer that came late changes nothing
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
-    lifecycle.task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+    job_control.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
     job.refresh_from_db()
     attempt.refresh_from_db()
     assert (job.state, attempt.state, attempt.stop_reason) == (JobState.PENDING, "FAILED", "start_refused")
@@ -157,9 +162,9 @@ def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is
 
 def test_an_attempt_of_before_keeps_its_gpus_until_its_nodes_speak(scene) -> None:
     attempt = place(scene, submit(scene))
-    Attempt.objects.filter(pk=attempt.pk).update(together=False)
-    assert lifecycle.task_sent(tasks(attempt)[0])
-    lifecycle.want_stop(attempt.pk, EndReason.START_REFUSED)
+    Attempt.objects.filter(pk=attempt.pk).update(gang_start=False)
+    assert job_control.mark_task_sent(tasks(attempt)[0])
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
     assert not Allocation.objects.exclude(proof="").exists()
 
 
@@ -167,34 +172,34 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
     first, _ = tasks(attempt)
-    assert lifecycle.task_sent(first)
-    lifecycle.task_prepared(first.pk)
-    ago = timezone.now() - dt.timedelta(seconds=sweep.GANG_WAITS_S - 5)
+    assert job_control.mark_task_sent(first)
+    job_control.record_task_prepared(first.pk)
+    ago = timezone.now() - dt.timedelta(seconds=sweep.GANG_NODE_WAIT_S - 5)
     silent = Node.objects.filter(pk=scene["nodes"][1].pk)
     silent.update(reachable=False, unreachable_since=ago)
-    sweep.end_gangs_on_silent_nodes()
+    sweep.stop_gangs_on_unreachable_nodes()
     attempt.refresh_from_db()
-    assert attempt.stop_wanted_at is None
+    assert attempt.stop_requested_at is None
     silent.update(unreachable_since=ago - dt.timedelta(seconds=10))
-    sweep.end_gangs_on_silent_nodes()
-    lifecycle.task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_VANISHED)
+    sweep.stop_gangs_on_unreachable_nodes()
+    job_control.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.PENDING, "start_refused")
 
 
 @pytest.mark.parametrize("wants", [True, False])
 def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(scene, wants: bool) -> None:
-    job = submit(scene, retry_failures=wants, max_attempts=2)
+    job = submit(scene, retry_on_failure=wants, max_attempts=2)
     for states in [("PENDING", "FAILED"), ("FAILED", None)]:
         attempt = place(scene, job)
         for task in tasks(attempt):
-            lifecycle.task_sent(task)
-            lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={})
+            job_control.mark_task_sent(task)
+            job_control.record_task_running(task.pk, container=f"c{task.pk}", ports={})
         first, second = tasks(attempt)
-        lifecycle.task_ended(second.pk, exit_code=137, reason=EndReason.EXIT_CODE)
+        job_control.record_task_ended(second.pk, exit_code=137, reason=EndReason.EXIT_CODE)
         attempt.refresh_from_db()
         assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "exit_code")
-        lifecycle.task_ended(first.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+        job_control.record_task_ended(first.pk, exit_code=143, reason=EndReason.EXIT_CODE)
         job.refresh_from_db()
         assert (job.state, job.exit_code) == (states[0] if wants else "FAILED", 137)
         if not wants:
@@ -202,43 +207,43 @@ def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(sc
 
 
 def test_what_is_asked_for_is_checked(scene) -> None:
-    with pytest.raises(Invalid) as unknown:
+    with pytest.raises(InvalidRequest) as unknown:
         submit(scene, launcher="mpirun")
     assert "none, torchrun" in unknown.value.fields["launcher"]
-    with pytest.raises(Invalid) as elastic:
+    with pytest.raises(InvalidRequest) as elastic:
         submit(scene, launcher="torchrun", min_tasks=1)
     assert "grows" in elastic.value.fields["launcher"]
     assert submit(scene, launcher="torchrun").launcher == "torchrun"
-    NodePool.objects.update(allow_node_network=False)
-    with pytest.raises(Impossible) as never:
+    NodePool.objects.update(allow_host_network=False)
+    with pytest.raises(Unsatisfiable) as never:
         submit(scene, launcher="torchrun", gpus_per_task=2)
-    assert "one task with 4 GPUs" in never.value.sentence
-    assert never.value.facts["nearest"] == {"tasks": 1, "gpus_per_task": 4, "launcher": "torchrun"}
+    assert "one task with 4 GPUs" in never.value.message
+    assert never.value.details["nearest"] == {"tasks": 1, "gpus_per_task": 4, "launcher": "torchrun"}
     assert submit(scene, launcher="torchrun", tasks=1, gpus_per_task=4).tasks == 1
     assert submit(scene).launcher == "none"
 
 
 def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
-    admin, devices = record.person(admin=True), ("/dev/infiniband/uverbs0",)
-    with pytest.raises(NotAllowed):
-        do_set_node_network(scene["owner"], scene["pool"], allowed=False, fabric=Fabric())
-    with pytest.raises(Invalid, match="is no device"):
-        do_set_node_network(admin, scene["pool"], allowed=True, fabric=Fabric(devices=("/dev/../sda",)))
-    fabric = Fabric(devices=devices, adapters="mlx5_0")
-    do_set_node_network(admin, scene["pool"], allowed=True, fabric=fabric, reason="a fabric")
+    admin, devices = factories.user(admin=True), ("/dev/infiniband/uverbs0",)
+    with pytest.raises(Forbidden):
+        do_set_gang_fabric(scene["owner"], scene["pool"], allowed=False, fabric=GangFabric())
+    with pytest.raises(InvalidRequest, match="is no device"):
+        do_set_gang_fabric(admin, scene["pool"], allowed=True, fabric=GangFabric(devices=("/dev/../sda",)))
+    fabric = GangFabric(devices=devices, adapters="mlx5_0")
+    do_set_gang_fabric(admin, scene["pool"], allowed=True, fabric=fabric, reason="a fabric")
     row = place(scene, submit(scene)).rendezvous
     assert (row.devices, row.adapters) == (list(devices), "mlx5_0")
-    with pytest.raises(Invalid, match=r"ib0, eth0"):
+    with pytest.raises(InvalidRequest, match=r"ib0, eth0"):
         do_set_interface(admin, scene["node"], "eth7")
     do_set_interface(admin, scene["node"], "ib0")
     scene["node"].refresh_from_db()
     assert place(scene, submit(scene)).rendezvous.address == "10.0.0.1"
-    acts = list(AuditEntry.objects.order_by("id").values_list("act", "reason"))
-    assert acts == [("pool.network", "a fabric"), ("node.interface", "")]
+    acts = list(AuditEntry.objects.order_by("id").values_list("action", "reason"))
+    assert acts == [("pool.gang_network", "a fabric"), ("node.interface", "")]
 
 
 def name(scene, **named) -> None:
-    do_set_node_network(record.person(admin=True), scene["pool"], allowed=True, fabric=Fabric(**named))
+    do_set_gang_fabric(factories.user(admin=True), scene["pool"], allowed=True, fabric=GangFabric(**named))
     for node in (scene["pool"], *scene["nodes"]):
         node.refresh_from_db()
 
@@ -248,110 +253,123 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     name(scene, interface="10.0.0.0/24")
     row = place(scene, submit(scene)).rendezvous
     assert (row.address, set(row.interfaces.values())) == ("10.0.0.1", {"ib0"})
-    assert not any(node.lacks for node in scene["nodes"])
+    assert not any(node.missing_requirements for node in scene["nodes"])
     told = hello(2)["interfaces"][1:]
-    record_network_facts(second.pk, {"interfaces": told})
+    record_network_info(second.pk, {"interfaces": told})
     second.refresh_from_db()
-    assert second.lacks == "It has no address in 10.0.0.0/24."
+    assert second.missing_requirements == "It has no address in 10.0.0.0/24."
     gang, single = submit(scene, gpus_per_task=second.gpus.count()), submit(scene, tasks=1)
-    photo = take_photo(record.cluster())
-    unfit = {row.job: row.unfit_nodes for row in photo.snapshot.pending}
+    inputs = take_snapshot(factories.cluster_settings())
+    unfit = {row.job: row.ineligible_nodes for row in inputs.snapshot.pending}
     assert unfit == {gang.public_id: (second.public_id,), single.public_id: ()}
-    verdict = next(v for v in decide(photo.snapshot, photo.policy).verdicts if v.job == gang.public_id)
-    assert verdict.code == "never"
+    verdict = next(v for v in decide(inputs.snapshot, inputs.policy).verdicts if v.job == gang.public_id)
+    assert verdict.code == "unsatisfiable"
     assert (
         f"{second.name} lacks what its pool names for gangs: It has no address in 10.0.0.0/24."
-        in verdict.sentence
+        in verdict.message
     )
-    do_set_interface(record.person(admin=True), second, "eth0")  # an administrator knows better of this one
+    do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one
     second.refresh_from_db()
-    assert second.lacks == "" and interface_of(second, scene["pool"].fabric).address == "192.0.2.2"
+    assert (
+        second.missing_requirements == ""
+        and node_gang_address(second, scene["pool"].fabric).address == "192.0.2.2"
+    )
 
 
 def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(scene) -> None:
     subnet = {"subnet": "10.9.0.0/24", "range": ["10.9.0.32", "10.9.0.39"], "gateway": "10.9.0.1"}
     networks = {"podman": [{"name": "fabric0", "driver": "macvlan", "subnets": [subnet]}]}
     for node in scene["nodes"]:
-        record_network_facts(node.pk, {"networks": networks})
+        record_network_info(node.pk, {"networks": networks})
     name(scene, network="fabric0", devices=("/dev/infiniband/uverbs*",))
     rows = [place(scene, submit(scene)).rendezvous for _ in range(3)]
     assert [row.address for row in rows] == ["10.9.0.39", "10.9.0.38", "10.9.0.37"]
-    assert {(row.network, row.node_network, row.tried) for row in rows} == {("fabric0", False, False)}
-    lifecycle.want_stop(rows[0].attempt_id, EndReason.START_REFUSED)
+    assert {(row.network, row.node_network, row.connectivity_check) for row in rows} == {
+        ("fabric0", False, False)
+    }
+    job_control.request_stop(rows[0].attempt_id, EndReason.START_REFUSED)
     assert place(scene, submit(scene)).rendezvous.address == "10.9.0.36"  # one that failed is not the next
     attempt = rows[1].attempt
     for task in tasks(attempt):
-        part = Part(attempt.number, task.rank, (), attempt.rendezvous)
-        spec = start_spec("lab", attempt.job, part, task.node, Folders(), "")
+        part = RankAssignment(attempt.number, task.rank, (), attempt.rendezvous)
+        spec = build_task_spec("lab", attempt.job, part, task.node, JobVolumes(), "")
         assert (spec["network"], spec["devices"]) == ("fabric0", ["/dev/infiniband/uverbs*"])
         assert spec.get("address") == ("10.9.0.38" if task.rank == 0 else None)
-        assert "node_network" not in spec and "meet_port" not in spec
+        assert "host_network" not in spec and "rendezvous_port" not in spec
         assert spec["env"]["MASTER_ADDR"] == "10.9.0.38" and spec["env"]["NCCL_SOCKET_IFNAME"] == "eth0"
-    record_network_facts(scene["nodes"][1].pk, {"networks": {"podman": []}})
+    record_network_info(scene["nodes"][1].pk, {"networks": {"podman": []}})
     scene["nodes"][1].refresh_from_db()
-    assert scene["nodes"][1].lacks == "Its podman has no network fabric0."
+    assert scene["nodes"][1].missing_requirements == "Its podman has no network fabric0."
 
 
 def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) -> None:
-    third = record.node(scene["pool"])
+    third = factories.node(scene["pool"])
     scene["nodes"].append(third)
     for number, node in enumerate(scene["nodes"], 1):
         told = hello(number)
-        Node.objects.filter(pk=node.pk).update(hello=told | {"takes": [*told["takes"], "reach"]})
+        Node.objects.filter(pk=node.pk).update(
+            agent_info=told | {"capabilities": [*told["capabilities"], "check_rendezvous"]}
+        )
         node.refresh_from_db()
     first, second, third = scene["nodes"]
     attempt = place(scene, submit(scene, tasks=4), first, second, second, third)
 
     def to_try() -> list[int]:
         fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
-        return [task.rank for task in tasks(attempt) if is_to_try(task, fresh)]
+        return [task.rank for task in tasks(attempt) if should_check_rendezvous(task, fresh)]
 
     def listens_since() -> dt.datetime | None:
-        return Rendezvous.objects.get(attempt=attempt).trying_since
+        return Rendezvous.objects.get(attempt=attempt).check_started_at
 
     rows = tasks(attempt)
     for task in rows[:3]:
-        lifecycle.task_prepared(task.pk)
+        job_control.record_task_prepared(task.pk)
     assert to_try() == [] and listens_since() is None
-    lifecycle.task_prepared(rows[3].pk)
+    job_control.record_task_prepared(rows[3].pk)
     assert to_try() == [1, 2, 3]
-    reaching.node_reached(rows[1].pk)
+    rendezvous_check.record_rendezvous_reached(rows[1].pk)
     assert to_try() == [3]
     attempt.refresh_from_db()
-    assert attempt.prepared_at is None
+    assert attempt.all_prepared_at is None
     since = listens_since()
     assert since is not None
     # one that fails asks whether anybody listened at all
-    assert not reaching.node_failed(rows[3].pk, since)
-    assert to_try() == [] and lifecycle.is_to_prepare(tasks(attempt)[0], attempt)
-    assert not reaching.node_failed(rows[3].pk, since)  # of the time before: it says nothing
-    lifecycle.task_prepared(rows[0].pk)
+    assert not rendezvous_check.record_rendezvous_failure(rows[3].pk, since)
+    assert to_try() == [] and job_control.should_prepare(tasks(attempt)[0], attempt)
+    assert not rendezvous_check.record_rendezvous_failure(
+        rows[3].pk, since
+    )  # of the time before: it says nothing
+    job_control.record_task_prepared(rows[0].pk)
     assert to_try() == [3]
     again = listens_since()
-    assert again is not None and again != since and not reaching.node_failed(rows[3].pk, since)
-    assert reaching.node_failed(rows[3].pk, again)
-    reaching.node_reached(rows[3].pk)
+    assert (
+        again is not None
+        and again != since
+        and not rendezvous_check.record_rendezvous_failure(rows[3].pk, since)
+    )
+    assert rendezvous_check.record_rendezvous_failure(rows[3].pk, again)
+    rendezvous_check.record_rendezvous_reached(rows[3].pk)
     attempt.refresh_from_db()
-    assert attempt.prepared_at is not None and to_try() == []
+    assert attempt.all_prepared_at is not None and to_try() == []
 
     # the agent of rank 0's node listens until rank 0 begins: another rank would take it for that
     def to_start() -> list[int]:
         fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
-        return [task.rank for task in tasks(attempt) if lifecycle.is_to_start(task, fresh)]
+        return [task.rank for task in tasks(attempt) if job_control.should_start(task, fresh)]
 
     assert to_start() == [0]
-    lifecycle.task_running(rows[0].pk, container="c", ports={})
+    job_control.record_task_running(rows[0].pk, container="c", ports={})
     assert to_start() == [1, 2, 3]
 
 
 def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
-    nodes = [*scene["nodes"], record.node(scene["pool"]), record.node(scene["pool"])]
-    Node.objects.update(state="ready", trust="trusted")
+    nodes = [*scene["nodes"], factories.node(scene["pool"]), factories.node(scene["pool"])]
+    Node.objects.update(state="ready", breaker_state="healthy")
     job = submit(scene)
 
     def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
-        cause = trust.record_cut_off(tried.pk, first.pk, job=whose, sentence="b cannot reach a")
-        go_elsewhere(whose, tried, first, cause)
+        cause = quarantine.record_peer_unreachable(tried.pk, first.pk, job=whose, message="b cannot reach a")
+        exclude_faulty_node(whose, tried, first, cause)
         return sorted(job.avoid_nodes.values_list("name", flat=True))
 
     a, b, c, d = nodes
@@ -360,5 +378,5 @@ def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> No
     other = submit(scene)
     assert apart(d, a, other) == [a.name]
     a.refresh_from_db()
-    assert (a.trust, a.trust_cause) == ("aside", "cut_off")
-    assert {node.trust for node in Node.objects.exclude(pk=a.pk)} == {"trusted"}
+    assert (a.breaker_state, a.breaker_cause) == ("quarantined", "peer_unreachable")
+    assert {node.breaker_state for node in Node.objects.exclude(pk=a.pk)} == {"healthy"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.services.image_archives import archived_image
+from portal.services.images.archives import archive_config_digest
 
 CONFIGS = {"a.json": b'{"config": "a"}', "b.json": b'{"config": "b"}'}
 
@@ -51,7 +51,7 @@ def saved(*images: tuple[str, list[str]]) -> dict[str, object]:
 )
 def test_an_archive_of_docker_save_names_its_image_where_it_is_clear(tmp_path, files, config) -> None:
     expected = digest(CONFIGS[config]) if config else ""
-    assert archived_image(packed(tmp_path / "image.tar", files), "localhost/lab/x:1") == expected
+    assert archive_config_digest(packed(tmp_path / "image.tar", files), "localhost/lab/x:1") == expected
 
 
 def test_a_packed_oci_layout_names_the_configuration_of_its_image(tmp_path) -> None:
@@ -60,11 +60,11 @@ def test_a_packed_oci_layout_names_the_configuration_of_its_image(tmp_path) -> N
         "index.json": {"manifests": [{"digest": digest(manifest)}]},
         "blobs/" + digest(manifest).replace(":", "/"): manifest,
     }
-    assert archived_image(packed(tmp_path / "image.tar", files), "x:1") == digest(CONFIGS["a.json"])
+    assert archive_config_digest(packed(tmp_path / "image.tar", files), "x:1") == digest(CONFIGS["a.json"])
 
 
 def test_what_cannot_be_read_names_no_image(tmp_path) -> None:
     (tmp_path / "noise").write_bytes(b"noise" * 1000)
     compressed = packed(tmp_path / "image.tar.gz", saved(("a.json", [])), "w:gz")
     for path in (tmp_path / "noise", tmp_path / "gone", tmp_path, compressed):
-        assert archived_image(str(path), "x:1") == ""
+        assert archive_config_digest(str(path), "x:1") == ""

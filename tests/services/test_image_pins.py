@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import Attempt, AuditEntry, Environment, EnvironmentOnNode, Job, Node, Task
+from portal.domain.states import RuntimeKind
+from portal.errors import Conflict, Forbidden, InvalidRequest
+from portal.models import Attempt, AuditEntry, Environment, ImagePresence, Job, Node, Task
 from portal.selectors.environments import nodes_by_pin, tag_claims
-from portal.services.bringing import images_kept_on
-from portal.services.catalogue import EnvironmentWords, do_save_environment
-from portal.services.image_archives import archived_image
-from portal.services.image_pins import do_check_tag, do_update_image, pin_job, pin_of, record_claim
-from portal.words.states import RuntimeKind
-from tests import record
+from portal.services.images.archives import archive_config_digest
+from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.images.pins import do_check_tag, do_update_image, pin_job, pin_of, record_claim
+from portal.services.images.prefetch import protected_images
+from tests import factories
 from tests.agents.node.loadable import archive
 from tests.services.test_lifecycle import place
 
@@ -29,9 +29,9 @@ def on_node(image_id: str, *digests: str, ref: str = f"{NAME}:2") -> dict[str, o
 
 @pytest.fixture
 def scene():
-    made = record.scene() | {"admin": record.person("root", admin=True)}
-    made["environment"] = record.environment("torch", tool=False, image=f"{NAME}:2")
-    return made | {"second": record.node(made["pool"], name="second")}
+    made = factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
+    made["environment"] = factories.environment("torch", tool=False, image=f"{NAME}:2")
+    return made | {"second": factories.node(made["pool"], name="second")}
 
 
 def agree(scene, image_id: str, digest: str) -> None:
@@ -70,7 +70,7 @@ def test_a_registry_image_is_pinned_by_its_digest_and_a_loaded_one_by_its_config
 
 def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
     environment, node, second = scene["environment"], scene["node"], scene["second"]
-    early = record.job(scene["owner"], scene["project"], environment)
+    early = factories.job(scene["owner"], scene["project"], environment)
     record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
     environment.refresh_from_db()
     assert (early.image_digest, environment.image_digest) == ("", "")
@@ -78,8 +78,8 @@ def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
     environment.refresh_from_db()
     assert environment.image_digest == f"{NAME}@{ONE}" and environment.image_resolved_at is not None
     assert environment.image_resolved_by == f"{node.name}, second"
-    assert AuditEntry.objects.filter(act="environment.image_resolved").count() == 1
-    later = record.job(scene["owner"], scene["project"], environment)
+    assert AuditEntry.objects.filter(action="environment.image_resolved").count() == 1
+    later = factories.job(scene["owner"], scene["project"], environment)
     assert later.image_digest == f"{NAME}@{ONE}"
     task = task_of(place(scene, early))
     assert (pin_job(task), Job.objects.get(pk=early.pk).image_attempt) == (f"{NAME}@{ONE}", None)
@@ -95,7 +95,7 @@ def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
 def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(scene) -> None:
     environment, honest = scene["environment"], scene["node"]
     hostile = scene["second"]
-    third = record.node(scene["pool"], name="third")
+    third = factories.node(scene["pool"], name="third")
     said = [
         on_node(image_id, *digests, ref=f"{NAME}:2")
         for image_id in (ID, OTHER_ID, "sha256:x", "evil.example/x:1", "", ":latest")
@@ -104,11 +104,11 @@ def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(sc
 
     def attack() -> None:
         before = Environment.objects.values().get(pk=environment.pk)
-        of_others = list(EnvironmentOnNode.objects.exclude(node=hostile).order_by("pk").values())
+        of_others = list(ImagePresence.objects.exclude(node=hostile).order_by("pk").values())
         for images in ([], said, *([image] for image in said)):
             record_claim(Environment.objects.get(pk=environment.pk), hostile, images)
         assert Environment.objects.values().get(pk=environment.pk) == before
-        assert list(EnvironmentOnNode.objects.exclude(node=hostile).order_by("pk").values()) == of_others
+        assert list(ImagePresence.objects.exclude(node=hostile).order_by("pk").values()) == of_others
 
     attack()
     record_claim(environment, hostile, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
@@ -121,20 +121,29 @@ def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(sc
 @pytest.mark.parametrize(
     ("nodes", "pinned"),
     [
-        ([(ONE, "trusted")], True),  # no other node can run it
-        ([(ONE, "trusted"), ("", "trusted")], False),
-        ([(ONE, "trusted"), (ONE, "trusted")], True),
-        ([(ONE, "trusted"), (ONE, "trial")], True),
-        ([(ONE, "trusted"), (ONE, "aside")], False),
-        ([(ONE, "trusted"), (OTHER, "trusted")], False),
-        ([(OTHER, "trusted"), (ONE, "trusted"), (ONE, "trusted")], True),
-        ([(OTHER, "trusted"), (OTHER, "aside"), (ONE, "trusted"), (ONE, "trusted")], True),
-        ([(OTHER, "aside"), (OTHER, "aside"), (ONE, "trusted"), (ONE, "trusted"), (OTHER, "trusted")], True),
+        ([(ONE, "healthy")], True),  # no other node can run it
+        ([(ONE, "healthy"), ("", "healthy")], False),
+        ([(ONE, "healthy"), (ONE, "healthy")], True),
+        ([(ONE, "healthy"), (ONE, "probation")], True),
+        ([(ONE, "healthy"), (ONE, "quarantined")], False),
+        ([(ONE, "healthy"), (OTHER, "healthy")], False),
+        ([(OTHER, "healthy"), (ONE, "healthy"), (ONE, "healthy")], True),
+        ([(OTHER, "healthy"), (OTHER, "quarantined"), (ONE, "healthy"), (ONE, "healthy")], True),
+        (
+            [
+                (OTHER, "quarantined"),
+                (OTHER, "quarantined"),
+                (ONE, "healthy"),
+                (ONE, "healthy"),
+                (OTHER, "healthy"),
+            ],
+            True,
+        ),
     ],
 )
 def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned) -> None:
-    environment, pool = record.environment(tool=False, image=f"{NAME}:2"), record.pool()
-    rows = [(record.node(pool, trust=trust), digest) for digest, trust in nodes]
+    environment, pool = factories.environment(tool=False, image=f"{NAME}:2"), factories.pool()
+    rows = [(factories.node(pool, breaker_state=state), digest) for digest, state in nodes]
     for node, digest in rows:
         record_claim(environment, node, [on_node(ID, f"{NAME}@{digest}")] if digest else [])
     environment.refresh_from_db()
@@ -143,18 +152,18 @@ def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned)
 
 def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(scene) -> None:
     environment = scene["environment"]
-    for name, digest, trust in (
-        ("a", ONE, "aside"), ("b", ONE, "trusted"), ("c", OTHER, "aside"), ("d", OTHER, "trusted")
+    for name, digest, state in (
+        ("a", ONE, "quarantined"), ("b", ONE, "healthy"), ("c", OTHER, "quarantined"), ("d", OTHER, "healthy")
     ):  # fmt: skip
-        node = record.node(scene["pool"], name=name, trust=trust)
+        node = factories.node(scene["pool"], name=name, breaker_state=state)
         record_claim(environment, node, [on_node(digest, f"{NAME}@{digest}")])
-    Node.objects.update(trust="trusted")
+    Node.objects.update(breaker_state="healthy")
     record_claim(environment, Node.objects.get(name="a"), [on_node(ONE, f"{NAME}@{ONE}")])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
     with pytest.raises(Conflict) as unclear:
         do_update_image(scene["admin"], environment)
-    assert unclear.value.code == "several_images"
-    with pytest.raises(Invalid):
+    assert unclear.value.code == "ambiguous_image"
+    with pytest.raises(InvalidRequest):
         do_update_image(scene["admin"], environment, f"{NAME}@sha256:{'3' * 64}")
     assert do_update_image(scene["admin"], environment, f"{NAME}@{ONE}").image_digest == f"{NAME}@{ONE}"
 
@@ -177,8 +186,8 @@ def test_claims_that_arrive_after_the_image_was_changed_pin_nothing(scene) -> No
 def test_the_archive_of_the_environment_counts_like_a_node(scene, tmp_path) -> None:
     path = tmp_path / "image.tar"
     path.write_bytes(archive(f"{NAME}:2", size_kib=1))
-    held = archived_image(str(path), f"{NAME}:2")
-    environment = record.environment("loaded", tool=False, image=f"{NAME}:2", archive=str(path))
+    held = archive_config_digest(str(path), f"{NAME}:2")
+    environment = factories.environment("loaded", tool=False, image=f"{NAME}:2", archive=str(path))
     record_claim(environment, scene["second"], [on_node(OTHER_ID)])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
     record_claim(environment, scene["node"], [on_node(held)])
@@ -187,7 +196,7 @@ def test_the_archive_of_the_environment_counts_like_a_node(scene, tmp_path) -> N
 
 def test_ranks_and_attempts_keep_the_image_that_the_first_node_named(scene) -> None:
     environment, node, second = scene["environment"], scene["node"], scene["second"]
-    job = record.job(scene["owner"], scene["project"], environment, tasks=2)
+    job = factories.job(scene["owner"], scene["project"], environment, tasks=2)
     first, other = place(scene, job).task_rows.order_by("rank")
     assert pin_job(first) == ""
     record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
@@ -201,20 +210,20 @@ def test_ranks_and_attempts_keep_the_image_that_the_first_node_named(scene) -> N
 def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(scene) -> None:
     environment, node = scene["environment"], scene["node"]
     agree(scene, ID, ONE)
-    EnvironmentOnNode.objects.filter(node=node).update(state="present")
-    before = record.job(scene["owner"], scene["project"], environment)
+    ImagePresence.objects.filter(node=node).update(state="present")
+    before = factories.job(scene["owner"], scene["project"], environment)
     with pytest.raises(Conflict) as unchanged:
         do_update_image(scene["admin"], environment)
     assert unchanged.value.code == "image_unchanged"
     record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_update_image(scene["owner"], environment)
     updated = do_update_image(scene["admin"], environment)
     assert (updated.image_digest, updated.image_resolved_by) == (f"{NAME}@{OTHER}", "root")
-    entry = AuditEntry.objects.get(act="environment.update_image")
+    entry = AuditEntry.objects.get(action="environment.update_image")
     assert (entry.before, entry.actor) == ({"digest": f"{NAME}@{ONE}"}, scene["admin"])
-    assert not EnvironmentOnNode.objects.filter(state="present").exists()
-    after = record.job(scene["owner"], scene["project"], Environment.objects.get(pk=environment.pk))
+    assert not ImagePresence.objects.filter(state="present").exists()
+    after = factories.job(scene["owner"], scene["project"], Environment.objects.get(pk=environment.pk))
     assert [before.image_digest, after.image_digest] == [f"{NAME}@{ONE}", f"{NAME}@{OTHER}"]
     assert pin_job(task_of(place(scene, before))) == f"{NAME}@{ONE}"
 
@@ -222,16 +231,16 @@ def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(scene
 def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(scene) -> None:
     environment = scene["environment"]
     assert do_check_tag(scene["admin"], environment) == scene["node"]
-    row = EnvironmentOnNode.objects.get()
-    assert row.check_tag and row.wanted_at is not None
-    with pytest.raises(NotAllowed):
+    row = ImagePresence.objects.get()
+    assert row.check_tag and row.pull_requested_at is not None
+    with pytest.raises(Forbidden):
         do_check_tag(scene["owner"], environment)
     Node.objects.update(reachable=False)
     with pytest.raises(Conflict) as away:
         do_check_tag(scene["admin"], environment)
     assert away.value.code == "no_node"
     for runtime, image in (("process", ""), ("podman", f"{NAME}@{ONE}")):
-        fixed = record.environment(runtime=runtime, image=image)
+        fixed = factories.environment(runtime=runtime, image=image)
         with pytest.raises(Conflict) as no_tag:
             do_check_tag(scene["admin"], fixed)
         assert no_tag.value.code == "no_tag"
@@ -242,7 +251,7 @@ def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_on
 
     def save(**words):
         known = {"name": "torch", "title": "Torch", "runtime": RuntimeKind.PODMAN, "image": f"{NAME}:2"}
-        return do_save_environment(admin, EnvironmentWords(**known | words), environment)
+        return do_save_environment(admin, EnvironmentInput(**known | words), environment)
 
     agree(scene, ID, ONE)
     assert save(title="Torch 2").image_digest == f"{NAME}@{ONE}"
@@ -256,7 +265,7 @@ def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_on
 def test_images_of_live_tasks_stay_on_their_node_after_an_update(scene) -> None:
     environment, node = scene["environment"], scene["node"]
     agree(scene, ID, ONE)
-    place(scene, record.job(scene["owner"], scene["project"], environment))
+    place(scene, factories.job(scene["owner"], scene["project"], environment))
     record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     do_update_image(scene["admin"], environment)
-    assert {f"{NAME}@{ONE}", f"{NAME}@{OTHER}"} <= set(images_kept_on(node.pk))
+    assert {f"{NAME}@{ONE}", f"{NAME}@{OTHER}"} <= set(protected_images(node.pk))

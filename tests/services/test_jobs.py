@@ -4,78 +4,78 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, Impossible, Invalid, NotAllowed, NotThere
-from portal.models import Node, NodePool, Outbox, Quota
-from portal.services.jobs import do_cancel_job, do_start_again
-from tests import record
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unsatisfiable
+from portal.models import Node, NodePool, OutboxMessage, Quota
+from portal.services.jobs.submission import do_cancel_job, do_resubmit_job
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def scene():
-    pool = record.pool("main")
-    owner = record.person("ada")
+    pool = factories.pool("main")
+    owner = factories.user("ada")
     for name in ("n1", "n2"):
-        record.node(pool, name=name)
-    project = record.project("nlp", member=owner)
-    return {"pool": pool, "owner": owner, "project": project, "environment": record.environment()}
+        factories.node(pool, name=name)
+    project = factories.project("nlp", member=owner)
+    return {"pool": pool, "owner": owner, "project": project, "environment": factories.environment()}
 
 
 def submit(scene, user=None, **fields):
-    return record.job(user or scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(user or scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def test_a_submitted_job_waits_and_wakes_the_engine(scene):
     job = submit(scene, gpus_per_task=3)
     assert (job.state, job.total_milli) == ("PENDING", 3000)
-    assert job.events.get().sentence == "Submitted by ada."
-    assert Outbox.objects.filter(name="scheduler.cycle").exists()
+    assert job.events.get().message == "Submitted by ada."
+    assert OutboxMessage.objects.filter(name="scheduler.cycle").exists()
 
 
 def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(scene):
     assert submit(scene, tasks=2, gpus_per_task=4).state == "PENDING"
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=9)
-    assert refusal.value.code == "never"
-    assert refusal.value.facts["largest_node_gpus"] == 4
-    assert refusal.value.facts["nearest"] == {"tasks": 1, "gpus_per_task": 4}
-    with pytest.raises(Impossible) as refusal:
+    assert refusal.value.code == "unsatisfiable"
+    assert refusal.value.details["largest_node_gpus"] == 4
+    assert refusal.value.details["nearest"] == {"tasks": 1, "gpus_per_task": 4}
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, tasks=9)
-    assert refusal.value.facts["nearest"] == {"tasks": 8, "gpus_per_task": 1}
+    assert refusal.value.details["nearest"] == {"tasks": 8, "gpus_per_task": 1}
 
 
 def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(scene):
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=4)
-    assert "the limit for one person of nlp in main is 2" in refusal.value.sentence
-    assert refusal.value.facts["nearest"]["gpus_per_task"] == 2
+    assert "the limit for one person of nlp in main is 2" in refusal.value.message
+    assert refusal.value.details["nearest"]["gpus_per_task"] == 2
 
 
 def test_a_limit_of_an_ancestor_is_named(scene):
-    parent = record.project("language")
+    parent = factories.project("language")
     scene["project"].parent = parent
     scene["project"].save()
     Quota.objects.create(project=parent, pool=scene["pool"], limit_milli=2000)
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=3)
-    assert "limit of language in main is 2" in refusal.value.sentence
+    assert "limit of language in main is 2" in refusal.value.message
     assert submit(scene, gpus_per_task=2).state == "PENDING"
 
 
 def never(scene, **fields):
-    """The sentence and the nearest request of a refusal, which must be one that is not refused."""
-    with pytest.raises(Impossible) as refusal:
+    """The message and the nearest request of a refusal, which must be one that is not refused."""
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, **fields)
-    assert refusal.value.code == "never"
-    nearest = refusal.value.facts["nearest"]
+    assert refusal.value.code == "unsatisfiable"
+    nearest = refusal.value.details["nearest"]
     if nearest is not None:
         changed = {
             key: NodePool.objects.get(public_id=v) if key == "pool" else v for key, v in nearest.items()
         }
         assert submit(scene, **fields | changed).state == "PENDING"
-    return refusal.value.sentence, nearest
+    return refusal.value.message, nearest
 
 
 @pytest.mark.parametrize(
@@ -127,41 +127,41 @@ def never(scene, **fields):
 )
 def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
     """Two large nodes in one pool, a small one with another GPU in a second."""
-    other = record.pool("other")
-    small = record.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
+    other = factories.pool("other")
+    small = factories.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
     small.gpus.update(model="Other 40", memory_mib=40_960)
-    sentence, found = never(scene, **fields)
-    assert says in sentence
+    message, found = never(scene, **fields)
+    assert says in message
     assert found == nearest
 
 
 def test_what_another_pool_could_hold_names_it(scene):
-    other = record.pool("other")
-    record.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
-    sentence, nearest = never(scene, pool=other)
-    assert "No node of the pool other runs containers. The pool main has some that do." in sentence
+    other = factories.pool("other")
+    factories.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
+    message, nearest = never(scene, pool=other)
+    assert "No node of the pool other runs containers. The pool main has some that do." in message
     assert nearest == {"pool": scene["pool"].public_id}
-    record.node(other, gpus=1).gpus.update(model="Other 40")
-    sentence, nearest = never(scene, pool=other, gpu_model="Test 80")
-    assert "There is no Test 80 GPU in the pool other; the pool main has some." in sentence
+    factories.node(other, gpus=1).gpus.update(model="Other 40")
+    message, nearest = never(scene, pool=other, gpu_model="Test 80")
+    assert "There is no Test 80 GPU in the pool other; the pool main has some." in message
     assert nearest == {"pool": scene["pool"].public_id}
 
 
 def test_a_runtime_that_no_node_has(scene):
-    process = record.environment(runtime="process", prefix="/usr")
-    with pytest.raises(Impossible, match="No node of this cluster runs environments without a container"):
-        record.job(scene["owner"], scene["project"], process)
+    process = factories.environment(runtime="process", prefix="/usr")
+    with pytest.raises(Unsatisfiable, match="No node of this cluster runs environments without a container"):
+        factories.job(scene["owner"], scene["project"], process)
     Node.objects.update(state="retired")
-    with pytest.raises(Impossible, match="There is no node yet"):
+    with pytest.raises(Unsatisfiable, match="There is no node yet"):
         submit(scene)
 
 
 def test_a_pool_must_both_hold_it_and_allow_it(scene):
     """The limit of the large pool is not lifted by a small pool that has none."""
-    record.node(record.pool("tiny"), gpus=1)
+    factories.node(factories.pool("tiny"), gpus=1)
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    sentence, nearest = never(scene, gpus_per_task=3)
-    assert "limit of nlp in main is 2" in sentence
+    message, nearest = never(scene, gpus_per_task=3)
+    assert "limit of nlp in main is 2" in message
     assert nearest == {"tasks": 1, "gpus_per_task": 2}
 
 
@@ -185,14 +185,14 @@ def test_a_cluster_out_of_service_comes_back(scene):
         ({"command": []}, "command"),
         ({"command": ["a\0b"]}, "command"),
         ({"command": ["x" * 70_000]}, "command"),
-        ({"environ": {"LD_PRELOAD": "x"}}, "environ"),
-        ({"environ": {"CUDA_VISIBLE_DEVICES": "0"}}, "environ"),
-        ({"environ": {"1A": "x"}}, "environ"),
-        ({"environ": {"A\n": "x"}}, "environ"),
-        ({"environ": {"A=B": "x"}}, "environ"),
-        ({"environ": {"A": "x" * 40_000}}, "environ"),
-        ({"environ": {f"A{n}": "x" for n in range(501)}}, "environ"),
-        ({"environ": {f"A{n}": "x" * 30_000 for n in range(5)}}, "environ"),
+        ({"env": {"LD_PRELOAD": "x"}}, "env"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "env"),
+        ({"env": {"1A": "x"}}, "env"),
+        ({"env": {"A\n": "x"}}, "env"),
+        ({"env": {"A=B": "x"}}, "env"),
+        ({"env": {"A": "x" * 40_000}}, "env"),
+        ({"env": {f"A{n}": "x" for n in range(501)}}, "env"),
+        ({"env": {f"A{n}": "x" * 30_000 for n in range(5)}}, "env"),
         ({"command": ["-c", "true"]}, "command"),
         ({"command": ["x"] * 1001}, "command"),
         ({"time_limit_s": 0}, "time_limit_s"),
@@ -202,55 +202,55 @@ def test_a_cluster_out_of_service_comes_back(scene):
     ],
 )
 def test_nonsense_is_refused_by_field(scene, fields, named):
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         submit(scene, **fields)
     assert named in refusal.value.fields
 
 
 def test_strangers_do_not_learn_that_the_project_exists(scene):
-    with pytest.raises(NotThere):
-        submit(scene, user=record.person())
-    viewer = record.person()
+    with pytest.raises(NotFound):
+        submit(scene, user=factories.user())
+    viewer = factories.user()
     scene["project"].memberships.create(user=viewer, role="viewer")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         submit(scene, user=viewer)
-    with pytest.raises(NotAllowed, match="priority"):
+    with pytest.raises(Forbidden, match="priority"):
         submit(scene, priority=5)
 
 
 def test_cancel_by_others(scene):
     job = submit(scene)
-    other = record.person()
-    with pytest.raises(NotThere):
+    other = factories.user()
+    with pytest.raises(NotFound):
         do_cancel_job(other, job)
     scene["project"].memberships.create(user=other, role="member")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_cancel_job(other, job)
     assert do_cancel_job(scene["owner"], job).state == "CANCELLED"
 
 
 def test_start_again_makes_the_same_request(scene):
-    job = submit(scene, gpus_per_task=2, environ={"A": "1"})
+    job = submit(scene, gpus_per_task=2, env={"A": "1"})
     with pytest.raises(Conflict):
-        do_start_again(scene["owner"], job)
+        do_resubmit_job(scene["owner"], job)
     do_cancel_job(scene["owner"], job)
     job.refresh_from_db()
-    again = do_start_again(scene["owner"], job)
-    assert (again.gpus_per_task, again.environ, again.state) == (2, {"A": "1"}, "PENDING")
+    again = do_resubmit_job(scene["owner"], job)
+    assert (again.gpus_per_task, again.env, again.state) == (2, {"A": "1"}, "PENDING")
     assert again.pk != job.pk
 
 
 def test_one_account_for_all_is_for_one_person_alone(scene):
     """Without root the runtime process cannot keep people apart."""
-    admin = record.person(admin=True)
-    node = record.node(scene["pool"], runtime="process", hello={"separates_people": False})
-    process = record.environment(runtime="process", prefix="/usr")
-    assert record.job(admin, scene["project"], process).state == "PENDING"
-    with pytest.raises(NotAllowed, match="one account"):
-        record.job(scene["owner"], scene["project"], process)
-    record.person(password=record.PASSWORD)
-    with pytest.raises(NotAllowed, match="second person"):
-        record.job(admin, scene["project"], process)
-    node.hello = {"separates_people": True}
+    admin = factories.user(admin=True)
+    node = factories.node(scene["pool"], runtime="process", agent_info={"per_user_isolation": False})
+    process = factories.environment(runtime="process", prefix="/usr")
+    assert factories.job(admin, scene["project"], process).state == "PENDING"
+    with pytest.raises(Forbidden, match="one account"):
+        factories.job(scene["owner"], scene["project"], process)
+    factories.user(password=factories.PASSWORD)
+    with pytest.raises(Forbidden, match="second person"):
+        factories.job(admin, scene["project"], process)
+    node.agent_info = {"per_user_isolation": True}
     node.save()
-    assert record.job(scene["owner"], scene["project"], process).state == "PENDING"
+    assert factories.job(scene["owner"], scene["project"], process).state == "PENDING"

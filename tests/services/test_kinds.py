@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Impossible, Invalid
+from portal.errors import InvalidRequest, Unsatisfiable
 from portal.models import Gpu, Quota
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from scheduler.snapshot import take_photo
-from tests import record
+from scheduler.core.model.policy import Policy
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """A node with two whole GPUs of capability 8.0 and two slices."""
-    made = record.scene()
+    made = factories.basic_cluster()
     made["node"].gpus.update(compute_capability=8.0)
     made["node"].gpus.filter(index__gte=2).update(mig_profile="1g.10gb", memory_mib=9_728)
     return made
 
 
 def submit(scene, **asks):
-    return record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def submit(scene, **asks):
     ],
 )
 def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         submit(scene, **asks)
     assert set(refusal.value.fields) == {field}
 
 
 @pytest.mark.parametrize(
-    ("asks", "sentence", "nearest"),
+    ("asks", "message", "nearest"),
     [
         (
             {"mig_profile": "3g.40gb"},
@@ -58,24 +58,24 @@ def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
         ),
     ],
 )
-def test_what_no_gpu_is_like_is_refused_with_the_nearest(scene, asks, sentence, nearest) -> None:
-    with pytest.raises(Impossible) as refusal:
+def test_what_no_gpu_is_like_is_refused_with_the_nearest(scene, asks, message, nearest) -> None:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, **asks)
-    assert refusal.value.sentence == sentence
-    assert refusal.value.facts["nearest"] == nearest
+    assert refusal.value.message == message
+    assert refusal.value.details["nearest"] == nearest
 
 
 def test_whole_gpus_and_slices_are_counted_apart(scene) -> None:
     assert submit(scene, gpus_per_task=2).pk and submit(scene, gpus_per_task=2, mig_profile="1g.10gb").pk
     for asks in ({"gpus_per_task": 3}, {"gpus_per_task": 3, "mig_profile": "1g.10gb"}):
-        with pytest.raises(Impossible):
+        with pytest.raises(Unsatisfiable):
             submit(scene, **asks)
 
 
 def test_the_scheduler_places_each_on_its_kind(scene) -> None:
     small = submit(scene, mig_profile="1g.10gb", min_compute_capability=8.0)
     whole = submit(scene, gpus_per_task=2)
-    plan = decide(take_photo(record.cluster()).snapshot, Policy())
+    plan = decide(take_snapshot(factories.cluster_settings()).snapshot, Policy())
     kinds = dict(Gpu.objects.values_list("uuid", "mig_profile"))
     got = {
         start.job: {kinds[share.uuid] for task in start.tasks for share in task.gpus} for start in plan.starts
@@ -85,5 +85,5 @@ def test_the_scheduler_places_each_on_its_kind(scene) -> None:
 
 def test_a_slice_counts_as_one_gpu_of_a_limit(scene) -> None:
     Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=0, limit_milli=1000)
-    with pytest.raises(Impossible, match="limit of"):
+    with pytest.raises(Unsatisfiable, match="limit of"):
         submit(scene, gpus_per_task=2, mig_profile="1g.10gb")

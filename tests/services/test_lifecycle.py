@@ -7,24 +7,24 @@ import threading
 import pytest
 from django.db import IntegrityError, connection, transaction
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, JobState
 from portal.errors import Conflict
-from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, UsageLedger
-from portal.services import lifecycle
-from portal.services.lifecycle import Seat
-from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_MOVES, JOB_MOVES, AttemptState, JobState
-from tests import record
+from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, UsageInterval
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    return record.scene()
+    return factories.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def place(scene, job: Job, *, milli: int = 1000, gpus: list[Gpu] | None = None) -> Attempt:
@@ -32,20 +32,20 @@ def place(scene, job: Job, *, milli: int = 1000, gpus: list[Gpu] | None = None) 
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         seats = [
-            Seat(
+            RankPlacement(
                 scene["node"],
                 [(gpus[rank * job.gpus_per_task + i].pk, milli) for i in range(job.gpus_per_task)],
             )
             for rank in range(job.tasks)
         ]
-        return lifecycle.begin_attempt(row, scene["pool"], seats, epoch=1)
+        return job_control.start_attempt(row, scene["pool"], seats, epoch=1)
 
 
 def run(attempt: Attempt) -> list[int]:
     ids = list(attempt.task_rows.values_list("pk", flat=True))
     for task in attempt.task_rows.all():
-        assert lifecycle.task_sent(task)
-        lifecycle.task_running(task.pk, container=f"fw-{task.pk}", ports={})
+        assert job_control.mark_task_sent(task)
+        job_control.record_task_running(task.pk, container=f"fw-{task.pk}", ports={})
     return ids
 
 
@@ -60,11 +60,11 @@ def test_a_job_runs_and_completes(scene):
     (task,) = run(attempt)
     attempt.refresh_from_db()
     assert attempt.state == AttemptState.RUNNING
-    lifecycle.task_ended(task, exit_code=0, reason=EndReason.FINISHED)
+    job_control.record_task_ended(task, exit_code=0, reason=EndReason.COMPLETED)
     job.refresh_from_db()
     assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
     assert used(scene) == [0, 0, 0, 0]
-    ledger = UsageLedger.objects.filter(job=job)
+    ledger = UsageInterval.objects.filter(job=job)
     assert len(ledger) == 2
     assert all(row.ended_at and row.started_at == row.allocation.started_at for row in ledger)
     states = list(JobEvent.objects.filter(job=job, kind="job_state").values_list("after", flat=True))
@@ -118,23 +118,23 @@ def test_two_schedulers_at_once_seat_one_job(scene):
 def test_cancel_before_a_start_went_out_ends_at_once(scene):
     job = submit(scene)
     attempt = place(scene, job)
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
-    assert not lifecycle.task_sent(attempt.task_rows.get())
+    assert not job_control.mark_task_sent(attempt.task_rows.get())
     assert Allocation.objects.get(task__attempt=attempt).proof == "never_started"
 
 
 def test_cancel_holds_the_gpu_until_the_node_says_gone(scene):
     job = submit(scene)
     (task,) = run(place(scene, job))
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
     assert used(scene)[0] == 1000
     # the node may still answer an old start: it changes nothing
-    lifecycle.task_running(task, container="late", ports={})
-    lifecycle.task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_running(task, container="late", ports={})
+    job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
     assert used(scene)[0] == 0
@@ -143,10 +143,10 @@ def test_cancel_holds_the_gpu_until_the_node_says_gone(scene):
 def test_an_ended_job_stays_what_it_was(scene):
     job = submit(scene)
     (task,) = run(place(scene, job))
-    lifecycle.task_ended(task, exit_code=3, reason=EndReason.EXIT_CODE)
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.record_task_ended(task, exit_code=3, reason=EndReason.EXIT_CODE)
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     job.refresh_from_db()
-    assert (job.state, job.exit_code, job.sentence) == (
+    assert (job.state, job.exit_code, job.message) == (
         JobState.FAILED,
         3,
         "The command ended with exit code 3.",
@@ -157,7 +157,7 @@ def test_an_end_told_twice_counts_once(scene):
     job = submit(scene)
     (task,) = run(place(scene, job))
     for _ in range(3):
-        lifecycle.task_ended(task, exit_code=0, reason=EndReason.FINISHED)
+        job_control.record_task_ended(task, exit_code=0, reason=EndReason.COMPLETED)
     assert used(scene)[0] == 0
     assert JobEvent.objects.filter(job=job, after="COMPLETED", kind="job_state").count() == 1
 
@@ -166,11 +166,11 @@ def test_a_gang_fails_as_one(scene):
     job = submit(scene, tasks=2)
     attempt = place(scene, job)
     first, second = run(attempt)
-    lifecycle.task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)
     attempt.refresh_from_db()
     assert attempt.state == AttemptState.COMPLETING
     assert used(scene)[:2] == [0, 1000]
-    lifecycle.task_ended(second, exit_code=137, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(second, exit_code=137, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert (job.state, job.exit_code) == (JobState.FAILED, 1)
     assert used(scene) == [0, 0, 0, 0]
@@ -180,11 +180,11 @@ def test_a_reboot_sends_the_job_back_until_its_tries_are_used(scene):
     job = submit(scene, max_attempts=2)
     for state in [JobState.PENDING, JobState.FAILED]:
         (task,) = run(place(scene, job))
-        lifecycle.task_ended(task, exit_code=None, reason=EndReason.NODE_REBOOTED, proof="rebooted")
+        job_control.record_task_ended(task, exit_code=None, reason=EndReason.NODE_REBOOTED, proof="rebooted")
         job.refresh_from_db()
         assert job.state == state
     assert [a.state for a in job.attempts.all()] == [AttemptState.NODE_FAIL] * 2
-    assert scene["node"].name in job.sentence
+    assert scene["node"].name in job.message
 
 
 def test_giving_back_does_not_use_up_tries(scene):
@@ -192,23 +192,27 @@ def test_giving_back_does_not_use_up_tries(scene):
     for _ in range(3):
         attempt = place(scene, job)
         (task,) = run(attempt)
-        lifecycle.want_stop(attempt.pk, EndReason.RECLAIMED)
-        lifecycle.task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+        job_control.request_stop(attempt.pk, EndReason.RECLAIMED)
+        job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
         job.refresh_from_db()
         assert job.state == JobState.PENDING
-    assert job.attempts_made == 3
+    assert job.attempt_count == 3
 
 
 def test_a_held_job_is_not_placed(scene):
     job = submit(scene)
-    lifecycle.set_held(job.pk, True, actor="ada")
+    job_control.set_job_held(job.pk, True, actor="ada")
     with pytest.raises(Conflict):
         place(scene, job)
 
 
 @pytest.mark.parametrize(
     ("table", "moves"),
-    [("portal_job", JOB_MOVES), ("portal_attempt", ATTEMPT_MOVES), ("portal_task", ATTEMPT_MOVES)],
+    [
+        ("portal_job", JOB_TRANSITIONS),
+        ("portal_attempt", ATTEMPT_TRANSITIONS),
+        ("portal_task", ATTEMPT_TRANSITIONS),
+    ],
 )
 def test_the_database_refuses_just_what_the_tables_refuse(scene, table, moves):
     job = submit(scene)
@@ -219,9 +223,9 @@ def test_the_database_refuses_just_what_the_tables_refuse(scene, table, moves):
             if old == new:
                 continue
             with connection.cursor() as cursor, transaction.atomic():
-                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {table}_moves")
+                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {table}_transitions")
                 cursor.execute(f"UPDATE {table} SET state = %s WHERE id = %s", [old.value, ids[table]])
-                cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER {table}_moves")
+                cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER {table}_transitions")
             allowed = True
             try:
                 with connection.cursor() as cursor, transaction.atomic():

@@ -6,14 +6,15 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import IntegrityError, transaction
 
-from portal.errors import Conflict, Invalid, NotAllowed
+from portal.domain.reasons import EndReason
+from portal.domain.states import GpuHealth, NodeState, NodeTransport
+from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.management.commands.node_setup import Command
-from portal.models import AuditEntry, Gpu, GpuAlarm, Job, Link, Node
-from portal.services import enrolment, lifecycle, node_acts, nodes
-from portal.services.gpus import do_give_back_gpu, record_gpu_health
-from portal.words.reasons import EndReason
-from portal.words.states import GpuHealth, LinkKind, NodeState
-from tests import record
+from portal.models import AuditEntry, Gpu, GpuAlert, GpuLink, Job, Node
+from portal.services.lifecycle import job_control
+from portal.services.nodes import enrolment, nodes, operations
+from portal.services.nodes.gpus import do_return_gpu_to_service, record_gpu_health
+from tests import factories
 from tests.services.test_lifecycle import place, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,23 +22,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    pool = record.pool()
-    owner, admin = record.person(), record.person(admin=True)
+    pool = factories.pool()
+    owner, admin = factories.user(), factories.user(admin=True)
     return {
         "pool": pool,
-        "node": record.node(pool, boot_id="one"),
+        "node": factories.node(pool, boot_id="one"),
         "owner": owner,
         "admin": admin,
-        "project": record.project(member=owner),
-        "environment": record.environment(),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(),
     }
 
 
 def test_what_a_node_tells_of_its_gpus_is_kept(scene) -> None:
     told = hello(scene)
-    told["gpus"][1] |= {"island": 2, "compute_capability": 9.0, "mig_profile": "1g.10gb"}
+    told["gpus"][1] |= {"nvlink_island": 2, "compute_capability": 9.0, "mig_profile": "1g.10gb"}
     nodes.record_hello(scene["node"].pk, told, received_s=100.0)
-    rows = list(scene["node"].gpus.values_list("island", "compute_capability", "mig_profile"))
+    rows = list(scene["node"].gpus.values_list("nvlink_island", "compute_capability", "mig_profile"))
     assert rows[:2] == [(None, None, ""), (2, 9.0, "1g.10gb")]
 
 
@@ -63,17 +64,17 @@ def hello(scene, boot_id="one", gpus=None, **more):
 
 
 def running(scene) -> Job:
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     run(place(scene, job))
     return job
 
 
 def test_a_first_hello_makes_an_enrolled_node_ready(scene):
-    node = nodes.do_add_node(
+    node = nodes.do_create_node(
         scene["admin"],
         name="fresh",
         pool=scene["pool"],
-        link=LinkKind.SSH,
+        link=NodeTransport.SSH,
         host="10.0.0.5",
         host_key="ssh-ed25519 AAAA",
     )
@@ -95,7 +96,7 @@ def test_a_new_boot_id_ends_what_ran_and_frees_its_gpus(scene):
     assert nodes.record_hello(scene["node"].pk, hello(scene, "two"), received_s=100) is True
     job.refresh_from_db()
     assert job.state == "PENDING"
-    assert "restarted" in job.sentence
+    assert "restarted" in job.message
     assert not scene["node"].gpus.filter(used_milli__gt=0).exists()
 
 
@@ -107,7 +108,7 @@ def test_an_unreachable_node_keeps_its_gpus_until_it_is_fenced(scene):
     job.refresh_from_db()
     assert job.state == "RUNNING"
     assert scene["node"].gpus.filter(used_milli=1000).count() == 1
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         nodes.do_fence_node(scene["admin"], scene["node"], reason=" ")
     assert nodes.do_fence_node(scene["admin"], scene["node"], reason="Power cable in my hand.") == 1
     job.refresh_from_db()
@@ -129,13 +130,19 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
     assert "It was lost (The node does not name it any more) and answers again" in back.health_reason
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
     assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.QUARANTINED
-    with pytest.raises(NotAllowed):
-        do_give_back_gpu(scene["owner"], back)
-    assert do_give_back_gpu(scene["admin"], back).health == GpuHealth.OK
+    with pytest.raises(Forbidden):
+        do_return_gpu_to_service(scene["owner"], back)
+    assert do_return_gpu_to_service(scene["admin"], back).health == GpuHealth.OK
     acts = (
-        AuditEntry.objects.filter(act__startswith="gpu.").order_by("id").values_list("act", "after__health")
+        AuditEntry.objects.filter(action__startswith="gpu.")
+        .order_by("id")
+        .values_list("action", "after__health")
     )
-    assert list(acts) == [("gpu.health", "lost"), ("gpu.health", "quarantined"), ("gpu.give_back", "ok")]
+    assert list(acts) == [
+        ("gpu.health", "lost"),
+        ("gpu.health", "quarantined"),
+        ("gpu.return_to_service", "ok"),
+    ]
 
 
 def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(scene):
@@ -148,13 +155,13 @@ def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(s
     attempt.refresh_from_db()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "gpu_lost")
     task = attempt.task_rows.get()
-    lifecycle.task_ended(task.pk, exit_code=137, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task.pk, exit_code=137, reason=EndReason.EXIT_CODE)
     attempt.refresh_from_db()
-    assert (attempt.state, attempt.sentence) == (
+    assert (attempt.state, attempt.message) == (
         "FAILED",
         f"A GPU of {scene['node'].name} failed. The driver told XID 95.",
     )
-    other = record.job(scene["owner"], scene["project"], scene["environment"])
+    other = factories.job(scene["owner"], scene["project"], scene["environment"])
     with pytest.raises(Conflict, match="not healthy"):
         place(scene, other)
 
@@ -170,23 +177,23 @@ def test_errors_that_nobody_watched_are_found_by_their_count_once(scene):
     job = running(scene)
     assert tell(8) == "quarantined"
     assert job.attempts.get().stop_reason == "gpu_lost"
-    do_give_back_gpu(scene["admin"], scene["node"].gpus.get(index=0))
+    do_return_gpu_to_service(scene["admin"], scene["node"].gpus.get(index=0))
     assert [tell(count) for count in (8, 8, 9)] == ["ok", "ok", "quarantined"]
 
 
 def test_a_gpu_with_a_warning_takes_work_and_says_so_until_it_is_over(scene):
     gpu = scene["node"].gpus.get(index=0)
-    for sentence in ("It runs slower: it is too hot.", ""):
-        record_gpu_health(gpu.pk, GpuHealth.OK, sentence)
+    for message in ("It runs slower: it is too hot.", ""):
+        record_gpu_health(gpu.pk, GpuHealth.OK, message)
         gpu.refresh_from_db()
-        assert (gpu.health, gpu.health_reason) == ("ok", sentence)
-    assert not AuditEntry.objects.filter(act="gpu.health").exists()
+        assert (gpu.health, gpu.health_reason) == ("ok", message)
+    assert not AuditEntry.objects.filter(action="gpu.health").exists()
 
 
 def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(scene):
     told = hello(scene)["gpus"]
     nodes.record_hello(scene["node"].pk, hello(scene, gpus=told[1:]), received_s=100)
-    other = record.node(scene["pool"], gpus=0)
+    other = factories.node(scene["pool"], gpus=0)
     nodes.record_hello(other.pk, hello(scene, gpus=told[:1]), received_s=100)
     moved = Gpu.objects.get(uuid=told[0]["uuid"])
     assert (moved.node, moved.health, moved.health_reason) == (other, GpuHealth.OK, "")
@@ -194,14 +201,14 @@ def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(scene):
 
 def test_a_gpu_that_another_node_has_or_holds_does_not_move_and_raises_an_alarm(scene):
     job, node = running(scene), scene["node"]
-    newcomer = record.node(scene["pool"], gpus=0)
+    newcomer = factories.node(scene["pool"], gpus=0)
     told = hello(scene)["gpus"]
     own = {"uuid": "GPU-own", "index": 9, "model": "X", "memory_mib": 1000, "health": "ok"}
     for _ in range(2):
         nodes.record_hello(newcomer.pk, hello(scene, gpus=[*told, own]), received_s=100)
     assert node.gpus.count() == len(told) and newcomer.gpus.get().uuid == "GPU-own"
-    open_alarms = GpuAlarm.objects.filter(kind="claimed")
-    assert {(row.gpu.node, row.claimant, row.times) for row in open_alarms} == {(node, newcomer, 2)}
+    open_alarms = GpuAlert.objects.filter(kind="claimed")
+    assert {(row.gpu.node, row.claimant, row.repeat_count) for row in open_alarms} == {(node, newcomer, 2)}
     assert open_alarms.count() == len(told)
     # what the newcomer says of that GPU ends nothing, and what is not present is still held
     for gpu in told:
@@ -212,14 +219,14 @@ def test_a_gpu_that_another_node_has_or_holds_does_not_move_and_raises_an_alarm(
     job.refresh_from_db()
     assert (job.state, job.attempts.get().stop_reason) == ("RUNNING", "")
     assert Gpu.objects.get(uuid=told[0]["uuid"]).node == node, "its allocation is there"
-    assert open_alarms.filter(over_at__isnull=True).get().gpu.uuid == told[0]["uuid"]
+    assert open_alarms.filter(resolved_at__isnull=True).get().gpu.uuid == told[0]["uuid"]
 
 
 def test_a_gpu_of_a_retired_node_moves(scene):
     Node.objects.filter(pk=scene["node"].pk).update(state=NodeState.RETIRED.value)
-    newcomer = record.node(scene["pool"], gpus=0)
+    newcomer = factories.node(scene["pool"], gpus=0)
     nodes.record_hello(newcomer.pk, hello(scene), received_s=100)
-    assert newcomer.gpus.count() == 4 and not GpuAlarm.objects.exists()
+    assert newcomer.gpus.count() == 4 and not GpuAlert.objects.exists()
 
 
 def test_a_gpu_that_a_hello_names_twice_counts_once_and_keeps_its_health(scene):
@@ -232,26 +239,26 @@ def test_a_gpu_that_a_hello_names_twice_counts_once_and_keeps_its_health(scene):
     nodes.record_hello(scene["node"].pk, hello(scene, gpus=[*told, *told], links=pairs), received_s=100)
     gpu.refresh_from_db()
     assert (scene["node"].gpus.count(), gpu.health) == (4, GpuHealth.QUARANTINED)
-    assert Link.objects.filter(kind="nvlink").count() == Link.objects.filter(kind="pcie").count() == 1
+    assert GpuLink.objects.filter(kind="nvlink").count() == GpuLink.objects.filter(kind="pcie").count() == 1
 
 
 def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(scene):
     job = running(scene)
     full = "The disk of the node is full: /var has 3 MiB left; 512 MiB are kept."
-    nodes.record_disk(scene["node"].pk, full)
+    nodes.record_disk_full(scene["node"].pk, full)
     node = Node.objects.get(pk=scene["node"].pk)
     assert node.state == NodeState.CORDONED
     assert node.state_reason == f"{full} It takes work again by itself once there is room."
     job.refresh_from_db()
     assert job.state == "RUNNING"
-    nodes.record_disk(node.pk, full)
-    nodes.record_disk(node.pk, None)
+    nodes.record_disk_full(node.pk, full)
+    nodes.record_disk_full(node.pk, None)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.READY, "")
-    assert AuditEntry.objects.filter(act="node.disk").count() == 2
+    assert AuditEntry.objects.filter(action="node.disk").count() == 2
     nodes.do_set_node_state(scene["admin"], node, NodeState.CORDONED, reason="new fans")
-    nodes.record_disk(node.pk, full)
-    nodes.record_disk(node.pk, None)
+    nodes.record_disk_full(node.pk, full)
+    nodes.record_disk_full(node.pk, None)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.CORDONED, "new fans")
 
@@ -259,17 +266,17 @@ def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(scene):
 def test_a_node_that_goes_on_as_before_costs_one_statement(scene, django_assert_num_queries):
     node = scene["node"]
     with django_assert_num_queries(1):
-        nodes.record_seen(node.pk, 0.1234, compared=True)
+        nodes.record_contact(node.pk, 0.1234, compared=True)
     node.refresh_from_db()
     assert node.clock_skew_s == 0.123 and node.reconciled_at and node.last_seen_at >= node.reconciled_at
     full = "The disk of the node is full: /var has 3 MiB left."
-    nodes.record_seen(node.pk, full_disk=full)
+    nodes.record_contact(node.pk, disk_full_message=full)
     node.refresh_from_db()
     assert node.state == NodeState.CORDONED and node.state_reason.startswith(full)
     nodes.record_unreachable(node.pk, "It does not answer.")
-    nodes.record_seen(node.pk, 0.2)
+    nodes.record_contact(node.pk, 0.2)
     node.refresh_from_db()
-    assert (node.reachable, node.problem, node.unreachable_since) == (True, "", None)
+    assert (node.reachable, node.status_message, node.unreachable_since) == (True, "", None)
     assert (node.state, node.clock_skew_s) == (NodeState.READY, 0.2)
 
 
@@ -277,7 +284,7 @@ def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):
     running(scene)
     with pytest.raises(Conflict, match="1 tasks"):
         nodes.do_set_node_state(scene["admin"], scene["node"], NodeState.RETIRED)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         nodes.do_set_node_state(scene["owner"], scene["node"], NodeState.DRAINED)
 
 
@@ -290,19 +297,19 @@ def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):
         {"port": 0},
         {"host_key": ""},
         {"host_key": "ssh-ed25519 $(id)"},
-        {"account": "x; id"},
-        {"account": "root"},
-        {"account": ""},
+        {"ssh_user": "x; id"},
+        {"ssh_user": "root"},
+        {"ssh_user": ""},
         {"name": "A!"},
     ],
 )
 def test_nonsense_addresses_are_refused(scene, bad):
     fields = {"name": "fine", "host": "10.0.0.9", "port": 22, "host_key": "ssh-ed25519 AAAA"} | bad
-    with pytest.raises(Invalid):
-        nodes.do_add_node(scene["admin"], pool=scene["pool"], **fields)
+    with pytest.raises(InvalidRequest):
+        nodes.do_create_node(scene["admin"], pool=scene["pool"], **fields)
 
 
-@pytest.mark.parametrize("column", ["account", "runtime"])
+@pytest.mark.parametrize("column", ["ssh_user", "runtime"])
 def test_the_database_refuses_values_that_no_script_accepts(scene, column):
     with pytest.raises(IntegrityError), transaction.atomic():
         Node.objects.filter(pk=scene["node"].pk).update(**{column: "x; id"})
@@ -318,7 +325,7 @@ def test_the_database_refuses_values_that_no_script_accepts(scene, column):
     ],
 )
 def test_a_script_is_made_of_offered_choices_only(field, choices):
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         enrolment.get_script(
             "10.0.0.9", **{"engine": "auto", "runtime": "podman", "account": "fairway"} | choices
         )
@@ -333,10 +340,12 @@ def test_the_command_offers_the_choices_of_the_script():
 
 
 def test_check_steps_appear_in_order(scene):
-    check = node_acts.do_start_check(scene["admin"], scene["node"])
-    node_acts.record_check_step(check.public_id, name="tcp", ok=True, sentence="Answers.", seconds=0.01)
-    node_acts.record_check_step(check.public_id, name="key", ok=False, sentence="Another key.", seconds=0.02)
-    node_acts.record_check_finished(check.public_id, False)
+    check = operations.do_start_connection_test(scene["admin"], scene["node"])
+    operations.record_operation_step(check.public_id, name="tcp", ok=True, message="Answers.", seconds=0.01)
+    operations.record_operation_step(
+        check.public_id, name="key", ok=False, message="Another key.", seconds=0.02
+    )
+    operations.record_connection_test_finished(check.public_id, False)
     check.refresh_from_db()
     assert [step["name"] for step in check.steps] == ["tcp", "key"]
     assert check.ok is False

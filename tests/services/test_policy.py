@@ -6,106 +6,123 @@ from pathlib import Path
 
 import pytest
 
-from portal.errors import Invalid, NotAllowed, Stale
+from portal.domain.policy_settings import (
+    CHOICE_SETTINGS,
+    NUMBER_SETTINGS,
+    default_value,
+    setting_error,
+    setting_names,
+)
+from portal.errors import Forbidden, InvalidRequest, PreconditionFailed
 from portal.management.commands.policy_docs import policy_text
-from portal.models import AuditEntry, ClusterSettings, NodePool, Outbox
-from portal.selectors.policy import policy_sheet
-from portal.selectors.project_policy import rules_for
-from portal.services.policy import do_change_policy
-from portal.words.knobs import CHOICES, KNOBS, default_of, fault_of, knob_names
-from tests import record
+from portal.models import AuditEntry, ClusterSettings, NodePool, OutboxMessage
+from portal.selectors.scheduling.project_settings import effective_rules
+from portal.selectors.scheduling.settings import settings_sheet
+from portal.services.cluster.policy_settings import do_change_policy
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def admin():
-    record.cluster()
-    return record.person("ada", admin=True)
+    factories.cluster_settings()
+    return factories.user("ada", admin=True)
 
 
 def values(pool: NodePool | None) -> dict[str, object]:
-    return {knob.name: knob.value for knob in policy_sheet(pool).knobs}
+    return {knob.name: knob.value for knob in settings_sheet(pool).settings}
 
 
 def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin) -> None:
-    pool, other = record.pool("one"), record.pool("two")
-    do_change_policy(admin, None, {"usage_weight": 0.5, "min_runtime_s": 60}, version=1)
+    pool, other = factories.pool("one"), factories.pool("two")
+    do_change_policy(admin, None, {"usage_weight": 0.5, "preempt_min_runtime_s": 60}, version=1)
     do_change_policy(admin, pool, {"usage_weight": 2}, version=1)
     assert values(None)["usage_weight"] == values(other)["usage_weight"] == 0.5
-    assert (values(pool)["usage_weight"], values(pool)["min_runtime_s"]) == (2, 60)
-    assert values(pool)["half_life_s"] == default_of("half_life_s")
+    assert (values(pool)["usage_weight"], values(pool)["preempt_min_runtime_s"]) == (2, 60)
+    assert values(pool)["usage_half_life_s"] == default_value("usage_half_life_s")
     do_change_policy(admin, pool, {"usage_weight": None}, version=2)
     assert values(pool)["usage_weight"] == 0.5
 
 
 def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
-    for name in knob_names():
-        assert fault_of(name, default_of(name)) is None
-    for knob in KNOBS.values():
-        assert fault_of(knob.name, knob.low) is None and fault_of(knob.name, knob.high) is None
-        for value in (knob.low - 1, knob.high * 2 + 1, "7", True, None, float("nan"), float("inf"), 10**400):
-            assert fault_of(knob.name, value), (knob.name, value)
-    for choice in CHOICES.values():
-        assert fault_of(choice.name, "nonsense") and fault_of(choice.name, 1)
+    for name in setting_names():
+        assert setting_error(name, default_value(name)) is None
+    for knob in NUMBER_SETTINGS.values():
+        assert (
+            setting_error(knob.name, knob.minimum) is None and setting_error(knob.name, knob.maximum) is None
+        )
+        for value in (
+            knob.minimum - 1,
+            knob.maximum * 2 + 1,
+            "7",
+            True,
+            None,
+            float("nan"),
+            float("inf"),
+            10**400,
+        ):
+            assert setting_error(knob.name, value), (knob.name, value)
+    for choice in CHOICE_SETTINGS.values():
+        assert setting_error(choice.name, "nonsense") and setting_error(choice.name, 1)
 
 
 @pytest.mark.parametrize(
     ("knobs", "field"),
     [
         ({"usage_weight": -1}, "usage_weight"),
-        ({"usage_weight": 1, "half_life_s": 5}, "half_life_s"),
-        ({"ahead_shown": 2.5}, "ahead_shown"),
+        ({"usage_weight": 1, "usage_half_life_s": 5}, "usage_half_life_s"),
+        ({"jobs_ahead_limit": 2.5}, "jobs_ahead_limit"),
         ({"placement": "scatter"}, "placement"),
         ({"no_such_knob": 1}, "no_such_knob"),
         ({"no_such_knob": None}, "no_such_knob"),
     ],
 )
 def test_a_refusal_names_the_knob_and_changes_nothing(admin, knobs, field) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         do_change_policy(admin, None, knobs, version=1)
     assert list(refusal.value.fields) == [field]
     assert ClusterSettings.objects.get().policy == {}
-    assert not AuditEntry.objects.filter(act="policy.change").exists()
+    assert not AuditEntry.objects.filter(action="policy.change").exists()
 
 
 def test_a_budget_of_the_cycle_is_no_pools_own(admin) -> None:
-    with pytest.raises(Invalid) as refusal:
-        do_change_policy(admin, record.pool(), {"cycle_budget_steps": 1000}, version=1)
-    assert "whole cluster" in refusal.value.fields["cycle_budget_steps"]
+    with pytest.raises(InvalidRequest) as refusal:
+        do_change_policy(admin, factories.pool(), {"max_steps_per_cycle": 1000}, version=1)
+    assert "whole cluster" in refusal.value.fields["max_steps_per_cycle"]
 
 
 def test_two_administrators_do_not_overwrite_each_other(admin) -> None:
     do_change_policy(admin, None, {"usage_weight": 0.5}, version=1)
-    with pytest.raises(Stale) as late:
+    with pytest.raises(PreconditionFailed) as late:
         do_change_policy(admin, None, {"usage_weight": 3}, version=1)
-    assert late.value.facts == {"current": {"usage_weight": 0.5}, "version": 2}
+    assert late.value.details == {"current": {"usage_weight": 0.5}, "version": 2}
     assert values(None)["usage_weight"] == 0.5
 
 
 def test_it_is_audited_with_old_and_new_values_and_wakes_the_scheduler(admin) -> None:
-    pool = record.pool("one")
+    pool = factories.pool("one")
     do_change_policy(admin, pool, {"placement": "spread"}, version=1, reason="noisy neighbours")
     do_change_policy(admin, pool, {"placement": None, "usage_weight": 0}, version=2)
-    first, second = AuditEntry.objects.filter(act="policy.change").order_by("id")
+    first, second = AuditEntry.objects.filter(action="policy.change").order_by("id")
     assert (first.object_name, first.reason, first.actor) == ("one", "noisy neighbours", admin)
     assert (first.before, first.after) == ({"placement": None}, {"placement": "spread"})
     assert second.before == {"placement": "spread", "usage_weight": None}
     assert second.after == {"placement": None, "usage_weight": 0}
-    assert [row.arguments for row in Outbox.objects.filter(name="scheduler.cycle")] == [["policy"]] * 2
+    assert [row.arguments for row in OutboxMessage.objects.filter(name="scheduler.cycle")] == [["policy"]] * 2
 
 
 def test_what_changes_nothing_leaves_no_trace(admin) -> None:
     do_change_policy(
-        admin, None, {"usage_weight": default_of("usage_weight"), "min_runtime_s": None}, version=1
+        admin, None, {"usage_weight": default_value("usage_weight"), "preempt_min_runtime_s": None}, version=1
     )
     assert ClusterSettings.objects.get().policy_version == 1
-    assert not AuditEntry.objects.filter(act="policy.change").exists()
+    assert not AuditEntry.objects.filter(action="policy.change").exists()
 
 
 def test_others_may_not(admin) -> None:
-    with pytest.raises(NotAllowed, match="Only administrators change the policy"):
-        do_change_policy(record.person(), None, {"usage_weight": 2}, version=1)
+    with pytest.raises(Forbidden, match="Only administrators change the policy"):
+        do_change_policy(factories.user(), None, {"usage_weight": 2}, version=1)
 
 
 def test_the_page_of_the_docs_is_current() -> None:
@@ -113,32 +130,34 @@ def test_the_page_of_the_docs_is_current() -> None:
 
 
 def test_a_manager_holds_idle_knobs_stricter_and_longer_only_as_far_as_the_pool_lets(admin) -> None:
-    pool, manager, member = record.pool("one"), record.person("mia"), record.person("max")
-    top = record.project("top", manager=manager, member=member)
-    below = record.project("below", parent=top)
+    pool, manager, member = factories.pool("one"), factories.user("mia"), factories.user("max")
+    top = factories.project("top", manager=manager, member=member)
+    below = factories.project("below", parent=top)
 
     def held(project) -> tuple[object, str]:
         row = NodePool.objects.get(pk=pool.pk)
-        rule = rules_for([(row, project.pk)])[pool.pk, project.pk].rules["idle_after_s"]
+        rule = effective_rules([(row, project.pk)])[pool.pk, project.pk].rules["idle_after_s"]
         return rule.value, rule.source
 
     assert held(below) == (3600.0, "default")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_change_policy(member, top, {"idle_after_s": 900}, version=1)
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         do_change_policy(manager, top, {"idle_after_s": 7200}, version=1)
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         do_change_policy(manager, top, {"usage_weight": 2}, version=1)
-    do_change_policy(admin, pool, {"idle_project_times": 3}, version=1)
+    do_change_policy(admin, pool, {"idle_project_max_factor": 3}, version=1)
     do_change_policy(manager, top, {"idle_after_s": 7200, "idle_action": "suspend"}, version=1, reason="long")
     assert (held(top), held(below)) == ((7200, "project"), (7200, "above"))
-    with pytest.raises(Invalid) as refusal:  # what is above binds those below, its manager at both, too
+    with pytest.raises(
+        InvalidRequest
+    ) as refusal:  # what is above binds those below, its manager at both, too
         do_change_policy(manager, below, {"idle_after_s": 10_800, "idle_action": "notify"}, version=1)
     assert set(refusal.value.fields) == {"idle_after_s", "idle_action"}
-    do_change_policy(admin, pool, {"idle_project_times": 1, "idle_after_s": 1800}, version=2)
+    do_change_policy(admin, pool, {"idle_project_max_factor": 1, "idle_after_s": 1800}, version=2)
     assert held(top) == held(below) == (1800, "pool")  # the pool's new word counts, whatever was set before
-    with pytest.raises(Stale):
+    with pytest.raises(PreconditionFailed):
         do_change_policy(manager, top, {"idle_after_s": 900}, version=1)
-    audited = AuditEntry.objects.get(act="policy.change", object_kind="project")
+    audited = AuditEntry.objects.get(action="policy.change", object_kind="project")
     assert (audited.actor_name, audited.reason) == (manager.username, "long")
     assert audited.after == {"idle_after_s": 7200, "idle_action": "suspend"}

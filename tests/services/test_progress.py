@@ -11,14 +11,21 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.models import Attempt, Gpu, Job, JobEvent, Node, Progress, Topology
-from portal.selectors.progress import layouts_compared, progress_of, work_of_job
-from portal.services import lifecycle
-from portal.services.lifecycle import Seat
-from portal.services.progress import record_progress
-from portal.words.reasons import EndReason
-from portal.words.throughput import Layout, LyingGpu, layout_of, levels_crossed, rate_per_s, work_of
-from tests import record
+from portal.domain.reasons import EndReason
+from portal.domain.throughput import (
+    GpuPosition,
+    Layout,
+    layout_of,
+    levels_crossed,
+    rate_per_s,
+    workload_fingerprint,
+)
+from portal.models import Attempt, AttemptProgress, Gpu, Job, JobEvent, Node, Topology
+from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, job_workload_fingerprint
+from portal.services.jobs.progress import record_progress
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 database = pytest.mark.django_db(transaction=True)
 
@@ -27,13 +34,13 @@ SECOND = dt.timedelta(seconds=1)
 
 @pytest.fixture
 def scene():
-    return record.scene()
+    return factories.basic_cluster()
 
 
 def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) -> Attempt:
     """An attempt that has run for an hour, with a task on each of the nodes."""
     nodes = nodes or [scene["node"]]
-    job = record.job(
+    job = factories.job(
         scene["owner"],
         scene["project"],
         scene["environment"],
@@ -44,19 +51,21 @@ def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) ->
         **fields,
     )
     free = Gpu.objects.filter(used_milli=0).order_by("index")
-    seats = [Seat(node, [(gpu.pk, 1000) for gpu in free.filter(node=node)[:gpus]]) for node in nodes]
+    seats = [RankPlacement(node, [(gpu.pk, 1000) for gpu in free.filter(node=node)[:gpus]]) for node in nodes]
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        made = lifecycle.begin_attempt(row, scene["pool"], seats, epoch=1)
+        made = job_control.start_attempt(row, scene["pool"], seats, epoch=1)
     for task in made.task_rows.all():
-        assert lifecycle.task_sent(task)
-        lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={}, at=timezone.now() - 3600 * SECOND)
+        assert job_control.mark_task_sent(task)
+        job_control.record_task_running(
+            task.pk, container=f"c{task.pk}", ports={}, at=timezone.now() - 3600 * SECOND
+        )
     return read(made)
 
 
 def end(attempt: Attempt) -> None:
     for task in attempt.task_rows.all():
-        lifecycle.task_ended(task.pk, exit_code=0, reason=EndReason.FINISHED)
+        job_control.record_task_ended(task.pk, exit_code=0, reason=EndReason.COMPLETED)
 
 
 def read(attempt: Attempt) -> Attempt:
@@ -64,11 +73,11 @@ def read(attempt: Attempt) -> Attempt:
 
 
 def tell(attempt: Attempt, done: float, at: dt.datetime, *, rank: int = 0, ago_s: float = 0.0) -> bool:
-    return record_progress(read(attempt), rank, done, ago_s, asked_at=at)
+    return record_progress(read(attempt), rank, done, ago_s, polled_at=at)
 
 
-def known(attempt: Attempt) -> Progress:
-    row = progress_of(read(attempt))
+def known(attempt: Attempt) -> AttemptProgress:
+    row = attempt_progress(read(attempt))
     assert row is not None
     return row
 
@@ -76,15 +85,15 @@ def known(attempt: Attempt) -> Progress:
 @database
 def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(scene) -> None:
     attempt, began = begun(scene), timezone.now()
-    assert progress_of(attempt) is None
+    assert attempt_progress(attempt) is None
     assert tell(attempt, 100, began)
     assert known(attempt).per_s is None  # one word is no rate
     assert tell(attempt, 160, began + 30 * SECOND)
     assert known(attempt).per_s is None  # and half a minute is none
     assert tell(attempt, 400, began + 90 * SECOND, ago_s=15.0)
     row = known(attempt)
-    assert (row.since_done, row.done, row.per_s) == (100, 400, 4.0)
-    assert row.at == began + 75 * SECOND  # when it was written, not when the node was asked
+    assert (row.start_units, row.completed_units, row.per_s) == (100, 400, 4.0)
+    assert row.reported_at == began + 75 * SECOND  # when it was written, not when the node was asked
 
 
 @database
@@ -93,7 +102,7 @@ def test_it_moves_forward_only_and_at_most_twice_a_minute(scene) -> None:
     written = [tick for tick in range(120) if tell(attempt, tick, began + tick * SECOND)]
     assert written == [0, 30, 60, 90]
     assert not tell(attempt, 500, began + 130 * SECOND, ago_s=600.0)  # its clock was set back
-    assert known(attempt).done == 90
+    assert known(attempt).completed_units == 90
 
 
 @database
@@ -104,7 +113,7 @@ def test_a_number_that_falls_begins_the_span_anew(scene) -> None:
     assert known(attempt).per_s == 10.0
     assert tell(attempt, 1200, began + 100 * SECOND)  # it went on from what it had saved
     row = known(attempt)
-    assert (row.since_done, row.since_at, row.per_s) == (1200, began + 100 * SECOND, None)
+    assert (row.start_units, row.start_at, row.per_s) == (1200, began + 100 * SECOND, None)
     tell(attempt, 1320, began + 160 * SECOND)
     assert known(attempt).per_s == 2.0
 
@@ -125,11 +134,11 @@ def test_two_nodes_of_a_gang_do_not_undo_each_other(scene) -> None:
     attempt, began = begun(scene), timezone.now()
     stale = read(attempt)
     assert tell(attempt, 10, began)
-    assert not record_progress(stale, 0, 99, 0.0, asked_at=began)  # as the other one read it before
+    assert not record_progress(stale, 0, 99, 0.0, polled_at=began)  # as the other one read it before
     seen = read(attempt)
     assert tell(attempt, 40, began + 40 * SECOND)
-    assert not record_progress(seen, 0, 35, 0.0, asked_at=began + 35 * SECOND)
-    assert known(attempt).done == 40
+    assert not record_progress(seen, 0, 35, 0.0, polled_at=began + 35 * SECOND)
+    assert known(attempt).completed_units == 40
 
 
 @database
@@ -138,7 +147,7 @@ def test_what_is_known_already_asks_the_record_nothing(scene) -> None:
     tell(attempt, 5, now)
     seen = read(attempt)
     with CaptureQueriesContext(connection) as queries:
-        assert not record_progress(seen, 0, 5, 20.0, asked_at=now + 20 * SECOND)
+        assert not record_progress(seen, 0, 5, 20.0, polled_at=now + 20 * SECOND)
     assert len(queries) == 0
 
 
@@ -166,32 +175,32 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(scene) -> Non
     tell(attempt, 5, now)
     with_word = read(attempt)
     end(attempt)
-    assert not record_progress(with_word, 0, 50, 0.0, asked_at=now + 60 * SECOND)  # as it was read before
-    Progress.objects.all().delete()
-    assert not record_progress(seen, 0, 50, 0.0, asked_at=now + 60 * SECOND)
+    assert not record_progress(with_word, 0, 50, 0.0, polled_at=now + 60 * SECOND)  # as it was read before
+    AttemptProgress.objects.all().delete()
+    assert not record_progress(seen, 0, 50, 0.0, polled_at=now + 60 * SECOND)
     seen.running_at = None
-    assert not record_progress(seen, 0, 5, 1.0, asked_at=now)
-    assert not Progress.objects.exists()
+    assert not record_progress(seen, 0, 5, 1.0, polled_at=now)
+    assert not AttemptProgress.objects.exists()
 
 
 @database
 def test_the_record_itself_refuses_what_goes_backwards(scene) -> None:
     attempt, now = begun(scene), timezone.now()
     tell(attempt, 5, now)
-    for wrong in ({"done": 4.0}, {"at": now - 60 * SECOND}, {"since_done": -1.0}):
+    for wrong in ({"completed_units": 4.0}, {"reported_at": now - 60 * SECOND}, {"start_units": -1.0}):
         with pytest.raises(IntegrityError), transaction.atomic():
-            Progress.objects.update(**wrong)
+            AttemptProgress.objects.update(**wrong)
 
 
 @database
 def test_it_is_kept_with_how_its_gpus_lay(scene) -> None:
     Topology.objects.create(name="a-fabric", levels=["hall", "row"])
     Topology.objects.create(name="b-fabric", levels=["block", "rack"])
-    nodes = [scene["node"], record.node(scene["pool"], labels={"block": "x", "rack": "2"})]
+    nodes = [scene["node"], factories.node(scene["pool"], labels={"block": "x", "rack": "2"})]
     Node.objects.filter(pk=nodes[0].pk).update(labels={"block": "x", "rack": "1"})
     for node in nodes:
-        Gpu.objects.filter(node=node, index__gte=2).update(island=1)
-        Gpu.objects.filter(node=node, index__lt=2).update(island=0)
+        Gpu.objects.filter(node=node, index__gte=2).update(nvlink_island=1)
+        Gpu.objects.filter(node=node, index__lt=2).update(nvlink_island=0)
     two, now = begun(scene, nodes=nodes, gpus=3), timezone.now()
     tell(two, 1, now)
     assert known(two).layout == Layout("Test 80", 2, 4, 1)
@@ -203,7 +212,7 @@ def test_it_is_kept_with_how_its_gpus_lay(scene) -> None:
 
 LYING = st.lists(
     st.builds(
-        LyingGpu, st.sampled_from("abc"), st.sampled_from(["H200", "A100"]), st.sampled_from([None, 0, 1])
+        GpuPosition, st.sampled_from("abc"), st.sampled_from(["H200", "A100"]), st.sampled_from([None, 0, 1])
     ),
     max_size=12,
 )
@@ -241,7 +250,7 @@ ALIKE = {
     "milli_per_gpu": 1000,
     "mig_profile": "",
     "command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-2"],
-    "environ": {"B": "2", "A": "x"},
+    "env": {"B": "2", "A": "x"},
 }
 
 
@@ -249,11 +258,11 @@ ALIKE = {
     "same",
     [
         {"command": ["torchrun", "train.py", "--lr=0.01", "--seed", "8", "--model", "gpt-2"]},
-        {"environ": {"A": "x", "B": "3"}},
+        {"env": {"A": "x", "B": "3"}},
     ],
 )
 def test_numbers_make_no_other_work(same) -> None:
-    assert work_of(**ALIKE) == work_of(**(ALIKE | same))
+    assert workload_fingerprint(**ALIKE) == workload_fingerprint(**(ALIKE | same))
 
 
 @pytest.mark.parametrize(
@@ -266,20 +275,20 @@ def test_numbers_make_no_other_work(same) -> None:
         {"mig_profile": "1g.10gb"},
         {"command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-3"]},
         {"command": ["torchrun", "train.py", "--wd=1e-4", "--seed", "7", "--model", "gpt-2"]},
-        {"environ": {"B": "2", "A": "y"}},
-        {"environ": {"B": "2"}},
+        {"env": {"B": "2", "A": "y"}},
+        {"env": {"B": "2"}},
     ],
 )
 def test_anything_else_does(other) -> None:
-    assert work_of(**ALIKE) != work_of(**(ALIKE | other))
+    assert workload_fingerprint(**ALIKE) != workload_fingerprint(**(ALIKE | other))
 
 
 def ran(scene, per_s: float, *, island: int, **fields) -> Attempt:
     """An attempt that ended after running at this rate, on GPUs of another NVLink island for each number."""
     attempt, began = begun(scene, gpus=2, **fields), timezone.now()
     held = Gpu.objects.filter(allocations__task__attempt=attempt).order_by("index")
-    Gpu.objects.filter(pk=held[0].pk).update(island=island)
-    Gpu.objects.filter(pk=held[1].pk).update(island=0)
+    Gpu.objects.filter(pk=held[0].pk).update(nvlink_island=island)
+    Gpu.objects.filter(pk=held[1].pk).update(nvlink_island=0)
     tell(attempt, 0, began)
     tell(attempt, per_s * 100, began + 100 * SECOND)
     end(attempt)
@@ -293,31 +302,31 @@ def test_layouts_are_compared_once_three_of_two_are_known(scene) -> None:
     for per_s in (7, 8):
         ran(scene, per_s, island=1)
     job = begun(scene, gpus=2).job
-    assert layouts_compared(job) == []
+    assert compare_job_layouts(job) == []
     ran(scene, 90, island=1, command=["false"])  # other work
-    assert layouts_compared(job) == []
+    assert compare_job_layouts(job) == []
     last = ran(scene, 7.5, island=1)
-    together, apart = layouts_compared(job)
+    together, apart = compare_job_layouts(job)
     assert (together.layout.islands, together.per_s, together.percent, together.attempts) == (1, 10, 100, 3)
     assert (apart.layout.islands, apart.per_s, apart.percent, apart.attempts) == (2, 7.5, 75, 3)
-    assert work_of_job(job) == known(last).work
+    assert job_workload_fingerprint(job) == known(last).workload_fingerprint
 
 
 @database
 def test_an_elastic_job_says_nothing_of_a_layout(scene) -> None:
-    nodes = [scene["node"], record.node(scene["node"].pool, gpus=4)]
+    nodes = [scene["node"], factories.node(scene["node"].pool, gpus=4)]
     for per_s, island in ((10, 0), (20, 1)):
         for _ in range(3):
             attempt = ran(scene, per_s, island=island, nodes=nodes, min_tasks=1)
     assert known(attempt).per_s == 20
-    assert layouts_compared(attempt.job) == []
+    assert compare_job_layouts(attempt.job) == []
 
 
 @database
 def test_another_project_says_nothing_of_ours(scene) -> None:
     job = begun(scene, gpus=2).job
-    other = scene | {"project": record.project(member=scene["owner"])}
+    other = scene | {"project": factories.project(member=scene["owner"])}
     for per_s, island in ((10, 0), (5, 1)) * 3:
         ran(other, per_s, island=island)
-    assert layouts_compared(begun(other, gpus=2).job) != []
-    assert layouts_compared(job) == []
+    assert compare_job_layouts(begun(other, gpus=2).job) != []
+    assert compare_job_layouts(job) == []

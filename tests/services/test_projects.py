@@ -6,57 +6,57 @@ import pytest
 from django.db import ProgrammingError, transaction
 
 from portal import access
-from portal.errors import Conflict, Invalid, NotAllowed, NotThere, Stale
+from portal.domain.states import Role
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, PreconditionFailed
 from portal.models import AuditEntry, Quota
-from portal.services import projects
-from portal.services.projects import QuotaNumbers
-from portal.words.states import Role
-from tests import record
+from portal.services.projects import projects
+from portal.services.projects.projects import QuotaValues
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
-def numbers(guaranteed=0, limit=None, weight=1.0, priority=0) -> QuotaNumbers:
-    return QuotaNumbers(guaranteed, limit, weight, priority)
+def numbers(guaranteed=0, limit=None, weight=1.0, priority=0) -> QuotaValues:
+    return QuotaValues(guaranteed, limit, weight, priority)
 
 
 def test_admins_make_projects_and_managers_make_children():
-    admin, manager = record.person(admin=True), record.person()
+    admin, manager = factories.user(admin=True), factories.user()
     vision = projects.do_create_project(admin, name="vision", manager=manager)
     child = projects.do_create_project(manager, name="vision-small", parent=vision)
     assert child.parent == vision
-    with pytest.raises(NotAllowed, match="Only administrators make a top-level project"):
+    with pytest.raises(Forbidden, match="Only administrators make a top-level project"):
         projects.do_create_project(manager, name="other")
-    with pytest.raises(Invalid, match="already"):
+    with pytest.raises(InvalidRequest, match="already"):
         projects.do_create_project(admin, name="vision")
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         projects.do_create_project(admin, name="Vision!")
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         projects.do_create_project(admin, name="vision\n")
-    with pytest.raises(NotThere):
-        projects.do_create_project(record.person(), name="x", parent=vision)
+    with pytest.raises(NotFound):
+        projects.do_create_project(factories.user(), name="x", parent=vision)
 
 
 def test_the_tree_has_no_circle():
-    admin = record.person(admin=True)
-    a = record.project("a")
-    b = record.project("b", parent=a)
-    with pytest.raises(Invalid, match="below itself"):
+    admin = factories.user(admin=True)
+    a = factories.project("a")
+    b = factories.project("b", parent=a)
+    with pytest.raises(InvalidRequest, match="below itself"):
         projects.do_change_project(admin, a, parent=b)
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         projects.do_change_project(admin, a, parent=a)
 
 
 def test_a_quota_edit_needs_the_version_it_was_made_from():
-    admin = record.person(admin=True)
-    project, pool = record.project(), record.pool()
+    admin = factories.user(admin=True)
+    project, pool = factories.project(), factories.pool()
     quota = projects.do_change_quota(admin, project, pool, numbers(4000), version=0)
     assert quota.version == 1
     projects.do_change_quota(admin, project, pool, numbers(2000, 3000), version=1, reason="paper")
-    with pytest.raises(Stale) as refusal:
+    with pytest.raises(PreconditionFailed) as refusal:
         projects.do_change_quota(admin, project, pool, numbers(9000), version=1)
-    assert refusal.value.facts["current"]["guaranteed_milli"] == 2000
-    entry = AuditEntry.objects.filter(act="quota.change").first()
+    assert refusal.value.details["current"]["guaranteed_milli"] == 2000
+    entry = AuditEntry.objects.filter(action="quota.change").first()
     assert (entry.before["guaranteed_milli"], entry.after["limit_milli"], entry.reason) == (
         4000,
         3000,
@@ -65,8 +65,8 @@ def test_a_quota_edit_needs_the_version_it_was_made_from():
 
 
 def test_a_quota_change_can_be_undone_once():
-    admin = record.person(admin=True)
-    project, pool = record.project(), record.pool()
+    admin = factories.user(admin=True)
+    project, pool = factories.project(), factories.pool()
     projects.do_change_quota(admin, project, pool, numbers(4000), version=0)
     quota = projects.do_change_quota(admin, project, pool, numbers(1000), version=1)
     newest, first = quota.changes.all()
@@ -78,11 +78,11 @@ def test_a_quota_change_can_be_undone_once():
 
 
 def test_what_one_person_may_hold_is_kept_audited_and_undone():
-    admin = record.person(admin=True)
-    project, pool = record.project(), record.pool()
-    quota = projects.do_change_quota(admin, project, pool, QuotaNumbers(user_limit_milli=0), version=0)
+    admin = factories.user(admin=True)
+    project, pool = factories.project(), factories.pool()
+    quota = projects.do_change_quota(admin, project, pool, QuotaValues(user_limit_milli=0), version=0)
     assert quota.user_limit_milli == 0
-    entry = AuditEntry.objects.filter(act="quota.change").first()
+    entry = AuditEntry.objects.filter(action="quota.change").first()
     assert entry.after["user_limit_milli"] == 0
     change = quota.changes.first()
     change.before = {"guaranteed_milli": 1000, "limit_milli": None, "weight": 1.0, "priority": 0}
@@ -100,39 +100,39 @@ def test_what_one_person_may_hold_is_kept_audited_and_undone():
         (numbers(weight=-1), "weight"),
         (numbers(weight=0), "weight"),
         (numbers(priority=10**6), "priority"),
-        (QuotaNumbers(user_limit_milli=-1), "user_limit_milli"),
-        (QuotaNumbers(user_limit_milli=10**9), "user_limit_milli"),
+        (QuotaValues(user_limit_milli=-1), "user_limit_milli"),
+        (QuotaValues(user_limit_milli=10**9), "user_limit_milli"),
     ],
 )
 def test_nonsense_quotas(bad, named):
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         projects.do_change_quota(
-            record.person(admin=True), record.project(), record.pool(), bad, version=None
+            factories.user(admin=True), factories.project(), factories.pool(), bad, version=None
         )
     assert named in refusal.value.fields
     assert not Quota.objects.exists()
 
 
 def test_managers_do_not_change_quotas():
-    manager = record.person()
-    project = record.project(manager=manager)
-    with pytest.raises(NotAllowed, match="Only administrators change quotas"):
-        projects.do_change_quota(manager, project, record.pool(), numbers(1), version=0)
+    manager = factories.user()
+    project = factories.project(manager=manager)
+    with pytest.raises(Forbidden, match="Only administrators change quotas"):
+        projects.do_change_quota(manager, project, factories.pool(), numbers(1), version=0)
 
 
 def test_roles_reach_down_the_tree_and_never_up():
-    person = record.person()
-    top = record.project()
-    middle = record.project(parent=top, member=person)
-    leaf = record.project(parent=middle)
+    person = factories.user()
+    top = factories.project()
+    middle = factories.project(parent=top, member=person)
+    leaf = factories.project(parent=middle)
     assert access.role_in(person, leaf) is Role.MEMBER
     assert access.role_in(person, top) is None
     assert set(access.visible_projects(person)) == {middle, leaf}
 
 
 def test_losing_a_place_moves_the_rights_version():
-    admin, person = record.person(admin=True), record.person()
-    project = record.project(member=person)
+    admin, person = factories.user(admin=True), factories.user()
+    project = factories.project(member=person)
     before = person.rights_version
     projects.do_remove_member(admin, project, person)
     person.refresh_from_db()
@@ -141,7 +141,7 @@ def test_losing_a_place_moves_the_rights_version():
 
 
 def test_the_audit_trail_only_grows():
-    projects.do_create_project(record.person(admin=True), name="x")
+    projects.do_create_project(factories.user(admin=True), name="x")
     with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
         AuditEntry.objects.update(reason="changed")
     with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
@@ -149,9 +149,9 @@ def test_the_audit_trail_only_grows():
 
 
 def test_a_move_takes_the_rights_that_came_from_above():
-    admin, above, own = record.person(admin=True), record.person(), record.person()
-    parent = record.project(viewer=above)
-    child = record.project(parent=parent, viewer=own)
+    admin, above, own = factories.user(admin=True), factories.user(), factories.user()
+    parent = factories.project(viewer=above)
+    child = factories.project(parent=parent, viewer=own)
     projects.do_change_project(admin, child, title="Moved nowhere yet")
     above.refresh_from_db()
     before = above.rights_version, own.rights_version

@@ -10,23 +10,23 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, Invalid, NotAllowed, Stale
-from portal.models import AuditEntry, Outbox, Reservation, ReservedNode
-from portal.selectors.reservations import windows_of
-from portal.services import lifecycle
-from portal.services.reservations import (
-    ReservationWords,
+from portal.domain.reasons import EndReason
+from portal.errors import Conflict, Forbidden, InvalidRequest, PreconditionFailed
+from portal.models import AuditEntry, OutboxMessage, Reservation, ReservationNode
+from portal.selectors.scheduling.reservations import node_reservations
+from portal.services.cluster.reservations import (
+    ReservationInput,
     choose_nodes,
-    clear_begun,
     do_cancel_reservation,
     do_restore_reservation,
     do_save_reservation,
-    named_nodes,
-    named_projects,
+    drain_started_reservations,
+    get_nodes,
+    get_projects,
 )
-from portal.words.reasons import EndReason
+from portal.services.lifecycle import job_control
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 from tests.services.test_lifecycle import place, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,15 +36,15 @@ HOUR = dt.timedelta(hours=1)
 
 @pytest.fixture
 def scene():
-    made = record.scene() | {"admin": record.person(admin=True)}
-    made["other"] = record.node(made["pool"])
+    made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
+    made["other"] = factories.node(made["pool"])
     return made
 
 
-def words(scene, begin=1, end=5, **changes) -> ReservationWords:
+def words(scene, begin=1, end=5, **changes) -> ReservationInput:
     """Both nodes for the project, hours from now."""
     now = timezone.now()
-    asked = ReservationWords(
+    asked = ReservationInput(
         "course", scene["pool"], [scene["node"], scene["other"]], [scene["project"]], now + begin * HOUR,
         now + end * HOUR, "spring term",
     )  # fmt: skip
@@ -53,12 +53,12 @@ def words(scene, begin=1, end=5, **changes) -> ReservationWords:
 
 def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
     row = do_save_reservation(scene["admin"], words(scene))
-    assert {one.node_id for one in row.reserved.all()} == {scene["node"].pk, scene["other"].pk}
-    told = AuditEntry.objects.get(act="reservation.create")
+    assert {one.node_id for one in row.reservation_nodes.all()} == {scene["node"].pk, scene["other"].pk}
+    told = AuditEntry.objects.get(action="reservation.create")
     assert (told.object_id, told.reason) == (row.public_id, "spring term")
     assert told.after["projects"] == [scene["project"].name]
-    assert Outbox.objects.filter(name="scheduler.cycle", arguments=["reservation"]).exists()
-    with pytest.raises(NotAllowed, match="Only administrators reserve nodes"):
+    assert OutboxMessage.objects.filter(name="scheduler.cycle", arguments=["reservation"]).exists()
+    with pytest.raises(Forbidden, match="Only administrators reserve nodes"):
         do_save_reservation(scene["owner"], words(scene, 10, 11))
 
 
@@ -70,47 +70,49 @@ def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
         ({"name": "a\nb"}, "name"),
         ({"nodes": []}, "nodes"),
         ({"reason": "x" * 501}, "reason"),
-        ({"begin": 5, "end": 5}, "end"),
-        ({"begin": -5, "end": -1}, "end"),
-        ({"begin": 1, "end": 24 * 500}, "end"),
-        ({"begin": 24 * 900, "end": 24 * 901}, "begin"),
+        ({"begin": 5, "end": 5}, "ends_at"),
+        ({"begin": -5, "end": -1}, "ends_at"),
+        ({"begin": 1, "end": 24 * 500}, "ends_at"),
+        ({"begin": 24 * 900, "end": 24 * 901}, "starts_at"),
     ],
 )
 def test_what_cannot_be_reserved_is_refused_by_field(scene, changes, field) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         do_save_reservation(scene["admin"], words(scene, **changes))
     assert set(refusal.value.fields) == {field}
     assert not Reservation.objects.exists()
 
 
 def test_nodes_of_another_pool_are_refused(scene) -> None:
-    stranger = record.node(record.pool())
-    with pytest.raises(Invalid, match="of the pool"):
+    stranger = factories.node(factories.pool())
+    with pytest.raises(InvalidRequest, match="of the pool"):
         do_save_reservation(scene["admin"], words(scene, nodes=[stranger]))
-    with pytest.raises(Invalid, match="has no node called"):
-        named_nodes(scene["pool"], [stranger.name])
-    with pytest.raises(Invalid, match="no project called nowhere"):
-        named_projects(["nowhere"])
+    with pytest.raises(InvalidRequest, match="has no node called"):
+        get_nodes(scene["pool"], [stranger.name])
+    with pytest.raises(InvalidRequest, match="no project called nowhere"):
+        get_projects(["nowhere"])
 
 
 def test_a_begin_that_has_passed_is_now(scene) -> None:
     row = do_save_reservation(scene["admin"], words(scene, -10, 1))
-    assert abs(row.begin - timezone.now()) < dt.timedelta(seconds=10)
+    assert abs(row.starts_at - timezone.now()) < dt.timedelta(seconds=10)
 
 
 def test_two_reservations_of_a_node_never_overlap(scene) -> None:
     first = do_save_reservation(scene["admin"], words(scene, 1, 5))
     with pytest.raises(Conflict) as refusal:
         do_save_reservation(scene["admin"], words(scene, 4, 8, nodes=[scene["node"]]))
-    assert (refusal.value.code, refusal.value.facts["reservation"]) == ("reserved_already", first.public_id)
+    assert (refusal.value.code, refusal.value.details["reservation"]) == ("already_reserved", first.public_id)
     after = do_save_reservation(
-        scene["admin"], words(scene, begin=0, end=8, nodes=[record.node(scene["pool"])])
+        scene["admin"], words(scene, begin=0, end=8, nodes=[factories.node(scene["pool"])])
     )
-    assert after.reserved.count() == 1
+    assert after.reservation_nodes.count() == 1
     next_one = words(scene)
-    do_save_reservation(scene["admin"], replace(next_one, begin=first.end, end=first.end + HOUR))
+    do_save_reservation(
+        scene["admin"], replace(next_one, starts_at=first.ends_at, ends_at=first.ends_at + HOUR)
+    )
     with pytest.raises(IntegrityError), transaction.atomic():
-        ReservedNode.objects.create(reservation=after, node=scene["node"], during=first.during)
+        ReservationNode.objects.create(reservation=after, node=scene["node"], period=first.period)
 
 
 def test_of_two_at_the_same_time_one_is_told_of_the_other(scene) -> None:
@@ -132,19 +134,19 @@ def test_of_two_at_the_same_time_one_is_told_of_the_other(scene) -> None:
         thread.join(timeout=1.0)
         assert thread.is_alive()
     thread.join(timeout=20.0)
-    assert told == ["reserved_already"]
+    assert told == ["already_reserved"]
     assert list(Reservation.objects.values_list("name", flat=True)) == ["first"]
 
 
 def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(scene) -> None:
     row = do_save_reservation(scene["admin"], words(scene))
     changed = do_save_reservation(scene["admin"], words(scene, 2, 3, nodes=[scene["node"]]), row, version=1)
-    assert (changed.version, changed.reserved.count()) == (2, 1)
-    with pytest.raises(Stale):
+    assert (changed.version, changed.reservation_nodes.count()) == (2, 1)
+    with pytest.raises(PreconditionFailed):
         do_save_reservation(scene["admin"], words(scene), row, version=1)
     begun = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]]))
     kept = do_save_reservation(scene["admin"], words(scene, 0.5, 2, nodes=[scene["other"]]), begun)
-    assert kept.begin == begun.begin and kept.end > begun.end
+    assert kept.starts_at == begun.starts_at and kept.ends_at > begun.ends_at
 
 
 def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(scene) -> None:
@@ -152,20 +154,20 @@ def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(scene) -> Non
     row = do_save_reservation(admin, words(scene))
     assert do_cancel_reservation(admin, row).cancelled_at is not None
     do_cancel_reservation(admin, row)
-    assert AuditEntry.objects.filter(act="reservation.cancel").count() == 1
+    assert AuditEntry.objects.filter(action="reservation.cancel").count() == 1
     other = do_save_reservation(admin, words(scene, 2, 3))
     with pytest.raises(Conflict, match="reserved at that time already"):
         do_restore_reservation(admin, row)
     assert Reservation.objects.get(pk=row.pk).cancelled_at is not None
     do_cancel_reservation(admin, other)
     assert do_restore_reservation(admin, row).cancelled_at is None
-    assert ReservedNode.objects.filter(reservation=row, live=True).count() == 2
+    assert ReservationNode.objects.filter(reservation=row, live=True).count() == 2
     with pytest.raises(Conflict, match="cancelled, or over"):
         do_save_reservation(admin, words(scene, 20, 21), other)
 
 
 def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     place(scene, job)
     now = timezone.now()
     (chosen,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
@@ -173,37 +175,37 @@ def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
     do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[chosen]))
     (left,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
     assert left == scene["node"]
-    with pytest.raises(Invalid, match="1 are not reserved"):
+    with pytest.raises(InvalidRequest, match="1 are not reserved"):
         choose_nodes(scene["pool"], 2, now, now + HOUR)
 
 
 def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_off(scene) -> None:
     stays = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]], projects=[]))
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     attempt = place(scene, job)
     run(attempt)
-    clears = {"nodes": [scene["node"]], "projects": [], "clears": True, "name": "new fans"}
+    clears = {"nodes": [scene["node"]], "projects": [], "drain_at_start": True, "name": "new fans"}
     row = do_save_reservation(scene["admin"], words(scene, 1, 5, **clears))
-    assert clear_begun() == 0, "it has not begun"
-    assert [window.named for window in windows_of(scene["node"])] == [False]
+    assert drain_started_reservations() == 0, "it has not begun"
+    assert [window.named for window in node_reservations(scene["node"])] == [False]
     row = do_save_reservation(scene["admin"], words(scene, 0, 1, **clears), row)
-    assert clear_begun() == 1
+    assert drain_started_reservations() == 1
     attempt.refresh_from_db()
     assert (attempt.stop_reason, attempt.state) == ("preempted", "COMPLETING")
-    assert attempt.sentence.startswith("Its node is in maintenance until ")
-    assert clear_begun() == 0, "once"
+    assert attempt.message.startswith("Its node is in maintenance until ")
+    assert drain_started_reservations() == 0, "once"
     stays.refresh_from_db()
-    assert stays.cleared_at is None
-    assert AuditEntry.objects.get(act="reservation.clear").after == {"tasks": 1}
+    assert stays.drained_at is None
+    assert AuditEntry.objects.get(action="reservation.clear").after == {"tasks": 1}
     (task,) = attempt.task_rows.values_list("pk", flat=True)
-    lifecycle.task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert job.state == "PENDING"
     assert run_cycle("test", "me").started == 0
-    assert job.standing.code == "held_for_reservation"
+    assert job.verdict.code == "reserved_for_other_job"
 
 
 def test_only_maintenance_clears(scene) -> None:
-    with pytest.raises(Invalid) as caught:
-        do_save_reservation(scene["admin"], words(scene, clears=True))
-    assert set(caught.value.fields) == {"clears"}
+    with pytest.raises(InvalidRequest) as caught:
+        do_save_reservation(scene["admin"], words(scene, drain_at_start=True))
+    assert set(caught.value.fields) == {"drain_at_start"}

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import DesiredState, JobState, Role, RuntimeKind
+from portal.domain.volumes import VolumeKind
 from portal.models import AuditEntry, Gpu, Job, Membership
-from portal.services import lifecycle
-from portal.services.catalogue import EnvironmentWords, do_save_environment
-from portal.services.lifecycle import Seat
-from portal.services.people import do_change_person
-from portal.services.projects import do_change_project, do_remove_member, do_set_member
-from portal.services.rights_changes import ChoiceNeeded, JobChoice, QueuedJobs, RunningJobs
-from portal.services.volumes import VolumeWords, do_save_volume
-from portal.words.reasons import EndReason
-from portal.words.states import Desired, JobState, Role, RuntimeKind
-from portal.words.volumes import VolumeKind
-from tests import record
+from portal.services.accounts.users import do_change_user
+from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.rights_changes import ChoiceRequired, JobChoice, QueuedJobs, RunningJobs
+from portal.services.projects.projects import do_change_project, do_remove_member, do_set_member
+from portal.services.projects.volumes import VolumeInput, do_save_volume
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,20 +27,20 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene() -> dict[str, Any]:
     """A member with a queued job, one whose start was decided, one that runs, and one of another person."""
-    scene = record.scene() | {"admin": record.person(admin=True)}
-    words = VolumeWords("sets", VolumeKind.PATH, path="/srv/sets")
+    scene = factories.basic_cluster() | {"admin": factories.user(admin=True)}
+    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets")
     scene["volume"] = do_save_volume(scene["admin"], words)
-    other = record.person()
+    other = factories.user()
     Membership.objects.create(user=other, project=scene["project"], role="member")
     uses = {"volumes": [{"volume": "sets"}]}
     for name, owner in (("queued", scene["owner"]), ("decided", scene["owner"]), ("running", scene["owner"])):
-        scene[name] = record.job(owner, scene["project"], scene["environment"], name=name, **uses)
-    scene["others"] = record.job(other, scene["project"], record.environment())
+        scene[name] = factories.job(owner, scene["project"], scene["environment"], name=name, **uses)
+    scene["others"] = factories.job(other, scene["project"], factories.environment())
     place(scene, scene["decided"])
     attempt = place(scene, scene["running"])
     task = attempt.task_rows.get()
-    assert lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     return scene
 
 
@@ -48,7 +48,9 @@ def place(scene: dict[str, Any], job: Job) -> Any:
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpu = Gpu.objects.filter(used_milli=0).order_by("index")[0]
-        return lifecycle.begin_attempt(row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+        return job_control.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        )
 
 
 def remove(scene: dict[str, Any], **choice: Any) -> None:
@@ -60,12 +62,12 @@ def make_viewer(scene: dict[str, Any], **choice: Any) -> None:
 
 
 def close_account(scene: dict[str, Any], **choice: Any) -> None:
-    do_change_person(scene["admin"], scene["owner"], is_active=False, **choice)
+    do_change_user(scene["admin"], scene["owner"], is_active=False, **choice)
 
 
 def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
     row = scene["environment"]
-    words = EnvironmentWords(
+    words = EnvironmentInput(
         row.name, row.title, RuntimeKind.PODMAN, image=row.image, tool="jupyterlab",
         tool_command=("jupyter", "lab"), tool_port=8888, enabled=False,
     )  # fmt: skip
@@ -73,7 +75,7 @@ def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
 
 
 def close_volume(scene: dict[str, Any], **choice: Any) -> None:
-    words = VolumeWords("sets", VolumeKind.PATH, path="/srv/sets", projects=[record.project()])
+    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", projects=[factories.project()])
     do_save_volume(scene["admin"], words, scene["volume"], **choice)
 
 
@@ -90,7 +92,7 @@ CHANGES: list[Callable[..., None]] = [
 @pytest.fixture(params=CHANGES, ids=lambda change: change.__name__)
 def change(scene: dict[str, Any], request: pytest.FixtureRequest) -> Callable[..., None]:
     if request.param is move_project:
-        parent = record.project(member=scene["owner"])
+        parent = factories.project(member=scene["owner"])
         scene["project"].parent = parent
         scene["project"].save()
         Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
@@ -102,13 +104,13 @@ def now(scene: dict[str, Any], name: str) -> Job:
 
 
 def test_without_a_choice_nothing_changes_and_the_numbers_are_told(scene, change) -> None:
-    with pytest.raises(ChoiceNeeded) as needed:
+    with pytest.raises(ChoiceRequired) as needed:
         change(scene, choice=None)
     assert (needed.value.queued, needed.value.running) == (2, 1)
-    assert needed.value.facts == {"queued": 2, "running": 1}
+    assert needed.value.details == {"queued": 2, "running": 1}
     assert now(scene, "decided").state == JobState.RUNNING and not now(scene, "queued").held
-    assert not AuditEntry.objects.filter(act="rights.jobs").exists()
-    with pytest.raises(ChoiceNeeded):  # the right was not lost
+    assert not AuditEntry.objects.filter(action="rights.jobs").exists()
+    with pytest.raises(ChoiceRequired):  # the right was not lost
         change(scene, choice=None)
 
 
@@ -116,12 +118,15 @@ def test_by_default_queued_jobs_are_held_and_running_ones_finish(scene, change) 
     change(scene)
     for name in ("queued", "decided"):
         job = now(scene, name)
-        assert (job.state, job.held, job.desired) == (JobState.PENDING, True, Desired.RUN)
-        assert "Held by" in job.events.get(kind="held").sentence
-    assert (now(scene, "running").state, now(scene, "running").desired) == (JobState.RUNNING, Desired.RUN)
+        assert (job.state, job.held, job.desired_state) == (JobState.PENDING, True, DesiredState.RUN)
+        assert "Held by" in job.events.get(kind="held").message
+    assert (now(scene, "running").state, now(scene, "running").desired_state) == (
+        JobState.RUNNING,
+        DesiredState.RUN,
+    )
     assert not now(scene, "others").held
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 1000  # what was decided let go
-    entry = AuditEntry.objects.get(act="rights.jobs")
+    entry = AuditEntry.objects.get(action="rights.jobs")
     assert entry.actor == scene["admin"] and entry.after["queued"] == "hold"
     assert set(entry.after["queued_jobs"]) == {scene["queued"].public_id, scene["decided"].public_id}
     assert entry.after["running_jobs"] == [scene["running"].public_id]
@@ -136,14 +141,14 @@ def test_cancel_and_stop_end_all_of_them(scene, change) -> None:
         )
     running = now(scene, "running")
     attempt = running.attempts.get()
-    assert running.desired == Desired.CANCELLED and attempt.stop_wanted_at is not None
+    assert running.desired_state == DesiredState.CANCELLED and attempt.stop_requested_at is not None
     assert attempt.stop_reason == EndReason.OWNER_NOT_PERMITTED
     assert now(scene, "others").state == JobState.PENDING
 
 
 def test_change_that_takes_no_right_asks_for_no_choice(scene) -> None:
     do_set_member(scene["admin"], scene["project"], scene["owner"], Role.MANAGER, choice=None)
-    parent = record.project(member=scene["owner"])
+    parent = factories.project(member=scene["owner"])
     scene["project"].parent = parent
     scene["project"].save()
     remove(scene, choice=None)  # the role in the parent is enough

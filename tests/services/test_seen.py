@@ -8,57 +8,57 @@ from typing import Any
 
 import pytest
 
-from agents.bundle import build
-from agents.engines.ssh import hello_as_json
+from agents.bundle import build_archive
+from agents.engines.agent_engine import hello_to_json
 from agents.local import open_local
-from portal.models import Gpu, Link, Node
-from portal.services import nodes
-from tests import record
-from tests.standins import nvml
+from portal.models import Gpu, GpuLink, Node
+from portal.services.nodes import nodes
+from tests import factories
+from tests.fakes import nvml
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CLUSTER = "seen"
-needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("agent") / "agent.pyz"
-    build(path)
+    build_archive(path)
     return path
 
 
 @pytest.fixture
 def node() -> Node:
-    return record.node(record.pool(), gpus=0)
+    return factories.node(factories.pool(), gpus=0)
 
 
 def settings_of(folder: Path, gpus: str) -> Path:
     own = {"cluster": CLUSTER, "state_dir": str(folder / "state"), "home_root": str(folder / "homes")}
     path = folder / "node.json"
-    path.write_text(json.dumps({**own, "gpus": gpus}))
+    path.write_text(json.dumps({**own, "gpu_provider": gpus}))
     return path
 
 
-def hear(node: Node, program: Path, settings: Path, driver: nvml.Driver | None = None) -> dict[str, Any]:
+def hear(node: Node, program: Path, settings: Path, driver: nvml.FakeDriver | None = None) -> dict[str, Any]:
     """One connection: the agent's hello is written down, and given."""
     environment = driver.environment if driver else None
     with open_local(program, "watch", settings, cluster=CLUSTER, environment=environment) as link:
-        hello = hello_as_json(link.hello)
+        hello = hello_to_json(link.hello)
     nodes.record_hello(node.pk, hello, received_s=0.0)
     return hello
 
 
 def test_what_a_gpu_is_and_why_it_is_ill_reaches_its_row(node: Node, program: Path, tmp_path: Path) -> None:
     rows = [
-        {"uuid": "a", "island": 1, "compute_capability": 9.0},
-        {"uuid": "b", "mig_profile": "1g.10gb", "health": "quarantined", "health_sentence": "It smells."},
+        {"uuid": "a", "nvlink_island": 1, "compute_capability": 9.0},
+        {"uuid": "b", "mig_profile": "1g.10gb", "health": "quarantined", "health_message": "It smells."},
     ]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
     hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
     told = node.gpus.values_list(
-        "uuid", "island", "compute_capability", "mig_profile", "health", "health_reason"
+        "uuid", "nvlink_island", "compute_capability", "mig_profile", "health", "health_reason"
     )
     assert list(told) == [
         ("a", 1, 9.0, "", "ok", ""),
@@ -67,8 +67,8 @@ def test_what_a_gpu_is_and_why_it_is_ill_reaches_its_row(node: Node, program: Pa
 
 
 def links_of(node: Node) -> list[tuple[str, int, int, int | None, str]]:
-    rows = Link.objects.filter(gpu_a__node=node).order_by("kind", "gpu_a__index", "gpu_b__index")
-    return list(rows.values_list("kind", "gpu_a__index", "gpu_b__index", "lines", "level"))
+    rows = GpuLink.objects.filter(gpu_a__node=node).order_by("kind", "gpu_a__index", "gpu_b__index")
+    return list(rows.values_list("kind", "gpu_a__index", "gpu_b__index", "nvlink_count", "level"))
 
 
 @needs_compiler
@@ -79,18 +79,18 @@ def test_addresses_memory_of_the_driver_and_links_reach_the_record(
         nvml.h200(0, "nvlink gpu 1", "nvlink gpu 1", "near 1 20"),
         nvml.h200(1, "nvlink gpu 0", "nvlink gpu 0"),
     ]
-    driver = nvml.Driver(tmp_path, wired)
+    driver = nvml.FakeDriver(tmp_path, wired)
     settings = settings_of(tmp_path, "nvml")
     hear(node, program, settings, driver)
-    rows = list(node.gpus.values_list("bus_id", "reserved_mib", "island"))
+    rows = list(node.gpus.values_list("bus_id", "driver_reserved_mib", "nvlink_island"))
     assert rows == [("00000000:1A:00.0", 637, 0), ("00000000:1B:00.0", 637, 0)]
     assert links_of(node) == [("nvlink", 0, 1, 2, ""), ("pcie", 0, 1, None, "multiple")]
-    before = set(Link.objects.values_list("pk", "kind"))
+    before = set(GpuLink.objects.values_list("pk", "kind"))
     driver.write([nvml.h200(0, "near 1 20"), nvml.h200(1)])
     hear(node, program, settings, driver)
     assert links_of(node) == [("pcie", 0, 1, None, "multiple")]
-    assert set(Link.objects.values_list("pk", "kind")) < before
-    assert set(node.gpus.values_list("island")) == {(None,)}
+    assert set(GpuLink.objects.values_list("pk", "kind")) < before
+    assert set(node.gpus.values_list("nvlink_island")) == {(None,)}
 
 
 def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
@@ -99,7 +99,7 @@ def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [{"uuid": "a"}, {"uuid": "b"}]}))
     told = hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
     a, b = Gpu.objects.filter(node=node)
-    Link.objects.create(kind="nvlink", gpu_a=a, gpu_b=b, lines=4)
+    GpuLink.objects.create(kind="nvlink", gpu_a=a, gpu_b=b, nvlink_count=4)
     nodes.record_hello(node.pk, told | {"links": None}, received_s=0.0)
     assert links_of(node) == [("nvlink", 0, 1, 4, "")]
     nodes.record_hello(node.pk, told, received_s=0.0)
@@ -110,11 +110,11 @@ def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
 def test_gpus_of_a_driver_that_does_not_answer_are_not_lost_and_take_no_new_work(
     node: Node, program: Path, tmp_path: Path
 ) -> None:
-    driver, settings = nvml.Driver(tmp_path, [nvml.h200(0)]), settings_of(tmp_path, "nvml")
+    driver, settings = nvml.FakeDriver(tmp_path, [nvml.h200(0)]), settings_of(tmp_path, "nvml")
     hear(node, program, settings, driver)
     driver.write([["refuse 18"], nvml.h200(0)])
     told = hear(node, program, settings, driver)
     assert list(told["gpus"]) == []
-    assert "driver does not answer: " in told["gpus_silent"]
+    assert "driver does not answer: " in told["gpu_driver_error"]
     gpu = node.gpus.get()
-    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpus_silent"])
+    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpu_driver_error"])

@@ -11,15 +11,15 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import BrowserSession, WorkspaceTicket
-from portal.services.people import do_make_sign_in_link
-from portal.services.session_store import SessionStore, session_id
-from portal.services.sessions import session_user
-from portal.services.terminals import do_open_terminal
-from portal.services.tokens import Scope, do_create_token
-from portal.services.workspaces import do_open_workspace, do_redeem_ticket
+from portal.services.accounts.session_store import SessionStore, session_id
+from portal.services.accounts.sessions import session_user
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.accounts.users import do_create_magic_link
+from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
+from portal.services.workspaces.terminals import do_open_terminal
 from scheduler import sweep
-from tests import record
-from tests.gateway.stand import running_workspace, sign_in
+from tests import factories
+from tests.gateway.gateway_harness import running_workspace, sign_in
 
 pytestmark = pytest.mark.django_db
 
@@ -37,14 +37,14 @@ def tables_with(text: str) -> list[str]:
 
 
 def test_no_table_holds_a_key_that_signs_in_or_enters():
-    owner = record.person()
+    owner = factories.user()
     workspace = running_workspace(owner, port=1)
     key = sign_in(owner)
     _, ticket = do_open_workspace(owner, workspace, key)
     cookie = do_redeem_ticket(ticket, workspace.public_id)
     do_open_terminal(owner, workspace, 0, key, cols=80, rows=24)
     _, token = do_create_token(owner, name="t", scopes=[Scope.READ])
-    code = do_make_sign_in_link(None, owner)
+    code = do_create_magic_link(None, owner)
     assert cookie is not None
     assert tables_with(workspace.public_id)
     for held_by_a_browser in (key, ticket, cookie, token.split("_")[2], code):
@@ -52,7 +52,7 @@ def test_no_table_holds_a_key_that_signs_in_or_enters():
 
 
 def test_the_stored_hash_of_a_session_signs_nobody_in():
-    owner = record.person()
+    owner = factories.user()
     sign_in(owner)
     stored = BrowserSession.objects.get().session_key
     for key in (stored, stored[:32]):
@@ -62,7 +62,7 @@ def test_the_stored_hash_of_a_session_signs_nobody_in():
 
 
 def test_a_session_is_kept_renewed_and_ended_by_its_key():
-    owner = record.person()
+    owner = factories.user()
     key = sign_in(owner)
     client = Client()
     client.cookies[settings.SESSION_COOKIE_NAME] = key
@@ -80,7 +80,7 @@ def test_a_session_is_kept_renewed_and_ended_by_its_key():
 
 
 def test_an_earlier_secret_key_keeps_sessions_and_a_new_password_ends_them(settings):
-    owner = record.person(password=record.PASSWORD)
+    owner = factories.user(password=factories.PASSWORD)
     workspace = running_workspace(owner, port=1)
     do_open_workspace(owner, workspace, sign_in(owner))
     stored = WorkspaceTicket.objects.get().session_key
@@ -93,10 +93,10 @@ def test_an_earlier_secret_key_keeps_sessions_and_a_new_password_ends_them(setti
 
 
 def test_expired_sessions_are_deleted():
-    owner = record.person()
+    owner = factories.user()
     sign_in(owner)
     BrowserSession.objects.update(expire_date=timezone.now() - dt.timedelta(seconds=1))
     kept = sign_in(owner)
-    sweep.trim()
+    sweep.delete_old_rows()
     assert session_user(session_id(kept)) == owner
     assert BrowserSession.objects.count() == 1

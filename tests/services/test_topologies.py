@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import AuditEntry, Node, Outbox, Topology
-from portal.services.jobs import do_cancel_job
-from portal.services.topologies import do_remove_topology, do_save_topology, do_set_labels
-from portal.words.labels import MOST_LABELS
-from tests import record
+from portal.domain.labels import MAX_LABELS
+from portal.errors import Conflict, Forbidden, InvalidRequest
+from portal.models import AuditEntry, Node, OutboxMessage, Topology
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.topologies import do_delete_topology, do_save_topology, do_set_labels
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    return record.scene() | {"admin": record.person(admin=True)}
+    return factories.basic_cluster() | {"admin": factories.user(admin=True)}
 
 
 def test_labels_are_set_whole_and_written_down(scene) -> None:
@@ -24,13 +24,13 @@ def test_labels_are_set_whole_and_written_down(scene) -> None:
     do_set_labels(admin, node, {"rack": "r1", "example.org/block": "b"}, reason="moved in")
     do_set_labels(admin, node, {"rack": "r2"})
     assert Node.objects.get(pk=node.pk).labels == {"rack": "r2"}
-    first, second = AuditEntry.objects.filter(act="node.labels").order_by("id")
+    first, second = AuditEntry.objects.filter(action="node.labels").order_by("id")
     assert (first.reason, first.after) == ("moved in", {"rack": "r1", "example.org/block": "b"})
     assert second.before == {"rack": "r1", "example.org/block": "b"}
     assert second.after == {"rack": "r2", "example.org/block": None}
-    assert Outbox.objects.filter(name="scheduler.cycle", arguments=["node"]).count() == 2
+    assert OutboxMessage.objects.filter(name="scheduler.cycle", arguments=["node"]).count() == 2
     do_set_labels(admin, node, {"rack": "r2"})
-    assert AuditEntry.objects.filter(act="node.labels").count() == 2
+    assert AuditEntry.objects.filter(action="node.labels").count() == 2
 
 
 @pytest.mark.parametrize(
@@ -48,34 +48,34 @@ def test_labels_are_set_whole_and_written_down(scene) -> None:
         {"rack": "r1\n"},
         {"rack": "x" * 64},
         {"rack": "שלום"},
-        {f"k{i}": "v" for i in range(MOST_LABELS + 1)},
+        {f"k{i}": "v" for i in range(MAX_LABELS + 1)},
     ],
     ids=lambda labels: repr(labels)[:30],
 )
 def test_what_is_no_label_is_refused(scene, labels) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         do_set_labels(scene["admin"], scene["node"], labels)
     assert set(refusal.value.fields) == {"labels"}
     assert Node.objects.get(pk=scene["node"].pk).labels == {}
 
 
 def test_only_admins_say_where_nodes_stand(scene) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_set_labels(scene["owner"], scene["node"], {"rack": "r1"})
-    with pytest.raises(NotAllowed, match="Only administrators change topologies"):
+    with pytest.raises(Forbidden, match="Only administrators change topologies"):
         do_save_topology(scene["owner"], "fabric", ["rack"])
     row = do_save_topology(scene["admin"], "fabric", ["rack"])
-    with pytest.raises(NotAllowed, match="Only administrators change topologies"):
-        do_remove_topology(scene["owner"], row)
+    with pytest.raises(Forbidden, match="Only administrators change topologies"):
+        do_delete_topology(scene["owner"], row)
 
 
 def test_a_topology_keeps_its_name_and_may_have_other_levels(scene) -> None:
     row = do_save_topology(scene["admin"], "fabric", ["rack"])
     do_save_topology(scene["admin"], "ignored", ["block", "rack"], row)
     assert list(Topology.objects.values_list("name", "levels")) == [("fabric", ["block", "rack"])]
-    change = AuditEntry.objects.get(act="topology.change")
+    change = AuditEntry.objects.get(action="topology.change")
     assert (change.before, change.after) == ({"levels": ["rack"]}, {"levels": ["block", "rack"]})
-    with pytest.raises(Invalid, match="already a topology called fabric"):
+    with pytest.raises(InvalidRequest, match="already a topology called fabric"):
         do_save_topology(scene["admin"], "fabric", ["rack"])
 
 
@@ -91,17 +91,17 @@ def test_a_topology_keeps_its_name_and_may_have_other_levels(scene) -> None:
     ],
 )
 def test_what_is_no_topology_is_refused(scene, name, levels, field) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         do_save_topology(scene["admin"], name, levels)
     assert set(refusal.value.fields) == {field}
 
 
 def submit(scene, near):
-    return record.job(scene["owner"], scene["project"], scene["environment"], near=near)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], topology_constraint=near)
 
 
 @pytest.mark.parametrize(
-    ("near", "sentence"),
+    ("topology_constraint", "message"),
     [
         ({"topology": "mesh", "required": "rack"}, "There is no topology called mesh; there is fabric."),
         ({"topology": "fabric", "required": "hall"}, "fabric has no level hall; it has block, rack."),
@@ -111,22 +111,22 @@ def submit(scene, near):
         ),
     ],
 )
-def test_a_job_asks_by_levels_that_are_there(scene, near, sentence) -> None:
+def test_a_job_asks_by_levels_that_are_there(scene, topology_constraint, message) -> None:
     do_save_topology(scene["admin"], "fabric", ["block", "rack"])
-    with pytest.raises(Invalid) as refusal:
-        submit(scene, near)
-    assert refusal.value.fields == {"near": sentence}
+    with pytest.raises(InvalidRequest) as refusal:
+        submit(scene, topology_constraint)
+    assert refusal.value.fields == {"topology_constraint": message}
     kept = {"topology": "fabric", "required": "rack", "preferred": None}
-    assert submit(scene, kept).near == kept
+    assert submit(scene, kept).topology_constraint == kept
 
 
 def test_a_topology_that_waiting_jobs_ask_by_stays(scene) -> None:
     row = do_save_topology(scene["admin"], "fabric", ["rack"])
     job = submit(scene, {"topology": "fabric", "required": "rack", "preferred": None})
     with pytest.raises(Conflict) as refusal:
-        do_remove_topology(scene["admin"], row)
-    assert (refusal.value.code, refusal.value.facts) == ("topology_in_use", {"waiting": 1})
+        do_delete_topology(scene["admin"], row)
+    assert (refusal.value.code, refusal.value.details) == ("topology_in_use", {"waiting": 1})
     do_cancel_job(scene["owner"], job)
-    do_remove_topology(scene["admin"], row)
+    do_delete_topology(scene["admin"], row)
     assert not Topology.objects.exists()
-    assert AuditEntry.objects.get(act="topology.remove").before == {"levels": ["rack"]}
+    assert AuditEntry.objects.get(action="topology.delete").before == {"levels": ["rack"]}

@@ -100,9 +100,9 @@ class StoryPortal:
     @property
     def database_url(self) -> str:
         """For looking into the record."""
-        from portal.config import places
+        from portal.config import data_paths
 
-        return places.database_url(self.folder / "data")
+        return data_paths.database_url(self.folder / "data")
 
     def tail(self, count: int = 60) -> str:
         """The end of what its processes said."""

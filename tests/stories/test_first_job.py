@@ -20,7 +20,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from portal.services.environments import TOOL_PORT, jupyterlab_command
+from portal.services.images.process_environment import TOOL_PORT, jupyterlab_command
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
@@ -117,7 +117,7 @@ def invite(admin: Person, browser: Browser, project: str, username: str) -> Pers
     """Invites somebody into a project by a link, which they open and accept."""
     page = admin.go("/projects/")
     page.get_by_role("link", name=project, exact=True).click()
-    page.get_by_role("button", name="Make a link").click()
+    page.get_by_role("button", name="Create link").click()
     link = page.locator("#once-link").input_value()
     person = Person(browser, admin.portal)
     person.go(link)
@@ -222,13 +222,13 @@ def test_two_teams_share_two_nodes(
     # -- too much -------------------------------------------------------------------------------------
     refused = nils.api.post("/jobs/", json=body | {"gpus_per_task": 9})
     assert refused.status_code == 422
-    assert refused.json()["code"] == "never"
+    assert refused.json()["code"] == "unsatisfiable"
     assert "4" in refused.json()["detail"]
     assert nils.api.post("/jobs/", json=body | {"gpus_per_task": 1, "tasks": 9}).status_code == 422
     sleeper = ["python3", "-c", SLEEPER]
     big = nils.submit(body | {"name": "big", "gpus_per_task": 4, "tasks": 2, "command": sleeper})
     verdict = eventually(lambda: nils.api.get(f"/jobs/{big}/").json().get("verdict"), what="a verdict")
-    assert "2 × 4 GPUs" in verdict["sentence"] and "7 are free" in verdict["sentence"], verdict
+    assert "2 × 4 GPUs" in verdict["message"] and "7 are free" in verdict["message"], verdict
     expect(nils.go(f"/jobs/{big}/").get_by_text("Needs 2 × 4 GPUs").first).to_be_visible()
     nils.api.post(f"/jobs/{big}/cancel/")
 
@@ -242,7 +242,7 @@ def test_two_teams_share_two_nodes(
     assert run_cell(lab, "open('kept.txt', 'w').write('kept'); print('written')") == "written"
     vera.take_token()
     looked_at = eventually(
-        lambda: vera.api.get(f"/jobs/{notebook}/").json()["idle"]["used_at"], 90, "its use"
+        lambda: vera.api.get(f"/jobs/{notebook}/").json()["idle"]["last_active_at"], 90, "its use"
     )
     assert looked_at > answer.json()["submitted_at"]
     page = vera.go(f"/jobs/{notebook}/")

@@ -60,7 +60,7 @@ def typed(scene) -> dict[str, str]:
         "cores": "1.5",
         "memory_gib": "4",
         "command": "python train.py --name 'two words'",
-        "environ": "SEED=1\n# a remark\nNAME=two words",
+        "env": "SEED=1\n# a remark\nNAME=two words",
         "time_limit_s": "90 min",
         "preemptible": "on",
         "priority": "0",

@@ -16,31 +16,31 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import Role
 from portal.models import (
     Allocation,
     Attempt,
     ClusterSettings,
     Environment,
-    EnvironmentOnNode,
     Gpu,
+    ImagePresence,
     Job,
     JobEvent,
+    JobVerdict,
     Membership,
     Node,
+    NodeMetricsMinute,
     NodePool,
     Project,
     Quota,
-    Standing,
     Task,
     Template,
-    UsageMinute,
     User,
 )
-from portal.services import lifecycle
-from portal.services.jobs import JobRequest, do_submit_job
-from portal.services.lifecycle import Seat
-from portal.words.reasons import EndReason
-from portal.words.states import Role
+from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
 
 PASSWORD = "a fair way to share"
 
@@ -157,7 +157,7 @@ def _environments(scene: Scene) -> None:
     )
     scene.environments = {"lab": lab, "batch": batch}
     for node in list(scene.nodes.values())[:5]:
-        EnvironmentOnNode.objects.create(environment=lab, node=node, state="present")
+        ImagePresence.objects.create(environment=lab, node=node, state="present")
     Template.objects.create(
         name="torchrun-one-node",
         title="torchrun on one node",
@@ -188,13 +188,13 @@ def start(
     seats = []
     for node, indexes in places:
         gpus = list(Gpu.objects.filter(node=scene.nodes[node], index__in=indexes).order_by("index"))
-        seats.append(Seat(scene.nodes[node], [(gpu.pk, 1000) for gpu in gpus]))
+        seats.append(RankPlacement(scene.nodes[node], [(gpu.pk, 1000) for gpu in gpus]))
     begun = now - ran
     locked = Job.objects.select_for_update().get(pk=job.pk)
-    attempt = lifecycle.begin_attempt(locked, seats[0].node.pool, seats, epoch=1, now=begun)
+    attempt = job_control.start_attempt(locked, seats[0].node.pool, seats, epoch=1, now=begun)
     for task in attempt.task_rows.all():
-        lifecycle.task_sent(task)
-        lifecycle.task_running(
+        job_control.mark_task_sent(task)
+        job_control.record_task_running(
             task.pk,
             container=f"fw-x-{job.public_id}-1-{task.rank}",
             ports={},
@@ -202,12 +202,12 @@ def start(
         )
     attempt.refresh_from_db()
     if ready and job.kind == "workspace":
-        lifecycle.attempt_ready(attempt.pk)
+        job_control.record_attempt_ready(attempt.pk)
         Attempt.objects.filter(pk=attempt.pk).update(ready_at=begun + dt.timedelta(seconds=17))
     Attempt.objects.filter(pk=attempt.pk).update(created_at=begun)
     Job.objects.filter(pk=job.pk).update(
         submitted_at=begun - dt.timedelta(minutes=4),
-        queued_at=begun - dt.timedelta(minutes=4),
+        pending_since=begun - dt.timedelta(minutes=4),
         started_at=begun,
     )
     JobEvent.objects.filter(job=job).update(at=begun)
@@ -216,7 +216,7 @@ def start(
 
 def _end(attempt: Attempt, *, exit_code: int, reason: EndReason, ago: dt.timedelta, **facts: Any) -> None:
     for task in attempt.task_rows.order_by("rank"):
-        lifecycle.task_ended(task.pk, exit_code=exit_code, reason=reason, **facts)
+        job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason, **facts)
     end = timezone.now() - ago
     Attempt.objects.filter(pk=attempt.pk).update(ended_at=end)
     Task.objects.filter(attempt=attempt).update(ended_at=end)
@@ -224,15 +224,15 @@ def _end(attempt: Attempt, *, exit_code: int, reason: EndReason, ago: dt.timedel
     Job.objects.filter(pk=attempt.job_id).update(ended_at=end)
 
 
-def _wait(job: Job, waited: dt.timedelta, code: str, sentence: str, **more: Any) -> None:
+def _wait(job: Job, waited: dt.timedelta, code: str, message: str, **more: Any) -> None:
     now = timezone.now()
-    Job.objects.filter(pk=job.pk).update(submitted_at=now - waited, queued_at=now - waited)
-    Standing.objects.create(
+    Job.objects.filter(pk=job.pk).update(submitted_at=now - waited, pending_since=now - waited)
+    JobVerdict.objects.create(
         job=job,
         code=code,
-        sentence=sentence,
+        message=message,
         decided_at=now - dt.timedelta(seconds=6),
-        since=now - waited,
+        code_since=now - waited,
         **more,
     )
 
@@ -264,7 +264,7 @@ def _jobs(scene: Scene) -> None:
     _wait(
         suite,
         81 * minute,
-        "no_fit_now",
+        "insufficient_resources",
         "Needs 8 H200 on one node. The most that is free on one is 2.",
     )
     depth = _submit(
@@ -279,13 +279,13 @@ def _jobs(scene: Scene) -> None:
     _wait(
         depth,
         2 * hour + 32 * minute,
-        "no_fit_now",
+        "insufficient_resources",
         "Needs 8 H200 on one node. The most that is free on one is 2.",
-        numbers={"asked_gpus": 8, "free_gpus": 2, "cluster_gpus": 24, "largest_free_on_a_node": 2},
-        ahead=[suite.public_id],
-        cheapest={
+        details={"asked_gpus": 8, "free_gpus": 2, "cluster_gpus": 24, "largest_free_on_a_node": 2},
+        jobs_ahead=[suite.public_id],
+        suggestion={
             "kind": "other_model",
-            "sentence": "4 × A100 would start now",
+            "message": "4 × A100 would start now",
             "fields": {"gpu_model": "NVIDIA A100-SXM4-80GB", "gpus_per_task": 4},
         },
     )
@@ -295,9 +295,9 @@ def _jobs(scene: Scene) -> None:
     _wait(
         limit,
         38 * minute,
-        "limit",
+        "project_limit",
         "robotics holds 4 of its limit of 8 in a100; this job asks for 8.",
-        numbers={"limit_milli": 8000},
+        details={"limit_milli": 8000},
     )
 
     dino = _submit(
@@ -318,7 +318,7 @@ def _jobs(scene: Scene) -> None:
     _end(attempt, exit_code=127, reason=EndReason.EXIT_CODE, ago=25 * hour)
     done = _submit(scene, "m-okafor", "vision", "vit-h-probe-in1k")
     attempt = start(scene, done, [("a100-2", [5])], ran=28 * hour)
-    _end(attempt, exit_code=0, reason=EndReason.FINISHED, ago=26 * hour + 13 * minute)
+    _end(attempt, exit_code=0, reason=EndReason.COMPLETED, ago=26 * hour + 13 * minute)
 
 
 def _log(scene: Scene, job: Job, attempt: Attempt, *, failed: bool = False) -> None:
@@ -353,7 +353,7 @@ def _minutes(scene: Scene, job: Job, attempt: Attempt) -> None:
         for back in range(90, 0, -1):
             use = [96 + dice.uniform(-3, 3) - (40 if back % 15 == 3 else 0) for _ in gpus]
             rows.append(
-                UsageMinute(
+                NodeMetricsMinute(
                     node=task.node,
                     minute=end - dt.timedelta(minutes=back),
                     gpu_uuids=[gpu.uuid for gpu in gpus],
@@ -376,4 +376,4 @@ def _minutes(scene: Scene, job: Job, attempt: Attempt) -> None:
                     ],
                 )
             )
-    UsageMinute.objects.bulk_create(rows)
+    NodeMetricsMinute.objects.bulk_create(rows)

@@ -8,22 +8,22 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from portal import throttle
 from portal.models import ApiToken, User
+from portal.valkey import rate_limits
 from portal.web import account
-from tests import record
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def user():
-    return record.person("ada-love", password=record.PASSWORD)
+    return factories.user("ada-love", password=factories.PASSWORD)
 
 
 @pytest.fixture(autouse=True)
 def rates_of_this_test(monkeypatch):
-    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+    monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_new_password_ends_the_other_sessions(client, user):
     wrong = client.post(reverse("account-password"), {"old": "wrong", "password": "a longer new password"})
     assert wrong.status_code == 400
     assert "not your present password" in wrong.content.decode()
-    client.post(reverse("account-password"), {"old": record.PASSWORD, "password": "a longer new password"})
+    client.post(reverse("account-password"), {"old": factories.PASSWORD, "password": "a longer new password"})
     assert client.get(reverse("home")).status_code == 200
     assert other.get(reverse("home")).status_code == 302
 
@@ -57,20 +57,20 @@ def try_password(client, old, password="a longer new password"):
 
 
 def test_guesses_of_the_present_password_are_paused(client, user):
-    limit = throttle.SIGN_IN.limit
+    limit = rate_limits.SIGN_IN.limit
     assert [try_password(client, f"guess {i}").status_code for i in range(limit)] == [400] * limit
-    paused = try_password(client, record.PASSWORD)
+    paused = try_password(client, factories.PASSWORD)
     assert paused.status_code == 429
-    assert 0 < int(paused["Retry-After"]) <= throttle.SIGN_IN.period_s
-    assert "Too many tries. Wait " in paused.content.decode()
-    assert User.objects.get().check_password(record.PASSWORD)
+    assert 0 < int(paused["Retry-After"]) <= rate_limits.SIGN_IN.period_s
+    assert "Too many attempts. Wait " in paused.content.decode()
+    assert User.objects.get().check_password(factories.PASSWORD)
     elsewhere = Client(REMOTE_ADDR="10.1.1.1")
     elsewhere.force_login(user)
-    assert try_password(elsewhere, record.PASSWORD).status_code == 302
+    assert try_password(elsewhere, factories.PASSWORD).status_code == 302
 
 
 def test_guesses_of_the_present_password_from_many_addresses_are_paused(user, monkeypatch):
-    monkeypatch.setattr(account, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
+    monkeypatch.setattr(account, "SIGN_IN_NAME", rate_limits.RateLimit("sign_in_name", 3, 3600))
     browsers = [Client(REMOTE_ADDR=f"10.1.1.{i}") for i in range(5)]
     for browser in browsers:
         browser.force_login(user)
@@ -78,24 +78,24 @@ def test_guesses_of_the_present_password_from_many_addresses_are_paused(user, mo
 
 
 def test_a_right_present_password_does_not_count_as_a_guess(client):
-    for _ in range(throttle.SIGN_IN.limit + 1):
-        assert try_password(client, record.PASSWORD, "short").status_code == 400
-    assert try_password(client, record.PASSWORD).status_code == 302
+    for _ in range(rate_limits.SIGN_IN.limit + 1):
+        assert try_password(client, factories.PASSWORD, "short").status_code == 400
+    assert try_password(client, factories.PASSWORD).status_code == 302
 
 
 def test_wrong_tries_at_sign_in_do_not_pause_a_signed_in_person(client, user):
-    for _ in range(throttle.SIGN_IN.limit + 1):
+    for _ in range(rate_limits.SIGN_IN.limit + 1):
         guess = Client().post("/sign-in/", {"username": user.username, "password": "guess"})
     assert guess.status_code == 429
-    assert try_password(client, record.PASSWORD).status_code == 302
+    assert try_password(client, factories.PASSWORD).status_code == 302
 
 
 def test_other_sessions_are_listed_and_ended(client, user):
     other = Client()
     other.force_login(user)
     stranger = Client()
-    stranger.force_login(record.person())
-    assert len(client.get(reverse("account")).context["places"]) == 2
+    stranger.force_login(factories.user())
+    assert len(client.get(reverse("account")).context["sessions"]) == 2
     client.post(reverse("account-sessions-end"))
     assert other.get(reverse("home")).status_code == 302
     assert client.get(reverse("home")).status_code == 200
@@ -115,7 +115,7 @@ def test_a_token_is_shown_once_and_revoked(client, user):
 
 def test_a_strangers_token_cannot_be_revoked(client):
     other = Client()
-    other.force_login(record.person())
+    other.force_login(factories.user())
     client.post(reverse("account-token"), {"name": "laptop", "scopes": ["read"], "days": "30"})
     token = ApiToken.objects.get()
     assert other.post(reverse("account-token-revoke", args=[token.public_id])).status_code == 404

@@ -10,13 +10,13 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
-from portal.services.image_pins import record_claim
-from portal.services.node_return import record_checked
-from portal.web.admin.audit import differences
-from tests import record
+from portal.services.images.pins import record_claim
+from portal.services.nodes.uncordon import record_preflight_finished
+from portal.web.admin.audit import changed_fields
+from tests import factories
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
-FOR_ADMINS = ["people", "audit", "add-node", "registries"]
+FOR_ADMINS = ["users", "audit", "add-node", "registries"]
 
 
 @pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])
@@ -39,7 +39,7 @@ def test_only_admins_see_people_and_the_trail(client_of, page, kind, status):
 
 def test_a_circle_of_projects_can_be_seen_and_mended(scene, client_of):
     """Only a hand in the database draws one; the scheduler stops with an alarm, the pages must not."""
-    below = record.project(parent=record.project())
+    below = factories.project(parent=factories.project())
     above = below.parent
     Project.objects.filter(pk=above.pk).update(parent=below)
     client = client_of("admin")
@@ -78,7 +78,7 @@ def test_queries_of_the_map_do_not_grow(scene, client_of):
         ) as seen:
             client.get(reverse("cluster"))
         counts.append(len(seen))
-        record.node(Node.objects.first().pool, gpus=8)
+        factories.node(Node.objects.first().pool, gpus=8)
     assert counts[0] == counts[1]
 
 
@@ -123,7 +123,7 @@ def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
     assert "Put back what vision had before." in answer.content.decode()
     quota.refresh_from_db()
     assert quota.changes.first().undoes == change
-    assert AuditEntry.objects.filter(act="quota.change").count() >= 2
+    assert AuditEntry.objects.filter(action="quota.change").count() >= 2
 
 
 def test_what_one_person_may_hold_is_edited_like_the_other_numbers(quota_place, client_of):
@@ -132,8 +132,8 @@ def test_what_one_person_may_hold_is_edited_like_the_other_numbers(quota_place, 
     client.post(reverse("save-quotas"), edit(project, pool.name, user_limit="1.5"))
     assert Quota.objects.get(project=project, pool=pool).user_limit_milli == 1500
     page = client.get(reverse("quotas"), {"pool": pool.name}).content.decode()
-    assert "per person <s" in page and ">1.5</b>" in page
-    assert "1.5 a person at once" in client.get(reverse("project", args=[project.public_id])).content.decode()
+    assert "per user <s" in page and ">1.5</b>" in page
+    assert "1.5 per user at once" in client.get(reverse("project", args=[project.public_id])).content.decode()
     for nonsense in ("two", "-1", "1e3", "0,5", "0.0001"):
         answer = client.post(reverse("save-quotas"), edit(project, pool.name, user_limit=nonsense))
         assert answer.status_code == 409
@@ -199,7 +199,7 @@ def test_members_do_not_edit_quotas(quota_place, client_of, kind):
 
 def test_many_projects_come_a_page_at_a_time_and_are_found_by_name(quota_place, client_of):
     vision, pool = quota_place
-    teams = [record.project(f"team-{number:03}", parent=vision) for number in range(60)]
+    teams = [factories.project(f"team-{number:03}", parent=vision) for number in range(60)]
     client = client_of("admin")
     for place in ("quotas", "projects"):
         first = client.get(reverse(place)).content.decode()
@@ -261,7 +261,7 @@ def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_o
 
 
 def test_members_are_added_and_taken_out(scene, client_of):
-    project, person = Project.objects.get(name="vision"), record.person("newcomer")
+    project, person = Project.objects.get(name="vision"), factories.user("newcomer")
     client = client_of("admin")
     form = {"username": "newcomer", "role": "member"}
     client.post(reverse("set-member", args=[project.public_id]), form)
@@ -286,7 +286,7 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
     client = client_of("admin")
     page = client.post(reverse("invite"), {"full_name": "Ann"}).content.decode()
     code = re.search(r"/invitation/#([\w-]+)", page)[1]
-    assert code not in client.get(reverse("people")).content.decode()
+    assert code not in client.get(reverse("users")).content.decode()
     invitation = Invitation.objects.latest("id")
     client.post(reverse("revoke-invitation", args=[invitation.public_id]))
     assert client_of().post(reverse("invitation"), {"code": code}).status_code in (400, 404)
@@ -296,7 +296,7 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
 def test_the_last_admin_cannot_close_their_own_door(scene, client_of):
     admin = scene.people["r-castellan"]
     page = client_of("admin").post(
-        reverse("change-person", args=[admin.public_id]), {"act": "no-admin"}, follow=True
+        reverse("change-user", args=[admin.public_id]), {"act": "no-admin"}, follow=True
     )
     admin.refresh_from_db()
     assert admin.is_admin and "last administrator" in page.content.decode()
@@ -343,7 +343,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("admin").post(reverse("add-environment"), form | {"image": "-x; rm"}).status_code == 400
     client_of("admin").post(reverse("add-environment"), form)
     row = Environment.objects.get(name="torch")
-    old = record.node(record.pool("old"), hello={"driver": "470.82.01", "gpus": [{}]})
+    old = factories.node(factories.pool("old"), agent_info={"driver": "470.82.01", "gpus": [{}]})
     for driver, status in (("new", 400), ("525.60.13", 302)):
         answer = client_of("admin").post(
             reverse("save-environment", args=[row.public_id]), form | {"min_driver": driver}
@@ -352,7 +352,9 @@ def test_environments_are_an_allow_list(scene, client_of):
     page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "525.60.13 or newer" in page
     assert "Its driver is 470.82.01." in page and old.name in page
-    Node.objects.filter(pk=old.pk).update(hello={"driver": "535.104", "cuda_driver": "12.2", "gpus": [{}]})
+    Node.objects.filter(pk=old.pk).update(
+        agent_info={"driver": "535.104", "max_cuda_version": "12.2", "gpus": [{}]}
+    )
     Environment.objects.filter(pk=row.pk).update(image_cuda="12.4")
     page = client_of("admin").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "Its driver knows CUDA 12.2." in page and "Its image says that it needs CUDA 12.4." in page
@@ -362,7 +364,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("admin").post(save, form | {"min_cuda": "twelve"}).status_code == 400
     client_of("admin").post(save, form | {"min_cuda": "none"})
     assert "Its image needs CUDA" not in client_of("member").get(reverse("launch")).content.decode()
-    save, bring = (reverse(name, args=[row.public_id]) for name in ("save-environment", "bring-environment"))
+    save, bring = (reverse(name, args=[row.public_id]) for name in ("save-environment", "prefetch-image"))
     answer = client_of("admin").post(save, form | {"projects": "nowhere"})
     assert "There is no project called nowhere." in answer.content.decode() and answer.status_code == 400
     assert client_of("member").post(bring).status_code == 403
@@ -371,7 +373,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert (
         "Bring" not in client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     )
-    stop = reverse("stop-bringing", args=[row.public_id])
+    stop = reverse("cancel-prefetch", args=[row.public_id])
     assert "1\xa0node will not fetch it" in client_of("admin").post(stop, follow=True).content.decode()
     client_of("admin").post(save, form | {"enabled": ""})
     row.refresh_from_db()
@@ -411,7 +413,7 @@ def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, c
     assert "No node reports this image under the tag now." in gone
 
 
-@pytest.mark.parametrize("page", ["audit", "people", "cluster", "jobs", "quotas", "search"])
+@pytest.mark.parametrize("page", ["audit", "users", "cluster", "jobs", "quotas", "search"])
 def test_a_null_character_is_refused_with_a_sentence(client_of, page):
     answer = client_of("admin").get(reverse(page), {"q": "a\0b"})
     assert answer.status_code == 400
@@ -433,8 +435,8 @@ def test_an_address_for_forms_has_a_page_too(client_of):
 def test_the_trail_speaks_in_words(quota_place, client_of):
     project, pool = quota_place
     client_of("admin").post(reverse("save-quotas"), edit(project, pool.name, guaranteed="2.5"))
-    newest = AuditEntry.objects.filter(act="quota.change").latest("id")
-    assert ("guaranteed", "2.5") in [(name, new) for name, _, new in differences(newest)]
+    newest = AuditEntry.objects.filter(action="quota.change").latest("id")
+    assert ("guaranteed", "2.5") in [(name, new) for name, _, new in changed_fields(newest)]
     page = client_of("admin").get(reverse("audit")).content.decode()
     assert "guaranteed_milli" not in page
 
@@ -446,18 +448,18 @@ def test_the_palette_finds_nodes(scene, client_of):
 
 def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     node, admin = scene.nodes["h200-1"], client_of("admin")
-    Node.objects.filter(pk=node.pk).update(hello={"agent_version": "1"})
+    Node.objects.filter(pk=node.pk).update(agent_info={"agent_version": "1"})
     address = reverse("set-node-state", args=[node.public_id])
     admin.post(address, {"act": "cordon", "reason": "a new fan"})
     shown = admin.post(address, {"act": "ready", "reason": "a new fan"}, follow=True)
-    (check,) = node.checks.all()
-    assert shown.request["PATH_INFO"] == reverse("node-check", args=[node.public_id, check.public_id])
-    record_checked(check.pk, ok=False)
+    (check,) = node.operations.all()
+    assert shown.request["PATH_INFO"] == reverse("node-operation", args=[node.public_id, check.public_id])
+    record_preflight_finished(check.pk, ok=False)
     again = admin.get(shown.request["PATH_INFO"]).content.decode()
-    assert "stays out of service until it is mended" in again and "Return it all the same" in again
+    assert "stays out of service until it is mended" in again and "Force uncordon" in again
     Node.objects.filter(pk=node.pk).update(reachable=False)
     told = admin.post(address, {"act": "ready", "reason": ""}, follow=True).content.decode()
-    assert "does not answer, so it cannot be checked" in told and "Return it all the same" in told
+    assert "does not answer, so it cannot be checked" in told and "Force uncordon" in told
     admin.post(address, {"act": "ready-anyway", "reason": "a new fan"})
     node.refresh_from_db()
     assert (node.state, node.state_reason) == ("ready", "")

@@ -8,14 +8,15 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from portal import throttle
+from portal.domain.states import Role
 from portal.models import AuditEntry, User
-from portal.services import people, refused_acts
-from portal.services.jobs import do_hold_job
-from portal.services.tokens import Scope, do_create_token
-from portal.throttle import Rate
-from portal.words.states import Role
-from tests import record
+from portal.services import audit_denials
+from portal.services.accounts import users
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.jobs.submission import do_hold_job
+from portal.valkey import rate_limits
+from portal.valkey.rate_limits import RateLimit
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
@@ -24,12 +25,12 @@ ADDRESS = "10.1.2.3"
 
 @pytest.fixture(autouse=True)
 def fresh_rates(monkeypatch):
-    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+    monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
 @pytest.fixture
 def user() -> User:
-    return record.person("ada-love", password=record.PASSWORD)
+    return factories.user("ada-love", password=factories.PASSWORD)
 
 
 def browser(user: User | None = None) -> Client:
@@ -40,19 +41,19 @@ def browser(user: User | None = None) -> Client:
 
 
 def rows(*acts: str) -> list[AuditEntry]:
-    return list(AuditEntry.objects.filter(act__in=acts).order_by("id"))
+    return list(AuditEntry.objects.filter(action__in=acts).order_by("id"))
 
 
 def test_sign_in_and_sign_out_leave_rows(user):
     client = browser()
-    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client.post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     client.post("/sign-out/")
-    came, left = rows("person.sign_in", "person.sign_out")
+    came, left = rows("user.sign_in", "user.sign_out")
     for row in (came, left):
         assert (row.actor, row.object_kind, row.object_id) == (user, "user", user.public_id)
         assert row.address == ADDRESS
     assert came.after == {"by": "password"}
-    assert (came.act, left.act) == ("person.sign_in", "person.sign_out")
+    assert (came.action, left.action) == ("user.sign_in", "user.sign_out")
 
 
 def test_nobody_signs_out_no_row_is_left():
@@ -61,12 +62,12 @@ def test_nobody_signs_out_no_row_is_left():
 
 
 def test_sign_in_by_link_and_invitation_leave_rows(user):
-    browser().post("/sign-in/link/", {"code": people.do_make_sign_in_link(None, user)})
-    admin = record.person("boss", admin=True)
-    _, code = people.do_invite(admin, project=record.project(), role=Role.MEMBER)
-    fields = {"code": code, "username": "ben", "password": record.PASSWORD, "timezone": "UTC"}
+    browser().post("/sign-in/link/", {"code": users.do_create_magic_link(None, user)})
+    admin = factories.user("boss", admin=True)
+    _, code = users.do_create_invitation(admin, project=factories.project(), role=Role.MEMBER)
+    fields = {"code": code, "username": "ben", "password": factories.PASSWORD, "timezone": "UTC"}
     browser().post("/invitation/", fields)
-    assert [(row.actor_name, row.after) for row in rows("person.sign_in")] == [
+    assert [(row.actor_name, row.after) for row in rows("user.sign_in")] == [
         ("ada-love", {"by": "link"}),
         ("ben", {"by": "invitation"}),
     ]
@@ -81,7 +82,7 @@ def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
         assert browser().post("/sign-in/", {"username": name, "password": password}).status_code == 403
     browser().post("/sign-in/link/", {"code": "not-a-code"})
     browser().post("/invitation/", {"code": "not-a-code"})
-    found = rows("person.sign_in_failed")
+    found = rows("user.sign_in_failed")
     assert [(row.object_name, row.after["by"]) for row in found] == [
         ("ada-love", "password"),
         ("nobody-here", "password"),
@@ -95,19 +96,19 @@ def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
 
 
 def test_paused_sign_ins_leave_one_row(user):
-    for _ in range(throttle.SIGN_IN.limit + 4):
+    for _ in range(rate_limits.SIGN_IN.limit + 4):
         browser().post("/sign-in/", {"username": "ada-love", "password": "guess"})
-    assert len(rows("person.sign_in_failed")) == throttle.SIGN_IN.limit
-    (paused,) = rows("person.sign_in_paused")
+    assert len(rows("user.sign_in_failed")) == rate_limits.SIGN_IN.limit
+    (paused,) = rows("user.sign_in_paused")
     assert (paused.object_name, paused.address) == ("ada-love", ADDRESS)
 
 
 @pytest.mark.parametrize("rate", ["SIGN_INS_OF_ADDRESS", "SIGN_INS"])
 def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
-    monkeypatch.setattr(refused_acts, rate, Rate(f"test_{rate}", 3, 3600))
+    monkeypatch.setattr(audit_denials, rate, RateLimit(f"test_{rate}", 3, 3600))
     for _ in range(9):
         browser().post("/sign-in/link/", {"code": "not-a-code"})
-    found = rows("person.sign_in_failed")
+    found = rows("user.sign_in_failed")
     assert len(found) == 4
     assert "further ones are only in the log" in found[-1].reason
 
@@ -115,20 +116,20 @@ def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
 def test_ended_sessions_leave_a_row(user):
     client = browser(user)
     client.post(reverse("account-sessions-end"))
-    assert not rows("person.end_sessions"), "there was no other"
+    assert not rows("user.end_sessions"), "there was no other"
     browser(user), browser(user)
     client.post(reverse("account-sessions-end"))
-    (row,) = rows("person.end_sessions")
+    (row,) = rows("user.end_sessions")
     assert (row.actor, row.after, row.object_kind) == (user, {"sessions": 2}, "user")
 
 
 def test_refused_requests_to_pages_of_administrators_leave_rows(user):
     client = browser(user)
-    assert client.get(reverse("people")).status_code == 403
+    assert client.get(reverse("users")).status_code == 403
     assert client.post(reverse("save-quotas")).status_code == 403
     found = rows("request.refused")
     assert [(row.object_id, row.object_name) for row in found] == [
-        ("people", f"GET {reverse('people')}"),
+        ("users", f"GET {reverse('users')}"),
         ("save-quotas", f"POST {reverse('save-quotas')}"),
     ]
     assert {(row.actor, row.address, row.object_kind) for row in found} == {(user, ADDRESS, "route")}
@@ -137,7 +138,7 @@ def test_refused_requests_to_pages_of_administrators_leave_rows(user):
 def test_refused_administrative_requests_to_rest_leave_rows_by_session_and_token(user):
     body = {"name": "vision"}
     assert browser(user).post("/api/v1/projects/", body, "application/json").status_code == 403
-    assert browser(user).get("/api/v1/alarms/").status_code == 403
+    assert browser(user).get("/api/v1/alerts/").status_code == 403
     _, text = do_create_token(user, name="t", scopes=[Scope.READ, Scope.ADMIN], days=7)
     by_token = browser().post(
         "/api/v1/projects/", body, "application/json", headers={"Authorization": f"Bearer {text}"}
@@ -146,7 +147,7 @@ def test_refused_administrative_requests_to_rest_leave_rows_by_session_and_token
     found = rows("request.refused")
     assert [(row.actor, row.object_name) for row in found] == [
         (user, "POST /api/v1/projects/"),
-        (user, "GET /api/v1/alarms/"),
+        (user, "GET /api/v1/alerts/"),
         (user, "POST /api/v1/projects/"),
     ]
 
@@ -159,42 +160,42 @@ def test_requests_that_are_not_refused_or_only_look_leave_no_row(user):
 
 
 def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeypatch):
-    monkeypatch.setattr(refused_acts, "REQUESTS_OF_USER", Rate("test_requests", 2, 3600))
+    monkeypatch.setattr(audit_denials, "REQUESTS_OF_USER", RateLimit("test_requests", 2, 3600))
     client = browser(user)
     for _ in range(6):
-        assert client.get(reverse("people")).status_code == 403
+        assert client.get(reverse("users")).status_code == 403
     assert len(rows("request.refused")) == 3
 
 
 def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
-    scene = record.scene()
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    scene = factories.basic_cluster()
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     do_hold_job(scene["owner"], job, True)
     do_hold_job(scene["owner"], job, False)
     assert not rows("job.hold", "job.release"), "one's own job"
-    admin = record.person("boss", admin=True)
+    admin = factories.user("boss", admin=True)
     for held in (True, True, False):
         do_hold_job(admin, job, held)
     found = rows("job.hold", "job.release")
-    assert [(row.act, row.actor, row.object_id) for row in found] == [
+    assert [(row.action, row.actor, row.object_id) for row in found] == [
         ("job.hold", admin, job.public_id),
         ("job.release", admin, job.public_id),
     ]
 
 
 def test_page_shows_and_narrows_the_rows(user):
-    admin = record.person("boss", admin=True)
-    browser(user).get(reverse("people"))
+    admin = factories.user("boss", admin=True)
+    browser(user).get(reverse("users"))
     browser().post("/sign-in/", {"username": "nobody-here", "password": "guess"})
-    browser().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    browser().post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     client = browser(admin)
 
     def acts(**query: str) -> list[str]:
-        return [row.act for row, _ in client.get(reverse("audit"), query).context["rows"]]
+        return [row.action for row, _ in client.get(reverse("audit"), query).context["rows"]]
 
-    assert acts() == ["person.sign_in", "person.sign_in_failed", "request.refused"]
-    assert acts(kind="sign-ins") == ["person.sign_in", "person.sign_in_failed"]
-    assert acts(kind="refused") == ["person.sign_in_failed", "request.refused"]
+    assert acts() == ["user.sign_in", "user.sign_in_failed", "request.refused"]
+    assert acts(kind="sign-ins") == ["user.sign_in", "user.sign_in_failed"]
+    assert acts(kind="refused") == ["user.sign_in_failed", "request.refused"]
     assert acts(kind="workspaces") == []
     assert acts(q=ADDRESS) == acts(kind="no such kind") == acts()
     assert acts(q="10.9.9.9") == []

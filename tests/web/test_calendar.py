@@ -19,7 +19,7 @@ def form(scene) -> dict[str, str]:
     day = (timezone.now() + dt.timedelta(days=1)).date()
     return {
         "name": "vision course", "pool": scene.pools["h200"].public_id, "nodes": "h200-1, h200-3",
-        "projects": "vision", "begin": f"{day}T08:00", "end": f"{day}T12:00", "reason": "spring",
+        "projects": "vision", "starts_at": f"{day}T08:00", "ends_at": f"{day}T12:00", "reason": "spring",
     }  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, for
     assert "Nothing is reserved" in admin.get("/calendar/").content.decode()
     assert admin.post("/calendar/save/", form).status_code == 302
     row = Reservation.objects.get()
-    assert sorted(one.node.name for one in row.reserved.all()) == ["h200-1", "h200-3"]
+    assert sorted(one.node.name for one in row.reservation_nodes.all()) == ["h200-1", "h200-3"]
     page = admin.get("/calendar/").content.decode()
     assert "vision course" in page and "To come" in page
     assert "moe-7b-sft" in page and "without a time limit" in page  # nlp stands on h200-3
@@ -36,7 +36,7 @@ def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, for
     assert 'value="h200-1 h200-3"' in edit
     changed = form | {"row": row.public_id, "version": "1", "nodes": "1"}
     admin.post("/calendar/save/", changed)
-    assert Reservation.objects.get().reserved.count() == 1
+    assert Reservation.objects.get().reservation_nodes.count() == 1
     stale = admin.post("/calendar/save/", changed)
     assert stale.status_code == 409 and "Somebody else changed" in stale.content.decode()
     admin.post(f"/calendar/{row.public_id}/cancel/")
@@ -51,10 +51,10 @@ def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, scene, fo
     admin = client_of("admin")
     admin.post("/calendar/save/", form)
     row = Reservation.objects.get()
-    assert f"{row.begin.astimezone(dt.UTC):%H:%M}" == "02:30"
+    assert f"{row.starts_at.astimezone(dt.UTC):%H:%M}" == "02:30"
     page = admin.get(f"/calendar/?edit={row.public_id}").content.decode()
-    assert f'value="{form["begin"]}"' in page and "Times are in Asia/Kolkata" in page
-    berlin = f"{row.begin.astimezone(zoneinfo.ZoneInfo('Europe/Berlin')):%H:%M}"
+    assert f'value="{form["starts_at"]}"' in page and "Times are in Asia/Kolkata" in page
+    berlin = f"{row.starts_at.astimezone(zoneinfo.ZoneInfo('Europe/Berlin')):%H:%M}"
     assert berlin in client_of("member").get("/calendar/").content.decode()
     assert client_of("member").get("/queue/?span=3d").content.decode().count('class="band"') == 2
 
@@ -73,23 +73,23 @@ def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"nodes": "h200-1 nowhere"}, "h200 has no node called nowhere."),
         ({"nodes": "99"}, "3 are not reserved then"),
         ({"nodes": "0"}, "ask for 1 to 3"),
         ({"projects": "vision, nothing"}, "There is no project called nothing."),
-        ({"begin": "soon"}, "Give a day and a time"),
-        ({"end": "0001-01-01T00:00"}, "must come after the begin"),
-        ({"end": "9999-12-31T23:59"}, "At most 400 days."),
+        ({"starts_at": "soon"}, "Give a day and a time"),
+        ({"ends_at": "0001-01-01T00:00"}, "must come after the begin"),
+        ({"ends_at": "9999-12-31T23:59"}, "At most 400 days."),
         ({"pool": "nothing"}, "Choose a pool."),
         ({"name": ""}, "Give it a name"),
     ],
 )
-def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, sentence) -> None:
+def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, message) -> None:
     answer = client_of("admin").post("/calendar/save/", form | changes)
     page = answer.content.decode()
-    assert answer.status_code == 400 and sentence in page
+    assert answer.status_code == 400 and message in page
     assert 'value="spring"' in page
     assert not Reservation.objects.exists()
 
@@ -105,13 +105,13 @@ def test_a_clash_names_the_other(client_of, scene, form) -> None:
 
 def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_of, scene, form) -> None:
     admin = client_of("admin")
-    refused = admin.post("/calendar/save/", form | {"clears": "on"})
+    refused = admin.post("/calendar/save/", form | {"drain_at_start": "on"})
     assert refused.status_code == 400
     page = refused.content.decode()
-    assert "Only a reservation for nobody" in page and 'name="clears" checked' in page
-    assert admin.post("/calendar/save/", form | {"clears": "on", "projects": ""}).status_code == 302
+    assert "Only a reservation for nobody" in page and 'name="drain_at_start" checked' in page
+    assert admin.post("/calendar/save/", form | {"drain_at_start": "on", "projects": ""}).status_code == 302
     row = Reservation.objects.get()
-    assert row.clears
-    node = row.reserved.first().node
+    assert row.drain_at_start
+    node = row.reservation_nodes.first().node
     shown = client_of("member").get(f"/nodes/{node.public_id}/").content.decode()
     assert ", maintenance" in shown and "what still runs when it begins is asked to leave" in shown

@@ -52,7 +52,7 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     assert not any(VALUE in page for page in pages)
     kept = admin.post("/volumes/team/remove/", follow=True).content.decode()
     assert "1 job that has not ended names it." in kept
-    member.post("/account/secrets/hub/forget/")
+    member.post("/account/secrets/hub/delete/")
     assert not Secret.objects.exists()
 
 

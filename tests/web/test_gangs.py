@@ -5,11 +5,17 @@ from __future__ import annotations
 from django.urls import reverse
 
 from portal.models import Job, Node, NodePool
-from portal.web.launch_form import LaunchForm
-from portal.web.launch_start import initial_of
+from portal.web.launch.form import LaunchForm
+from portal.web.launch.initial_values import initial_from_job
 from tests.web.test_nonsense import NONSENSE
 
-TWO = {"time_limit_s": "", "tasks": "2", "gpus_per_task": "2", "launcher": "torchrun", "retry_failures": "on"}
+TWO = {
+    "time_limit_s": "",
+    "tasks": "2",
+    "gpus_per_task": "2",
+    "launcher": "torchrun",
+    "retry_on_failure": "on",
+}
 
 
 def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
@@ -24,7 +30,7 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
 
     lent = client_of("admin").post(
         reverse("set-pool-network", args=[scene.pools["h200"].public_id]),
-        {"allow_node_network": "on", "fabric_devices": "/dev/infiniband/uverbs0\n/dev/infiniband/uverbs1\n"},
+        {"allow_host_network": "on", "fabric_devices": "/dev/infiniband/uverbs0\n/dev/infiniband/uverbs1\n"},
     )
     assert lent.status_code == 302
     pool = NodePool.objects.get(name="h200")
@@ -33,20 +39,21 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     assert "its tasks use the network of these nodes" in told
     assert client_of("member").post(reverse("launch"), asked).status_code == 302
     job = Job.objects.get(name="my run")
-    assert (job.launcher, job.retry_failures, job.tasks) == ("torchrun", True, 2)
+    assert (job.launcher, job.retry_on_failure, job.tasks) == ("torchrun", True, 2)
     again = LaunchForm(
-        job.owner, {key: value for key, value in initial_of(job.owner, job).items() if value is not None}
+        job.owner,
+        {key: value for key, value in initial_from_job(job.owner, job).items() if value is not None},
     )
     assert again.is_valid(), again.errors
-    assert (again.request().launcher, again.request().retry_failures) == ("torchrun", True)
+    assert (again.to_job_request().launcher, again.to_job_request().retry_on_failure) == ("torchrun", True)
 
 
 def test_only_administrators_lend_the_network(scene, client_of) -> None:
     address = reverse("set-pool-network", args=[scene.pools["h200"].public_id])
     for who in ("member", "stranger"):
-        answer = client_of(who).post(address, {"allow_node_network": "on"})
+        answer = client_of(who).post(address, {"allow_host_network": "on"})
         assert answer.status_code in (403, 404)
-    assert not NodePool.objects.filter(allow_node_network=True).exists()
+    assert not NodePool.objects.filter(allow_host_network=True).exists()
 
 
 def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(scene, client_of) -> None:
@@ -54,9 +61,10 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(s
     address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
     node = pool.nodes.order_by("name").first()
     Node.objects.filter(pk=node.pk).update(
-        hello=node.hello | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
+        agent_info=node.agent_info
+        | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
     )
-    named = {"allow_node_network": "on", "fabric_interface": "ib0", "fabric_adapters": "mlx5_0"}
+    named = {"allow_host_network": "on", "fabric_interface": "ib0", "fabric_adapters": "mlx5_0"}
     assert client_of("admin").post(address, named).status_code == 302
     pool.refresh_from_db()
     assert (pool.fabric_interface, pool.fabric_adapters) == ("ib0", "mlx5_0")
@@ -76,7 +84,7 @@ def test_nonsense_in_what_a_pool_names_is_told_and_kept_out(scene, client_of) ->
     names = ("fabric_interface", "fabric_network", "fabric_devices", "fabric_adapters")
     for number, text in enumerate((*NONSENSE, "1/" + "9" * 500, "::/0/1", "/dev/[")):
         for typed in (dict.fromkeys(names, text), {names[number % 4]: text}):
-            assert client.post(address, {"allow_node_network": "on"} | typed).status_code == 302
+            assert client.post(address, {"allow_host_network": "on"} | typed).status_code == 302
     told = client.get(f"{reverse('policy')}?pool=h200")
     assert told.status_code == 200 and b"<script>alert(1)" not in told.content
     pool.refresh_from_db()

@@ -12,21 +12,21 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.access import Verb, allowed, can
-from portal.models import Attempt, Forecast, Job, Progress, Standing
-from portal.selectors.logs import LogLine
-from portal.selectors.progress import work_of_job
-from portal.services import lifecycle
-from portal.services.checkpoints import record_saved
-from portal.services.progress import record_progress
-from portal.web import jobs as job_list
-from portal.web.failure import exit_name
-from portal.web.job_row import rows_of
-from portal.web.logs import shown
-from portal.web.words import NB, rate
-from portal.words.reasons import EndReason
-from portal.words.states import JobKind
-from tests import record
+from portal.access import Permission, can, permitted_job_ids
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobKind
+from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
+from portal.selectors.jobs.progress import job_workload_fingerprint
+from portal.selectors.logs.lines import LogLine
+from portal.services.jobs.checkpoints import record_checkpoint
+from portal.services.jobs.progress import record_progress
+from portal.services.lifecycle import job_control
+from portal.web import job_list as job_list
+from portal.web.display.formatting import NBSP, rate
+from portal.web.display.job_rows import job_rows
+from portal.web.job.failure import exit_name
+from portal.web.job.logs import displayed_text
+from tests import factories
 
 
 def words(answer) -> str:
@@ -60,7 +60,7 @@ def test_an_empty_list_says_why_and_how_to_go_on(client_of):
 
 
 def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
-    monkeypatch.setattr(job_list, "PAGE", 4)
+    monkeypatch.setattr(job_list, "PAGE_SIZE", 4)
     client = client_of("member")
     everything = names(client.get(reverse("jobs") + "?state="))
     first = client.get(reverse("jobs"))
@@ -86,17 +86,17 @@ def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(scene, client_of):
 
 def test_every_state_has_its_shape_its_word_and_its_line(scene):
     user = scene.people["r-castellan"]
-    rows = {row.job.name: row for row in rows_of(user, Job.objects.all())}
-    looks = {name: row.look for name, row in rows.items()}
+    rows = {row.job.name: row for row in job_rows(user, Job.objects.all())}
+    looks = {name: row.state_display for name, row in rows.items()}
     assert looks["vit-h-pretrain"] == ("running", "Running")
     assert looks["depth-anything-ft"] == ("waiting", "Waiting")
-    assert looks["grasp-rl-eval"] == ("waiting", "At its limit")
+    assert looks["grasp-rl-eval"] == ("waiting", "Project limit")
     assert looks["depth-eda"] == ("starting", "Starting")
     assert looks["grasp-rl"] == ("unreachable", "Unreachable")
     assert looks["dino-abl-b128"] == ("failed", "Failed")
     assert looks["vit-h-probe-in1k"] == ("done", "Completed")
-    assert all(row.verdict for row in rows.values())
-    assert "a100-1 does not answer" in rows["grasp-rl"].verdict
+    assert all(row.summary for row in rows.values())
+    assert "a100-1 does not answer" in rows["grasp-rl"].summary
     assert rows["vit-h-pretrain"].gpus.replace("\u00a0", " ") == "16 × H200"
     assert rows["attn-probe"].ready
     assert not rows["depth-eda"].ready
@@ -146,7 +146,7 @@ def test_a_waiting_job_says_why_with_numbers(scene, client_of):
 def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(scene, client_of):
     fresh = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
     Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
-    Standing.objects.filter(job=fresh).delete()
+    JobVerdict.objects.filter(job=fresh).delete()
     page = client_of("member").get(reverse("job", args=[fresh.public_id]))
     assert [phase.name for phase in page.context["phases"]] == ["Waiting", "Starting", "Server", "Open"]
     assert page.content.decode().count("Just submitted; the next cycle says why it waits.") == 1
@@ -164,7 +164,7 @@ def test_stopping_a_running_job_asks_its_node(scene, client_of):
     job = scene.jobs["vit-h-pretrain"]
     answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
     job.refresh_from_db()
-    assert (job.state, job.desired) == ("RUNNING", "cancelled")
+    assert (job.state, job.desired_state) == ("RUNNING", "cancelled")
     assert Attempt.objects.get(job=job).state == "COMPLETING"
     page = answer.content.decode()
     assert "is stopping" in page
@@ -198,14 +198,14 @@ def test_hold_and_release(scene, client_of):
 
 def test_start_again_is_a_new_job_with_the_same_request(scene, client_of):
     job = scene.jobs["dino-abl-b128"]
-    answer = client_of("member").post(reverse("job-again", args=[job.public_id]))
+    answer = client_of("member").post(reverse("job-resubmit", args=[job.public_id]))
     fresh = Job.objects.exclude(pk=job.pk).get(name=job.name)
     assert answer["Location"] == reverse("job", args=[fresh.public_id])
     assert (fresh.command, fresh.gpus_per_task, fresh.state) == (job.command, 4, "PENDING")
 
 
 def test_a_running_job_cannot_start_again(scene, client_of):
-    answer = client_of("member").post(reverse("job-again", args=[scene.jobs["vit-h-pretrain"].public_id]))
+    answer = client_of("member").post(reverse("job-resubmit", args=[scene.jobs["vit-h-pretrain"].public_id]))
     assert answer.status_code == 409
     assert "It has not ended yet." in answer.content.decode()
 
@@ -274,7 +274,7 @@ def test_a_newcomer_is_told_what_to_do_first(scene, client_of):
     page = client_of("stranger").get(reverse("home")).content.decode()
     assert "No workspaces" in page
     assert "You are in no project yet." in page
-    empty = record.person("newcomer")
+    empty = factories.user("newcomer")
     scene.people["newcomer"] = empty
     assert "Set a password" in client_of("newcomer").get(reverse("home")).content.decode()
 
@@ -295,19 +295,19 @@ def test_charts_and_log_come_with_the_attempt(scene, client_of):
 
 def test_an_end_is_told_once(scene, client_of):
     page = client_of("member").get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
-    told = [event.sentence for event in page.context["events"]]
+    told = [event.message for event in page.context["events"]]
     assert told.count("The command ended with exit code 127.") == 1
 
 
 def test_the_rights_to_many_jobs_are_those_to_each(scene):
     """And it takes two queries, however many projects the jobs are of."""
     jobs = list(Job.objects.select_related("project__parent"))
-    child = record.project("child-of-vision", parent=scene.projects["vision"])
-    jobs += [record.job(scene.people["m-okafor"], child, scene.environments["batch"])]
+    child = factories.project("child-of-vision", parent=scene.projects["vision"])
+    jobs += [factories.job(scene.people["m-okafor"], child, scene.environments["batch"])]
     for user in scene.people.values():
-        for verb in Verb:
+        for verb in Permission:
             with CaptureQueriesContext(connection) as seen:
-                found = allowed(user, verb, jobs)
+                found = permitted_job_ids(user, verb, jobs)
             assert len(seen) <= 2
             assert found == {job.pk for job in jobs if can(user, verb, job)}, (user, verb)
 
@@ -317,42 +317,42 @@ def test_escapes_are_taken_out_of_a_line_in_one_pass():
         return LogLine(at=None, stream="stdout", text=text, cursor=0)
 
     coloured = "\x1b[31mred\x1b[0m \x1b]0;title\x07and \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ <b>"
-    assert shown(line(coloured)) == "red and link <b>"
-    assert shown(line("50 %\r100 %\r")) == "100 %"
+    assert displayed_text(line(coloured)) == "red and link <b>"
+    assert displayed_text(line("50 %\r100 %\r")) == "100 %"
     began = time.process_time()
     for _ in range(20):
-        shown(line("\x1b]" * 32_000))
+        displayed_text(line("\x1b]" * 32_000))
     assert time.process_time() - began < 1
 
 
 def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, client_of):
     victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
-    stop = lifecycle.Stop(
+    stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
     )
-    lifecycle.want_stops([stop])
+    job_control.request_stops([stop])
 
     def page(kind: str, job: Job) -> str:
         answer = client_of(kind).get(reverse("job", args=[job.public_id]))
         return " ".join(answer.content.decode().split())
 
     asked = page("admin", victim)
-    assert f'It is asked to leave for <a href="/jobs/{winner.public_id}/">depth-anything-ft</a>' in asked
-    assert "Who made room for it" in page("admin", winner) and "moe-7b-sft" in page("admin", winner)
+    assert f'It is being preempted by <a href="/jobs/{winner.public_id}/">depth-anything-ft</a>' in asked
+    assert "Preempted jobs" in page("admin", winner) and "moe-7b-sft" in page("admin", winner)
     theirs = page("a-lindqvist", victim)  # of nlp, not of vision
-    assert "It is asked to leave for a job of a project that you may not see" in theirs
+    assert "It is being preempted by a job of a project that you may not see" in theirs
     assert "depth-anything" not in theirs and winner.public_id not in theirs and "vision" not in theirs
     ours = page("member", winner)  # of vision, not of nlp
-    assert "Who made room for it" in ours and "a job of a project that you may not see" in ours
+    assert "Preempted jobs" in ours and "a job of a project that you may not see" in ours
     assert "moe-7b-sft" not in ours and victim.public_id not in ours
 
 
 def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of):
     victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
-    stop = lifecycle.Stop(
+    stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
     )
-    lifecycle.want_stops([stop])
+    job_control.request_stops([stop])
 
     def told(kind: str, job: Job) -> dict:
         return client_of(kind).get(f"/api/v1/jobs/{job.public_id}/").json()
@@ -361,11 +361,11 @@ def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of
         "job": {"id": winner.public_id, "name": winner.name},
         "project": {"id": winner.project.public_id, "name": "vision"},
     }
-    assert told("admin", victim)["attempts"][0]["left_for"] == named
-    assert told("a-lindqvist", victim)["attempts"][0]["left_for"] == {"job": None, "project": None}
-    (made,) = told("admin", winner)["room_made"]
-    assert (made["job"]["id"], made["reason"], made["gone_at"]) == (victim.public_id, "reclaimed", None)
-    (hidden,) = told("member", winner)["room_made"]
+    assert told("admin", victim)["attempts"][0]["preempted_for"] == named
+    assert told("a-lindqvist", victim)["attempts"][0]["preempted_for"] == {"job": None, "project": None}
+    (made,) = told("admin", winner)["preempted_jobs"]
+    assert (made["job"]["id"], made["reason"], made["ended_at"]) == (victim.public_id, "reclaimed", None)
+    (hidden,) = told("member", winner)["preempted_jobs"]
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
 
 
@@ -381,7 +381,7 @@ def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(scen
     assert "Has not said that it saved its work" in page() and told() is None
     attempt = Attempt.objects.select_related("job").get(job=job)
     now = timezone.now()
-    assert record_saved(attempt, 360.0, asked_at=now)
+    assert record_checkpoint(attempt, 360.0, polled_at=now)
     shown_page = page()
     assert re.search(r"Saved its work <time [^>]*>6 min( \d+ s)? ago</time>", shown_page)
     assert "Has not said" not in shown_page
@@ -401,7 +401,7 @@ def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
 
     def tell(done: float, ago_s: float) -> None:
         rows = Attempt.objects.select_related("progress", "job__project", "job__environment")
-        assert record_progress(rows.get(job=job), 0, done, ago_s, asked_at=now)
+        assert record_progress(rows.get(job=job), 0, done, ago_s, polled_at=now)
 
     now = timezone.now()
     assert "as it told" not in page() and told() is None
@@ -412,7 +412,7 @@ def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
     assert re.search(r"66,000 done, 60 a second, as it told <time [^>]*>\d+ s ago</time>", page())
     assert "60 a second" in page("job-run")
     said = told()
-    assert (said["done"], said["since_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
+    assert (said["done"], said["previous_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
     assert said["layout"] == {"gpu_model": "NVIDIA H200", "nodes": 2, "islands": 2, "levels": 0}
 
 
@@ -421,7 +421,7 @@ def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
 
     def faster() -> tuple[bool, list[dict]]:
         told = client.get(f"/api/v1/jobs/{job.public_id}/").json()["layouts"]
-        return "Where jobs like it ran faster" in words(
+        return "Faster layouts for similar jobs" in words(
             client.get(reverse("job", args=[job.public_id]))
         ), told
 
@@ -438,9 +438,11 @@ def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
             job=alike, number=1, pool=row.pool, leader_epoch=1, state="COMPLETED"
         )
         model, per_s = (("NVIDIA H200", 12.0), ("NVIDIA A100-SXM4-80GB", 0.1))[number % 2]
-        Progress.objects.create(
-            attempt=attempt, rank=0, since_done=0, since_at=now - dt.timedelta(seconds=100), done=100 * per_s, at=now,
-            work=work_of_job(job), gpus=16, gpu_model=model, nodes=2, islands=4, levels=1,
+        AttemptProgress.objects.create(
+            attempt=attempt, rank=0, start_units=0, start_at=now - dt.timedelta(seconds=100),
+            completed_units=100 * per_s, reported_at=now,
+            workload_fingerprint=job_workload_fingerprint(job), gpus=16, gpu_model=model, nodes=2,
+            islands=4, levels=1,
         )  # fmt: skip
         assert faster() == (False, [])  # they have not ended
     Attempt.objects.filter(job__name="").update(ended_at=now)
@@ -462,7 +464,7 @@ def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
      (0.0001, "0.36 an hour"), (0.0, "0 an hour")],
 )  # fmt: skip
 def test_a_rate_reads_in_the_unit_that_suits_it(per_s: float, said: str) -> None:
-    assert rate(per_s).replace(NB, " ") == said
+    assert rate(per_s).replace(NBSP, " ") == said
 
 
 def test_whom_nobody_asks_to_leave_is_not_told_to_save(scene, client_of):
@@ -483,43 +485,45 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
         "p50_at": now + dt.timedelta(minutes=35),
         "p90_at": now + dt.timedelta(minutes=70),
     }
-    Standing.objects.filter(job=job).update(foreseen_at=now, **times)
-    made = Forecast.objects.create(job=job, made_at=now - dt.timedelta(hours=1), at_submit=True, **times)
+    JobVerdict.objects.filter(job=job).update(forecast_at=now, **times)
+    made = Forecast.objects.create(job=job, made_at=now - dt.timedelta(hours=1), is_first=True, **times)
     page = words(client_of("member").get(address))
     assert "Meant to hold in 8 of 10 cases" in page and "None was scored in the last 30 days" in page
-    assert "How it moved" not in page  # there is only the first
+    assert "Forecast history" not in page  # there is only the first
     Forecast.objects.create(
         job=scene.jobs["moe-7b-sft"],
         made_at=now,
-        at_submit=True,
+        is_first=True,
         started_at=now,
-        inside=True,
+        covered=True,
         score_s=9,
         **times,
     )
     Forecast.objects.create(job=job, made_at=now, **times | {"p90_at": now + dt.timedelta(hours=2)})
     page = words(client_of("member").get(address))
-    assert '<b class="fw-medium">100&nbsp;%</b> held' in page and "How it moved" in page
+    assert '<b class="fw-medium">100&nbsp;%</b> held' in page and "Forecast history" in page
     assert "The first forecast." in page
-    Standing.objects.filter(job=job).update(p90_at=made.made_at)
+    JobVerdict.objects.filter(job=job).update(p90_at=made.made_at)
     assert "It was to have started by now" in words(client_of("member").get(address))
 
 
 @pytest.mark.parametrize(
     ("code", "foreseen", "heading", "words_of_it"),
     [
-        ("never", True, "No forecast", "This cluster cannot run it as it asks."),
+        ("unsatisfiable", True, "No forecast", "This cluster cannot run it as it asks."),
         ("volume_unavailable", True, "No forecast", "The node of its home volume takes no work"),
         ("dependency", False, "After the others", "is worked out once they have ended"),
-        ("limit", True, "No forecast", "Waiting alone does not help it"),
-        ("limit", False, "No estimate yet", "Until enough of them have ended"),
+        ("project_limit", True, "No forecast", "Waiting alone does not help it"),
+        ("project_limit", False, "No estimate yet", "Until enough of them have ended"),
     ],
 )
 def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, foreseen, heading, words_of_it):
     job = scene.jobs["depth-anything-ft"]
     now = timezone.now()
-    stale = {} if code == "limit" else {"p10_at": now, "p50_at": now, "p90_at": now}  # of another verdict
-    Standing.objects.filter(job=job).update(code=code, foreseen_at=now if foreseen else None, **stale)
+    stale = (
+        {} if code == "project_limit" else {"p10_at": now, "p50_at": now, "p90_at": now}
+    )  # of another verdict
+    JobVerdict.objects.filter(job=job).update(code=code, forecast_at=now if foreseen else None, **stale)
     page = words(client_of("member").get(reverse("job", args=[job.public_id])))
     assert heading in page and words_of_it in page and "Meant to hold" not in page
     assert ("no forecast" in words(client_of("member").get("/queue/"))) is (heading != "No estimate yet")
@@ -536,19 +540,19 @@ def test_a_job_without_gpus_is_not_foreseen(scene, client_of):
 
 def test_an_elastic_job_says_how_far_it_has_grown(scene, client_of):
     owner, project = scene.people["m-okafor"], scene.projects["vision"]
-    job = record.job(owner, project, scene.environments["batch"], tasks=4, min_tasks=1, name="grows")
+    job = factories.job(owner, project, scene.environments["batch"], tasks=4, min_tasks=1, name="grows")
     page = reverse("job", args=[job.public_id])
     assert "needs 1, grows up to 4" in words(client_of("member").get(page))
-    node = record.node(record.pool(), gpus=4)
+    node = factories.node(factories.pool(), gpus=4)
     gpus = list(node.gpus.order_by("index"))
-    seats = [lifecycle.Seat(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
-    lifecycle.begin_attempt(job, node.pool, seats, epoch=1)
+    seats = [job_control.RankPlacement(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
+    job_control.start_attempt(job, node.pool, seats, epoch=1)
     assert "2 of 4 tasks; needs 1, grows up to 4" in words(client_of("member").get(page))
-    (row,) = rows_of(owner, [Job.objects.get(pk=job.pk)])
-    assert row.shape == "2 of 4 tasks" and row.gpus.startswith("2\u00a0")
+    (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
+    assert row.size_text == "2 of 4 tasks" and row.gpus.startswith("2\u00a0")
     task = job.attempts.get().task_rows.get(rank=1)
-    lifecycle.task_sent(task)
-    lifecycle.task_ended(task.pk, exit_code=1, reason=EndReason.EXIT_CODE)
-    (row,) = rows_of(owner, [Job.objects.get(pk=job.pk)])
-    assert row.shape == "1 of 4 tasks"
+    job_control.mark_task_sent(task)
+    job_control.record_task_ended(task.pk, exit_code=1, reason=EndReason.EXIT_CODE)
+    (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
+    assert row.size_text == "1 of 4 tasks"
     assert "1 of 4 tasks go on." in words(client_of("member").get(page))

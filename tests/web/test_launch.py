@@ -7,10 +7,10 @@ import re
 import pytest
 from django.urls import reverse
 
-from portal.models import Job, Standing
-from portal.web.launch_form import LaunchForm
-from portal.web.launch_start import initial_of, initial_of_fields
-from tests import record
+from portal.models import Job, JobVerdict
+from portal.web.launch.form import LaunchForm
+from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
+from tests import factories
 
 
 def test_what_is_typed_becomes_the_job(scene, client_of, typed):
@@ -18,7 +18,7 @@ def test_what_is_typed_becomes_the_job(scene, client_of, typed):
     job = Job.objects.get(name="my run")
     assert answer["Location"] == reverse("job", args=[job.public_id])
     assert job.command == ["python", "train.py", "--name", "two words"]
-    assert job.environ == {"SEED": "1", "NAME": "two words"}
+    assert job.env == {"SEED": "1", "NAME": "two words"}
     assert (job.cpu_milli, job.memory_mib, job.time_limit_s) == (1500, 4096, 5400)
     assert (job.gpus_per_task, job.milli_per_gpu, job.preemptible) == (2, 1000, True)
 
@@ -35,7 +35,7 @@ def test_what_is_typed_becomes_the_job(scene, client_of, typed):
 def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
     form = LaunchForm(scene.people["m-okafor"], typed | {"command": text})
     assert form.is_valid(), form.errors
-    assert list(form.request().command) == words
+    assert list(form.to_job_request().command) == words
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
 def test_spans_are_read_with_their_unit(scene, typed, text, seconds):
     form = LaunchForm(scene.people["m-okafor"], typed | {"time_limit_s": text})
     assert form.is_valid(), form.errors
-    assert form.request().time_limit_s == seconds
+    assert form.to_job_request().time_limit_s == seconds
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "sentence"),
+    ("field", "value", "message"),
     [
         ("time_limit_s", "soon", "Write a time such as"),
-        ("environ", "NO SIGN", "is not NAME=value"),
+        ("env", "NO SIGN", "is not NAME=value"),
         ("command", "echo 'open", "quotation mark"),
         ("command", "", "Say what to run"),
-        ("environ", "CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
+        ("env", "CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
         ("name", "!", "Use up to 100 letters"),
     ],
 )
-def test_what_is_wrong_is_said_beside_the_field(client_of, typed, field, value, sentence):
+def test_what_is_wrong_is_said_beside_the_field(client_of, typed, field, value, message):
     answer = client_of("member").post(reverse("launch"), typed | {field: value})
     assert answer.status_code == 400
-    assert sentence in answer.content.decode()
+    assert message in answer.content.decode()
     assert not Job.objects.filter(name="my run").exists()
 
 
@@ -87,7 +87,7 @@ def test_the_impossible_is_refused_with_the_nearest_that_could_run(client_of, ty
 def test_the_rail_answers_without_the_engine(client_of, typed):
     client = client_of("member")
     room = client.post(reverse("launch-check"), typed).content.decode()
-    assert "There is room now" in room
+    assert "Fits on free GPUs" in room
     never = client.post(reverse("launch-check"), typed | {"gpus_per_task": "9"}).content.decode()
     assert "This can never start here" in never
     waits = client.post(reverse("launch-check"), typed | {"gpus_per_task": "8", "gpu_model": "NVIDIA H200"})
@@ -107,8 +107,8 @@ def test_the_rail_answers_without_the_engine(client_of, typed):
                 "starts_now": False,
                 "never": False,
                 "where": [],
-                "verdict": {"sentence": "Two jobs are ahead."},
-                "alternatives": [{"sentence": "4 A100 would start now", "fields": {"gpus_per_task": 4}}],
+                "verdict": {"message": "Two jobs are ahead."},
+                "alternatives": [{"message": "4 A100 would start now", "fields": {"gpus_per_task": 4}}],
             },
             "It would wait",
         ),
@@ -121,12 +121,12 @@ def test_the_rail_shows_what_the_engine_answers(client_of, typed, monkeypatch, a
         asked.update(body)
         return answer
 
-    monkeypatch.setattr("portal.web.start_check.ask_would_start", engine)
+    monkeypatch.setattr("portal.web.launch.preview.query_would_start", engine)
     page = client_of("member").post(reverse("launch-check"), typed).content.decode()
     assert title in page
     assert asked["gpus_per_task"] == 2
     for way in answer["alternatives"]:
-        assert way["sentence"] in page
+        assert way["message"] in page
         assert 'data-set="gpus_per_task=4"' in page
 
 
@@ -138,15 +138,17 @@ def test_only_projects_where_one_may_launch_are_offered(scene, client_of, typed)
 
 def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
     for name in ("vit-h-pretrain", "dino-abl-b128"):
-        odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "stop_grace_s": 95}
+        odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "termination_grace_s": 95}
         Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
         job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
         start = {
-            key: value for key, value in initial_of(job.owner, job).items() if value not in ("", None, False)
+            key: value
+            for key, value in initial_from_job(job.owner, job).items()
+            if value not in ("", None, False)
         }
         form = LaunchForm(scene.people["m-okafor"], start)
         assert form.is_valid(), form.errors
-        request = form.request()
+        request = form.to_job_request()
         for field in (
             "tasks",
             "gpus_per_task",
@@ -168,12 +170,15 @@ def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typ
     assert client_of("member").post(reverse("launch"), asks).status_code == 302
     job = Job.objects.get(name="my run")
     assert (job.tasks, job.min_tasks) == (4, 2)
-    assert initial_of(job.owner, job)["min_tasks"] == 2
+    assert initial_from_job(job.owner, job)["min_tasks"] == 2
     wrong = client_of("member").post(reverse("launch"), asks | {"min_tasks": "5"})
     assert wrong.status_code == 400
     assert "Must be between 1 and the number of tasks." in wrong.content.decode()
     note = asks | {"kind": "workspace", "environment": "", "name": "note"}
-    assert "min_tasks" not in client_of("member").post(reverse("launch-check"), note).context["check"].wrong
+    assert (
+        "min_tasks"
+        not in client_of("member").post(reverse("launch-check"), note).context["check"].field_errors
+    )
 
 
 def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
@@ -187,12 +192,12 @@ def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
 
 
 def test_unknown_overrides_are_left_out():
-    assert initial_of_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
+    assert initial_from_api_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
 
 
 def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
     page = client_of("member").post(reverse("launch"), typed | {"cores": "500"}).content.decode()
-    assert "Nearest that could: " in page
+    assert "Nearest feasible request: " in page
     assert re.search(r'data-set="cores=\d+"', page)
 
 
@@ -217,38 +222,38 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
     me = scene.people["m-okafor"]
     mine = Job.objects.filter(owner=me, kind="training", state__in=["PENDING", "RUNNING"]).first()
     manager = scene.projects["vision"].memberships.filter(role="manager").first().user
-    colleagues = record.job(manager, scene.projects["vision"], scene.environments["batch"])
+    colleagues = factories.job(manager, scene.projects["vision"], scene.environments["batch"])
     page = client.get(reverse("launch")).content.decode()
-    assert f'name="after" value="{mine.public_id}"' in page
+    assert f'name="dependencies" value="{mine.public_id}"' in page
     wanted = {
-        "after": [mine.public_id],
-        "after_ids": f" {colleagues.public_id}, {mine.public_id}",
-        "after_any": "on",
+        "dependencies": [mine.public_id],
+        "dependency_ids": f" {colleagues.public_id}, {mine.public_id}",
+        "ignore_dependency_failure": "on",
     }
     client.post(reverse("launch"), typed | wanted)
     job = Job.objects.get(name="my run")
-    assert {row.after for row in job.dependencies.all()} == {mine, colleagues}
-    assert job.after_any
+    assert {row.depends_on for row in job.dependencies.all()} == {mine, colleagues}
+    assert job.ignore_dependency_failure
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
-    Standing.objects.create(
-        job=job, code="dependency", sentence="It starts after both have ended.", numbers={"jobs_awaited": 2},
-        ahead=[], decided_at=job.submitted_at, since=job.submitted_at,
+    JobVerdict.objects.create(
+        job=job, code="dependency", message="It starts after both have ended.", details={"jobs_awaited": 2},
+        jobs_ahead=[], decided_at=job.submitted_at, code_since=job.submitted_at,
     )  # fmt: skip
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
-    assert "After others" in page and "once they have ended" in page and "No estimate yet" not in page
-    assert ">After</h2>" in page and "however these end" in page and mine.name in page
-    assert ">Next</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
+    assert "Dependency" in page and "once they have ended" in page and "No estimate yet" not in page
+    assert ">Dependencies</h2>" in page and "however these end" in page and mine.name in page
+    assert ">Dependents</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"after_ids": "no-such-job"},
-        {"after_ids": "<b>x</b>"},
-        {"after_ids": "' OR 1=1"},
-        {"after_ids": "\u202e😀"},
-        {"after": ["nothing"]},
-        {"after": ["0" * 500]},
+        {"dependency_ids": "no-such-job"},
+        {"dependency_ids": "<b>x</b>"},
+        {"dependency_ids": "' OR 1=1"},
+        {"dependency_ids": "\u202e😀"},
+        {"dependencies": ["nothing"]},
+        {"dependencies": ["0" * 500]},
     ],
 )
 def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
@@ -258,12 +263,12 @@ def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
     (field,) = nonsense
     assert answer.context["form"].errors[field]
     assert "<b>x</b>" not in page
-    assert re.search(r'<details class="fw-more" open><summary>Start after other jobs', page)
+    assert re.search(r'<details class="fw-more" open><summary>Dependencies', page)
 
 
 def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of, typed):
     hidden = Job.objects.filter(project=scene.projects["nlp"]).first()
-    answer = client_of("member").post(reverse("launch"), typed | {"after_ids": hidden.public_id})
+    answer = client_of("member").post(reverse("launch"), typed | {"dependency_ids": hidden.public_id})
     assert answer.status_code == 400
     assert hidden.name not in answer.content.decode()
 
@@ -271,7 +276,7 @@ def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of,
 def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(scene, client_of, typed):
     me = scene.people["m-okafor"]
     ended = Job.objects.filter(owner=me, kind="training", state="FAILED").first()
-    answer = client_of("member").post(reverse("launch"), typed | {"after": [ended.public_id]})
+    answer = client_of("member").post(reverse("launch"), typed | {"dependencies": [ended.public_id]})
     assert answer.status_code == 400
     assert f"{ended.name} failed, so nothing can start" in answer.content.decode()
 

@@ -9,9 +9,9 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import last_samples
-from portal.models import Gpu, Job, Link, Node
-from portal.services import trust
+from portal.models import Gpu, GpuLink, Job, Node
+from portal.services.nodes import quarantine
+from portal.valkey import sample_cache
 
 OLD = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
 
@@ -22,35 +22,35 @@ def page_of(client, node: Node) -> str:
 
 def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> None:
     node, member = scene.nodes["h200-1"], client_of("member")
-    assert "below floor" not in member.get(reverse("cluster")).content.decode()
+    assert "outdated" not in member.get(reverse("cluster")).content.decode()
     versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
-    shares = {"enforced": False, "sentence": "Shares of its GPUs are not enforced: it lacks MPS."}
-    hello = {"versions": versions, "below_floor": [OLD], "shares": shares}
-    Node.objects.filter(pk=node.pk).update(hello=hello)
-    assert member.get(reverse("cluster")).content.decode().count("1 below floor") == 2  # map and table
+    shares = {"enforced": False, "message": "Shares of its GPUs are not enforced: it lacks MPS."}
+    hello = {"versions": versions, "version_warnings": [OLD], "gpu_sharing": shares}
+    Node.objects.filter(pk=node.pk).update(agent_info=hello)
+    assert member.get(reverse("cluster")).content.decode().count("1 outdated") == 2  # map and table
     page = page_of(member, node)
     assert OLD in page
     assert "<dt>Kernel</dt><dd>6.1.0-18-amd64</dd>" in page
     assert "<dt>MaxStartups</dt><dd>10:30:100</dd>" in page
     assert "<dt>crun</dt>" not in page
-    assert f"<dt>Shares</dt><dd>{shares['sentence']}</dd>" in page
+    assert f"<dt>Shares</dt><dd>{shares['message']}</dd>" in page
 
 
 def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did(scene, client_of) -> None:
     node, admin = scene.nodes["h200-1"], client_of("admin")
     line = f"node-setup --renew-loader | ssh -p 22 {node.host} sudo sh"
     for told, shown in ((None, False), (1, True), (2, False)):
-        Node.objects.filter(pk=node.pk).update(link="ssh", hello={"loader": told})
+        Node.objects.filter(pk=node.pk).update(transport="ssh", agent_info={"loader_version": told})
         assert (line in page_of(admin, node)) is shown
     steps = [
         {
             "name": "Images",
             "ok": True,
-            "sentence": "1 removed that nobody needed: a:1 (8 MiB).",
+            "message": "1 removed that nobody needed: a:1 (8 MiB).",
             "seconds": 1.0,
         }
     ]
-    node.checks.create(kind="gc", steps=steps, finished_at=timezone.now(), ok=True)
+    node.operations.create(kind="gc", steps=steps, finished_at=timezone.now(), ok=True)
     assert "1 removed that nobody needed: a:1 (8 MiB)." in page_of(admin, node)
     assert "1 removed" not in page_of(client_of("member"), node)
 
@@ -68,7 +68,7 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene,
     assert "Foreign processes" not in page_of(member, node)
     process = {"pid": 4711, "memory_mib": 2048, "account": "mallory", "command": "<b>python"}
     gpu = {"uuid": node.gpus.get(index=1).uuid, "foreign": [process]}
-    last_samples.keep({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
+    sample_cache.store_frames({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
     page = page_of(member, node)
     assert "Foreign processes" in page
     assert "mallory" in page
@@ -78,11 +78,11 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene,
 
 def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
     node, member = scene.nodes["h200-1"], client_of("member")
-    assert "How its GPUs are joined" not in page_of(member, node)
+    assert "GPU topology" not in page_of(member, node)
     one, other, third = node.gpus.order_by("index")[:3]
-    Link.objects.create(kind="nvlink", gpu_a=one, gpu_b=other, lines=18)
-    Link.objects.create(kind="pcie", gpu_a=one, gpu_b=other, level="single")
-    Link.objects.create(kind="pcie", gpu_a=one, gpu_b=third, level="system")
+    GpuLink.objects.create(kind="nvlink", gpu_a=one, gpu_b=other, nvlink_count=18)
+    GpuLink.objects.create(kind="pcie", gpu_a=one, gpu_b=other, level="single")
+    GpuLink.objects.create(kind="pcie", gpu_a=one, gpu_b=third, level="system")
     page = page_of(member, node)
     assert page.count("<td>18 NVLink, one switch</td>") == 2
     assert page.count("<td>across NUMA nodes</td>") == 2
@@ -91,20 +91,20 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
 def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(scene, client_of) -> None:
     node = scene.nodes["h200-1"]
     job = Job.objects.first()
-    trust.record_stuck(node.pk, job)
+    quarantine.record_stuck_job(node.pk, job)
     Node.objects.filter(pk=node.pk).update(clock_skew_s=-3.04)
     member, admin = page_of(client_of("member"), node), page_of(client_of("admin"), node)
     for page in (member, admin):
-        assert "Put aside since" in page
+        assert "Quarantined since" in page
         assert "Something there cannot be ended, and holds its GPUs." in page
         assert "Its clock is 3.0 s behind ours." in page
-    assert f"A task of {job.public_id} was killed" in admin and "Trust it again" in admin
-    assert "was killed" not in member and "Trust it again" not in member
+    assert f"A task of {job.public_id} was killed" in admin and "Clear quarantine" in admin
+    assert "was killed" not in member and "Clear quarantine" not in member
     cluster = client_of("member").get(reverse("cluster")).content.decode()
-    assert "Put aside" in cluster and "Needs a look" in cluster
+    assert "Quarantined" in cluster and "Attention needed" in cluster
     path = reverse("set-node-state", args=[node.public_id])
     assert client_of("admin").post(path, {"act": "trust", "reason": "a new cable"}).status_code == 302
-    assert "Put aside since" not in page_of(client_of("member"), node)
+    assert "Quarantined since" not in page_of(client_of("member"), node)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(
     [
         ({}, "done", "Healthy"),
         ({"state": "cordoned"}, "stopped", "Cordoned"),
-        ({"trust": "aside"}, "warning", "Put aside"),
-        ({"trust": "trial"}, "warning", "On trial"),
-        ({"trust": "aside", "state": "drained"}, "stopped", "Drained"),
-        ({"reachable": False, "trust": "aside"}, "unreachable", "Unreachable"),
+        ({"breaker_state": "quarantined"}, "warning", "Quarantined"),
+        ({"breaker_state": "probation"}, "warning", "On probation"),
+        ({"breaker_state": "quarantined", "state": "drained"}, "stopped", "Drained"),
+        ({"reachable": False, "breaker_state": "quarantined"}, "unreachable", "Unreachable"),
     ],
 )
 def test_each_state_has_a_symbol_that_is_drawn(scene, client_of, changes, symbol, word) -> None:

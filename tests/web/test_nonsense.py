@@ -26,7 +26,7 @@ PARAMETERS = {
     "audit": ("q", "page", "act"),
     "cluster": ("q",),
     "search": ("q",),
-    "people": ("q",),
+    "users": ("q",),
     "quotas": ("pool",),
     "topologies": ("edit",),
     "volumes": ("edit",),
@@ -71,9 +71,9 @@ def pages_with_forms() -> list[str]:
     job, node = Job.objects.order_by("id").first(), Node.objects.order_by("id").first()
     project, environment = Project.objects.order_by("id").first(), Environment.objects.order_by("id").first()
     return [
-        *(reverse(name) for name in ("account", "launch", "quotas", "projects", "people", "add-node")),
+        *(reverse(name) for name in ("account", "launch", "quotas", "projects", "users", "add-node")),
         reverse("environments"),
-        reverse("alarms"),
+        reverse("alerts"),
         reverse("topologies"),
         reverse("volumes"),
         reverse("calendar"),

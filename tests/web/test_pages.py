@@ -13,18 +13,18 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import Job
-from portal.told import now_ms
-from portal.web import refusals
-from portal.web.headers import SAME_EVERYWHERE
-from tests import record
+from portal.valkey.announcements import now_ms
+from portal.web.middleware import error_pages
+from portal.web.middleware.security_headers import STATIC_HEADERS
+from tests import factories
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
 
-OPEN_TO_ALL = {"home": [], "jobs": [], "requests": [], "launch": [], "account": [], "search": []}
+OPEN_TO_ALL = {"home": [], "jobs": [], "approvals": [], "launch": [], "account": [], "search": []}
 OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
-ACTS = ["job-cancel", "job-hold", "job-again", "job-open", "job-suspend", "job-resume"]
-ACTS += ["job-extend", "job-snooze", "job-excuse"]
-PAGES = ["home", "jobs", "launch", "account", "requests"]
+ACTS = ["job-cancel", "job-hold", "job-resubmit", "job-open", "job-suspend", "job-resume"]
+ACTS += ["job-extend", "job-snooze", "job-exempt"]
+PAGES = ["home", "jobs", "launch", "account", "approvals"]
 
 
 @pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])
@@ -122,7 +122,7 @@ def test_every_answer_carries_the_headers_also_a_refusal(client_of, caplog, addr
     answer = client_of("member").get(address, headers={"host": host})
     assert answer.status_code == status
     assert "frame-ancestors 'none'" in answer["Content-Security-Policy"]
-    for name, value in SAME_EVERYWHERE.items():
+    for name, value in STATIC_HEADERS.items():
         assert answer[name] == value
     assert answer["Cache-Control"] == "no-store"
     assert (status == 403) == ("refused GET '/audit/' to m-okafor from 127.0.0.1" in caplog.text)
@@ -153,8 +153,8 @@ def test_every_field_and_button_has_a_name(scene, client_of):
 def test_what_people_type_is_shown_as_text(scene, client_of):
     job = scene.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(name="<script>alert(1)</script>")
-    job.standing.sentence = "<img src=x onerror=alert(1)>"
-    job.standing.save()
+    job.verdict.message = "<img src=x onerror=alert(1)>"
+    job.verdict.save()
     for address in (reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])):
         page = client_of("member").get(address).content.decode()
         assert "<script>alert" not in page
@@ -169,11 +169,11 @@ def test_query_counts_do_not_grow(scene, client_of, page):
     before = count(client, reverse(page, args=args))
     owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
     for number in range(25):
-        record.job(owner, project, batch, name=f"more-{number}")
+        factories.job(owner, project, batch, name=f"more-{number}")
     pool = scene.pools["h200"]
     for number in range(3):
-        record.job(owner, record.project(f"more-{number}", manager=owner), batch)
-        record.node(pool, name=f"more-{number}")
+        factories.job(owner, factories.project(f"more-{number}", manager=owner), batch)
+        factories.node(pool, name=f"more-{number}")
     assert count(client, reverse(page, args=args)) == before
     assert json.loads(COUNTS.read_text()).get(f"web.{page}") == before
 
@@ -202,7 +202,7 @@ def test_a_database_that_was_away_for_the_middleware_is_a_503_though_it_is_back(
     try:
         raise OperationalError("the database system is starting up")
     except OperationalError:
-        answer = refusals.server_error(rf.get("/"))
+        answer = error_pages.server_error(rf.get("/"))
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
 
 
@@ -210,8 +210,8 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
     def away(*args, **kwargs):
         raise OperationalError("no connection")
 
-    monkeypatch.setattr(refusals, "render", away)
-    answer = refusals.server_error(rf.get("/"))
+    monkeypatch.setattr(error_pages, "render", away)
+    answer = error_pages.server_error(rf.get("/"))
     assert answer.status_code == 503
     assert answer["Retry-After"] == "5"
     assert "its database does not answer" in answer.content.decode()
@@ -220,5 +220,5 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
 def test_a_page_says_since_when_it_may_miss_news(client_of):
     before = now_ms()
     page = client_of("member").get("/").content.decode()
-    (made,) = re.findall(r'<body [^>]*data-made="(\d+)"', page)
+    (made,) = re.findall(r'<body [^>]*data-rendered-at="(\d+)"', page)
     assert before <= int(made) <= now_ms()

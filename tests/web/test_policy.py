@@ -14,7 +14,7 @@ def words(answer) -> str:
 
 def save(client, *, pool: str = "", version: int = 1, **knobs: str):
     form = {"pool": pool, "version": str(version), "reason": "a test"}
-    form |= {f"knob-{name}": text for name, text in knobs.items() if name != "blank"}
+    form |= {f"setting-{name}": text for name, text in knobs.items() if name != "blank"}
     form |= {"blank": knobs["blank"]} if "blank" in knobs else {}
     return client.post(reverse("save-policy"), form)
 
@@ -38,13 +38,15 @@ def test_only_administrators_turn_knobs(client_of, kind, status):
 def test_times_are_typed_as_people_write_them(client_of):
     admin = client_of("admin")
     assert (
-        save(admin, half_life_s="14 d", min_runtime_s="5 min", cycle_budget_steps="100,000").status_code
+        save(
+            admin, usage_half_life_s="14 d", preempt_min_runtime_s="5 min", max_steps_per_cycle="100,000"
+        ).status_code
         == 302
     )
     assert ClusterSettings.objects.get().policy == {
-        "half_life_s": 14 * 86_400,
-        "min_runtime_s": 300,
-        "cycle_budget_steps": 100_000,
+        "usage_half_life_s": 14 * 86_400,
+        "preempt_min_runtime_s": 300,
+        "max_steps_per_cycle": 100_000,
     }
     page = words(admin.get(reverse("policy")))
     assert 'value="14 d"' in page and 'value="100,000"' in page and "3 of" in page
@@ -53,11 +55,11 @@ def test_times_are_typed_as_people_write_them(client_of):
 
 def test_a_pool_says_what_it_inherits_and_from_whom(scene, client_of):
     admin = client_of("admin")
-    save(admin, min_runtime_s="5 min")
+    save(admin, preempt_min_runtime_s="5 min")
     page = words(admin.get(reverse("policy"), {"pool": "h200"}))
     assert "5 min, the cluster&#x27;s" in page and "7 d, the default" in page
-    assert "A blank knob of pool h200 inherits the cluster&#x27;s value." in page
-    assert "knob-cycle_budget_steps" not in page
+    assert "A blank setting of pool h200 inherits the cluster&#x27;s value." in page
+    assert "setting-cycle_budget_steps" not in page
     save(admin, pool="h200", placement="spread")
     assert NodePool.objects.get(name="h200").policy == {"placement": "spread"}
     assert 'class="fw-tag">changed' in words(admin.get(reverse("policy"), {"pool": "h200"}))
@@ -65,20 +67,20 @@ def test_a_pool_says_what_it_inherits_and_from_whom(scene, client_of):
 
 def test_a_refusal_stands_at_its_knob_and_keeps_what_was_typed(client_of):
     admin = client_of("admin")
-    answer = save(admin, usage_weight="2", half_life_s="a while")
+    answer = save(admin, usage_weight="2", usage_half_life_s="a while")
     page = words(answer)
     assert answer.status_code == 400 and "Nothing was saved." in page
     assert "“a while” is no time" in page and 'value="a while"' in page and 'value="2"' in page
-    answer = save(admin, half_life_s="5 s")
+    answer = save(admin, usage_half_life_s="5 s")
     assert "Must be between 3,600 and 31,536,000 s." in words(answer)
     assert ClusterSettings.objects.get().policy == {}
 
 
 def test_reset_blanks_one_knob(client_of):
     admin = client_of("admin")
-    save(admin, usage_weight="2", min_runtime_s="60")
+    save(admin, usage_weight="2", preempt_min_runtime_s="60")
     assert save(admin, version=2, blank="usage_weight").status_code == 302
-    assert ClusterSettings.objects.get().policy == {"min_runtime_s": 60}
+    assert ClusterSettings.objects.get().policy == {"preempt_min_runtime_s": 60}
 
 
 def test_who_was_slower_sees_both_values(client_of):
@@ -86,7 +88,7 @@ def test_who_was_slower_sees_both_values(client_of):
     save(admin, usage_weight="2")
     late = admin.post(
         reverse("save-policy"),
-        {"pool": "", "version": "1", "seen-usage_weight": "", "knob-usage_weight": "3"},
+        {"pool": "", "version": "1", "seen-usage_weight": "", "setting-usage_weight": "3"},
     )
     page = words(late)
     assert late.status_code == 409 and "Somebody else changed the policy" in page
@@ -105,15 +107,15 @@ def test_a_projects_rule_for_idle_workspaces_is_turned_on_its_page(scene, client
         reverse("project", args=[project.public_id]),
     )
     if kind == "admin":
-        refused = client.post(turn, {"version": "1", "knob-idle_after_s": "2 h"})
+        refused = client.post(turn, {"version": "1", "setting-idle_after_s": "2 h"})
         page = words(refused)
         assert refused.status_code == 400 and "At most 1 h would count" in page and 'value="2 h"' in page
-    assert client.post(turn, {"version": "1", "knob-idle_after_s": "10 min"}).status_code == status
+    assert client.post(turn, {"version": "1", "setting-idle_after_s": "10 min"}).status_code == status
     project.refresh_from_db()
     assert project.policy == ({"idle_after_s": 600} if kind == "admin" else {})
     if kind == "admin":
         assert '10 min</b> <span class="fw-2nd">by the project' in words(client.get(see))
-        assert client.post(turn, {"version": "1", "knob-idle_after_s": "20 min"}).status_code == 409
+        assert client.post(turn, {"version": "1", "setting-idle_after_s": "20 min"}).status_code == 409
     if kind == "member":
         page = words(client.get(see))
-        assert "by the default" in page and "knob-idle_after_s" not in page
+        assert "by the default" in page and "setting-idle_after_s" not in page

@@ -9,8 +9,8 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Cycle, Job, Standing
-from tests import record
+from portal.models import Cycle, Job, JobVerdict
+from tests import factories
 
 
 def words(answer) -> str:
@@ -22,8 +22,8 @@ def ordered(scene):
     """The scene after a cycle: robotics is making room, nlp is next, vision after it."""
     ahead = {"llama-eval-suite": 0, "depth-anything-ft": 1}
     for name, number in ahead.items():
-        Standing.objects.filter(job=scene.jobs[name]).update(numbers={"jobs_ahead": number})
-    Standing.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="releasing")
+        JobVerdict.objects.filter(job=scene.jobs[name]).update(details={"jobs_ahead": number})
+    JobVerdict.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="waiting_for_eviction")
     receipts = [
         {
             "project": scene.projects[name].public_id,
@@ -38,8 +38,8 @@ def ordered(scene):
         for name, held in (("vision", 18_000), ("nlp", 4_000))
     ]
     Cycle.objects.create(
-        started_at=timezone.now(), epoch=1, woken_by="x", snapshot_ms=1, decide_ms=1, commit_ms=1, pending=3,
-        started_jobs=0, refused_commits=0, steps=1, receipts=receipts,
+        started_at=timezone.now(), epoch=1, trigger="x", snapshot_ms=1, decide_ms=1, commit_ms=1, pending=3,
+        started_jobs=0, refused_commits=0, steps=1, fair_share_breakdown=receipts,
     )  # fmt: skip
     return scene
 
@@ -66,7 +66,7 @@ def test_it_stands_in_the_order_of_the_newest_cycle(ordered, client_of):
     ]  # fmt: skip
     assert "4 of 10 guaranteed, goes first, fair share 13" in page
     assert "18 of 10 guaranteed, 8 borrowed, fair share 13" in page
-    assert "others make room for it" in page and "no. 1" in page and "no. 2" in page
+    assert "waiting for eviction" in page and "no. 1" in page and "no. 2" in page
     assert "4 × A100 would start now" in page and "no estimate yet" in page
 
 
@@ -77,7 +77,7 @@ def test_names_of_other_projects_are_not_told(ordered, client_of, kind):
     if kind == "stranger":
         hidden |= {"depth-anything-ft", "vit-h-pretrain", "vision", "m-okafor"}
     assert not [name for name in hidden if name in page]
-    assert "a job of another project" in page and "Making room" in page
+    assert "a job of another project" in page and "Waiting for eviction" in page
     found = client_of(kind).get(reverse("queue"), {"q": "llama"})
     assert "No waiting job matches" in words(found)
 
@@ -97,8 +97,8 @@ def test_filters_stand_in_the_address_and_in_the_live_part(ordered, client_of):
 
 def test_the_plot_has_running_and_predicted_bars_and_a_table_behind_it(ordered, client_of):
     now = timezone.now()
-    Standing.objects.filter(job=ordered.jobs["depth-anything-ft"]).update(
-        foreseen_at=now,
+    JobVerdict.objects.filter(job=ordered.jobs["depth-anything-ft"]).update(
+        forecast_at=now,
         p10_at=now + dt.timedelta(minutes=50),
         p50_at=now + dt.timedelta(hours=1),
         p90_at=now + dt.timedelta(hours=2),
@@ -114,7 +114,7 @@ def test_the_plot_has_running_and_predicted_bars_and_a_table_behind_it(ordered, 
 
 def test_a_long_queue_is_shown_page_by_page(scene, client_of):
     owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
-    first = record.job(owner, project, batch, name="many-0")
+    first = factories.job(owner, project, batch, name="many-0")
     fields = {
         f.name: getattr(first, f.name) for f in Job._meta.fields if f.name not in ("id", "public_id", "name")
     }
@@ -125,7 +125,7 @@ def test_a_long_queue_is_shown_page_by_page(scene, client_of):
 
 
 def test_an_empty_queue_says_what_to_do(client_of, scene):
-    Job.objects.filter(state="PENDING").update(desired="cancelled")
+    Job.objects.filter(state="PENDING").update(desired_state="cancelled")
     page = words(client_of("member").get(reverse("queue")))
     assert "Nothing waits" in page and 'href="/launch/"' in page
 
@@ -134,10 +134,15 @@ def test_rest_tells_the_same_without_names(ordered, client_of):
     member = client_of("member").get("/api/v1/queue/?limit=2").json()
     assert member["total"] == 3 and member["next"] == "/api/v1/queue/?limit=2&offset=2"
     first, second = member["items"]
-    assert (first["turn"], first["job"], first["sentence"], first["code"]) == (0, None, None, "releasing")
-    assert (second["turn"], second["project"], second["total_milli"]) == (1, None, 8000)
+    assert (first["position"], first["job"], first["message"], first["code"]) == (
+        0,
+        None,
+        None,
+        "waiting_for_eviction",
+    )
+    assert (second["position"], second["project"], second["total_milli"]) == (1, None, 8000)
     (third,) = client_of("member").get(member["next"]).json()["items"]
-    assert third["job"]["name"] == "depth-anything-ft" and third["turn"] == 2
+    assert third["job"]["name"] == "depth-anything-ft" and third["position"] == 2
     assert [
         one["job"]["name"] for one in client_of("member").get("/api/v1/queue/?mine=true").json()["items"]
     ] == ["depth-anything-ft"]

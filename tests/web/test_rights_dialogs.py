@@ -6,29 +6,29 @@ import pytest
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Job, Membership, User, Volume
-from tests import record
+from tests import factories
 
 
 @pytest.fixture
 def queued(scene) -> Job:
     """A queued job of the member, in an environment and with a volume of its own."""
-    record.project("elsewhere")
-    Volume.objects.create(name="sets", kind="path", path="/srv/sets")
+    factories.project("elsewhere")
+    Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
     owner, project = scene.people["m-okafor"], scene.projects["vision"]
-    Job.objects.filter(owner=owner).update(desired="cancelled")  # what the scene has of this person
-    environment = record.environment("closing", tool=False)
-    return record.job(owner, project, environment, volumes=[{"volume": "sets"}])
+    Job.objects.filter(owner=owner).update(desired_state="cancelled")  # what the scene has of this person
+    environment = factories.environment("closing", tool=False)
+    return factories.job(owner, project, environment, volumes=[{"volume": "sets"}])
 
 
 def changes(job: Job) -> dict[str, tuple[str, dict[str, str]]]:
     project, owner, environment = job.project, job.owner, job.environment
     member = reverse("set-member", args=[project.public_id])
     words = {"name": environment.name, "title": "Closing", "runtime": "podman", "image": environment.image}
-    volume = {"row": "sets", "name": "sets", "kind": "path", "reach": "node", "path": "/srv/sets"}
+    volume = {"row": "sets", "name": "sets", "kind": "host_path", "reach": "node", "path": "/srv/sets"}
     return {
         "remove": (member, {"username": owner.username, "role": "none"}),
         "viewer": (member, {"username": owner.username, "role": "viewer"}),
-        "account": (reverse("change-person", args=[owner.public_id]), {"act": "close"}),
+        "account": (reverse("change-user", args=[owner.public_id]), {"act": "close"}),
         "environment": (reverse("save-environment", args=[environment.public_id]), words),
         "volume": (reverse("save-volume"), volume | {"projects": "elsewhere"}),
     }
@@ -53,7 +53,7 @@ def test_dialog_tells_the_numbers_and_follows_the_choice(client_of, queued, chan
     assert done.status_code == 302
     job = Job.objects.get(pk=queued.pk)
     assert (job.state, job.reason) == ("CANCELLED", "owner_not_permitted")
-    assert AuditEntry.objects.filter(act="rights.jobs").count() == 1
+    assert AuditEntry.objects.filter(action="rights.jobs").count() == 1
 
 
 def test_rest_takes_the_same_choice_and_holds_by_default(client_of, queued) -> None:

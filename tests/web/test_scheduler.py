@@ -14,15 +14,15 @@ SENTENCE = "The scheduler starts nothing: nodes[n1].cpu_milli: -1 is below 0"
 @pytest.fixture
 def stopped(scene):
     now = timezone.now()
-    ClusterSettings.objects.update(alarm=SENTENCE, alarm_at=now)
+    ClusterSettings.objects.update(scheduler_alert=SENTENCE, scheduler_alert_at=now)
     return FailedCycle.objects.create(
         first_at=now,
         last_at=now,
-        times=7,
+        repeat_count=7,
         kind="snapshot",
         field="nodes[n1].cpu_milli",
-        sentence=SENTENCE,
-        woken_by="submit",
+        message=SENTENCE,
+        trigger="submit",
         content=b"a case",
         size_bytes=6,
     )
@@ -43,24 +43,24 @@ def test_it_is_for_administrators(stopped, client_of, kind, status):
 
 
 def test_the_alarm_stands_on_every_page_of_an_administrator(stopped, client_of):
-    for page in ("home", "jobs", "quotas", "people", "audit", "policy"):
+    for page in ("home", "jobs", "quotas", "users", "audit", "policy"):
         shown = words(client_of("admin").get(reverse(page)))
         assert SENTENCE in shown and f'href="{reverse("scheduler")}"' in shown, page
-        assert SENTENCE not in words(client_of("member").get(reverse(page))) or page in ("people", "audit")
-    ClusterSettings.objects.update(alarm="", alarm_at=None)
+        assert SENTENCE not in words(client_of("member").get(reverse(page))) or page in ("users", "audit")
+    ClusterSettings.objects.update(scheduler_alert="", scheduler_alert_at=None)
     assert SENTENCE not in words(client_of("admin").get(reverse("home")))
 
 
 def test_a_failed_cycle_says_what_was_wrong_and_how_often(stopped, client_of):
     page = words(client_of("admin").get(reverse("scheduler")))
     assert "Nothing has been started since" in page and "nodes[n1].cpu_milli" in page
-    assert ">7<" in page and "woken by submit" in page
+    assert ">7<" in page and "triggered by submit" in page
 
 
 def test_each_download_leaves_an_audit_row(stopped, client_of):
     answer = client_of("admin").post(reverse("failed-cycle", args=[stopped.public_id]))
     assert answer.content == b"a case" and ".json.gz" in answer["Content-Disposition"]
-    row = AuditEntry.objects.get(act="cycle.download")
+    row = AuditEntry.objects.get(action="failed_cycle.export")
     assert (row.actor_name, row.object_id) == ("r-castellan", stopped.public_id)
     FailedCycle.objects.update(content=b"", size_bytes=0)
     assert client_of("admin").post(reverse("failed-cycle", args=[stopped.public_id])).status_code == 409
@@ -70,7 +70,7 @@ def test_each_download_leaves_an_audit_row(stopped, client_of):
 def test_newest_cycles_with_their_times_and_an_empty_start(scene, client_of):
     assert "No cycle yet" in words(client_of("admin").get(reverse("scheduler")))
     Cycle.objects.create(
-        started_at=timezone.now(), epoch=1, woken_by="submit", snapshot_ms=4, decide_ms=12, commit_ms=3,
+        started_at=timezone.now(), epoch=1, trigger="submit", snapshot_ms=4, decide_ms=12, commit_ms=3,
         pending=9, started_jobs=2, refused_commits=1, steps=321, truncated=True,
     )  # fmt: skip
     page = words(client_of("admin").get(reverse("scheduler")))

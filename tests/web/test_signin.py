@@ -15,27 +15,27 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import throttle
+from portal.domain.states import Role
 from portal.models import BrowserSession, Membership, User
-from portal.services import people, sessions
-from portal.services.session_store import session_id
-from portal.web import signin
-from portal.words.states import Role
-from tests import record
+from portal.services.accounts import sessions, users
+from portal.services.accounts.session_store import session_id
+from portal.valkey import rate_limits
+from portal.web import sign_in
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
 def fresh_rates(monkeypatch):
-    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+    monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
 def test_a_password_opens_and_leads_back_to_where_one_was_going():
-    user = record.person("ada-love", password=record.PASSWORD)
+    user = factories.user("ada-love", password=factories.PASSWORD)
     client = Client()
     answer = client.post(
-        "/sign-in/?next=/jobs/", {"username": "ada-love", "password": record.PASSWORD, "next": "/jobs/"}
+        "/sign-in/?next=/jobs/", {"username": "ada-love", "password": factories.PASSWORD, "next": "/jobs/"}
     )
     assert answer.status_code == 302
     assert answer["Location"] == "/jobs/"
@@ -46,40 +46,42 @@ def test_a_password_opens_and_leads_back_to_where_one_was_going():
     "away", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "jobs", "/\\evil.example"]
 )
 def test_signing_in_never_leads_elsewhere(away):
-    record.person("ada-love", password=record.PASSWORD)
-    answer = Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD, "next": away})
+    factories.user("ada-love", password=factories.PASSWORD)
+    answer = Client().post(
+        "/sign-in/", {"username": "ada-love", "password": factories.PASSWORD, "next": away}
+    )
     assert answer["Location"] == "/"
 
 
 def test_a_wrong_password_and_an_unknown_name_sound_alike():
-    record.person("ada-love", password=record.PASSWORD)
+    factories.user("ada-love", password=factories.PASSWORD)
     known = Client().post("/sign-in/", {"username": "ada-love", "password": "wrong"})
     unknown = Client().post("/sign-in/", {"username": "nobody", "password": "wrong"})
     assert known.status_code == unknown.status_code == 403
-    sentence = "That name and password do not match."
-    assert sentence in known.content.decode()
-    assert sentence in unknown.content.decode()
+    message = "That name and password do not match."
+    assert message in known.content.decode()
+    assert message in unknown.content.decode()
 
 
 def test_guessing_is_paused_for_the_guesser_only():
-    record.person("ada-love", password=record.PASSWORD)
-    for number in range(throttle.SIGN_IN.limit):
+    factories.user("ada-love", password=factories.PASSWORD)
+    for number in range(rate_limits.SIGN_IN.limit):
         wrong = Client().post("/sign-in/", {"username": "ada-love", "password": f"guess {number}"})
         assert wrong.status_code == 403
-    right = {"username": "ada-love", "password": record.PASSWORD}
+    right = {"username": "ada-love", "password": factories.PASSWORD}
     paused = Client().post("/sign-in/", right)
     assert paused.status_code == 429
-    assert 0 < int(paused["Retry-After"]) <= throttle.SIGN_IN.period_s
-    assert "Too many tries. Wait " in paused.content.decode()
+    assert 0 < int(paused["Retry-After"]) <= rate_limits.SIGN_IN.period_s
+    assert "Too many attempts. Wait " in paused.content.decode()
     assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
 
 
 def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
-    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.Rate("sign_in_address", 3, 300))
-    record.person("ada-love", password=record.PASSWORD)
+    monkeypatch.setattr(sign_in, "SIGN_IN_ADDRESS", rate_limits.RateLimit("sign_in_address", 3, 300))
+    factories.user("ada-love", password=factories.PASSWORD)
     for name in ("ben", "cleo", "dora"):
         assert Client().post("/sign-in/", {"username": name, "password": "Sommer2026"}).status_code == 403
-    right = {"username": "ada-love", "password": record.PASSWORD}
+    right = {"username": "ada-love", "password": factories.PASSWORD}
     assert Client().post("/sign-in/", right).status_code == 429
     assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
 
@@ -96,11 +98,11 @@ def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
     ],
 )
 def test_addresses_that_one_machine_may_have_count_as_one(address, counted):
-    assert throttle.sender(address) == counted
+    assert rate_limits.rate_limit_address(address) == counted
 
 
 def test_guessing_from_many_addresses_of_one_network_is_paused(monkeypatch):
-    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.Rate("sign_in_address", 3, 300))
+    monkeypatch.setattr(sign_in, "SIGN_IN_ADDRESS", rate_limits.RateLimit("sign_in_address", 3, 300))
     answers = [
         Client(REMOTE_ADDR=f"2001:db8::{number}")
         .post("/sign-in/", {"username": f"name{number}", "password": "guess"})
@@ -111,9 +113,9 @@ def test_guessing_from_many_addresses_of_one_network_is_paused(monkeypatch):
 
 
 def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_let_in(monkeypatch):
-    monkeypatch.setattr(signin, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
-    record.person("ada-love", password=record.PASSWORD)
-    right = {"username": "ada-love", "password": record.PASSWORD}
+    monkeypatch.setattr(sign_in, "SIGN_IN_NAME", rate_limits.RateLimit("sign_in_name", 3, 3600))
+    factories.user("ada-love", password=factories.PASSWORD)
+    right = {"username": "ada-love", "password": factories.PASSWORD}
     own = Client()
     assert own.post("/sign-in/", right).status_code == 302
     own.post("/sign-out/")
@@ -124,12 +126,12 @@ def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_l
 
 
 def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let_in(caplog):
-    record.person("ada-love", password=record.PASSWORD)
-    right = {"username": "ada-love", "password": record.PASSWORD}
+    factories.user("ada-love", password=factories.PASSWORD)
+    right = {"username": "ada-love", "password": factories.PASSWORD}
     own = Client()
     assert own.post("/sign-in/", right).status_code == 302
     own.post("/sign-out/")
-    for _ in range(throttle.SIGN_IN.limit + 1):
+    for _ in range(rate_limits.SIGN_IN.limit + 1):
         guess = Client().post("/sign-in/", right | {"password": "a guess of mine"})
     assert guess.status_code == 429
     assert own.post("/sign-in/", right).status_code == 302
@@ -138,29 +140,30 @@ def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let
     Client().post("/sign-in/", {"username": "my secret Phrase\r\n", "password": "x"})
     assert "Phrase" not in caplog.text
     own.post("/sign-out/")
-    for _ in range(throttle.SIGN_IN.limit):  # and it is no way around the pause
+    for _ in range(rate_limits.SIGN_IN.limit):  # and it is no way around the pause
         own.post("/sign-in/", right | {"password": "guess"})
     assert own.post("/sign-in/", right).status_code == 429
 
 
 def test_signing_in_rightly_many_times_is_not_guessing():
-    record.person("ada-love", password=record.PASSWORD)
-    right = {"username": "ada-love", "password": record.PASSWORD}
-    for _ in range(throttle.SIGN_IN.limit + 2):
+    factories.user("ada-love", password=factories.PASSWORD)
+    right = {"username": "ada-love", "password": factories.PASSWORD}
+    for _ in range(rate_limits.SIGN_IN.limit + 2):
         assert Client().post("/sign-in/", right).status_code == 302
 
 
 def test_an_inactive_person_stays_outside():
-    user = record.person("ada-love", password=record.PASSWORD)
+    user = factories.user("ada-love", password=factories.PASSWORD)
     user.is_active = False
     user.save()
     assert (
-        Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD}).status_code == 403
+        Client().post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD}).status_code
+        == 403
     )
 
 
 def test_a_one_time_link_works_once_and_asks_for_a_password_then():
-    code = people.do_make_sign_in_link(None, record.person("first-admin", admin=True))
+    code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
     page = Client().get("/sign-in/link/")
     assert page.status_code == 200
     assert code not in page.content.decode()
@@ -173,9 +176,9 @@ def test_a_one_time_link_works_once_and_asks_for_a_password_then():
 
 
 def test_an_invitation_makes_the_account_it_promises():
-    admin = record.person("boss", admin=True)
-    project = record.project("vision")
-    _, code = people.do_invite(admin, full_name="Ada Love", project=project, role=Role.MEMBER)
+    admin = factories.user("boss", admin=True)
+    project = factories.project("vision")
+    _, code = users.do_create_invitation(admin, full_name="Ada Love", project=project, role=Role.MEMBER)
     client = Client()
     form = client.post("/invitation/", {"code": code}).content.decode()
     assert "invites you" in form
@@ -184,17 +187,17 @@ def test_an_invitation_makes_the_account_it_promises():
     weak = client.post("/invitation/", fields | {"password": "short"})
     assert weak.status_code == 400
     assert not User.objects.filter(username="ada-love").exists()
-    assert client.post("/invitation/", fields | {"password": record.PASSWORD})["Location"] == "/"
+    assert client.post("/invitation/", fields | {"password": factories.PASSWORD})["Location"] == "/"
     user = User.objects.get(username="ada-love")
     assert Membership.objects.get(user=user).project == project
     assert client.get("/").status_code == 200
-    used = Client().post("/invitation/", fields | {"password": record.PASSWORD, "username": "other"})
+    used = Client().post("/invitation/", fields | {"password": factories.PASSWORD, "username": "other"})
     assert used.status_code == 404
 
 
 def test_leaving_ends_the_session():
     client = Client()
-    client.force_login(record.person())
+    client.force_login(factories.user())
     assert client.get("/").status_code == 200
     assert client.get("/sign-out/").status_code == 405
     client.post("/sign-out/")
@@ -202,18 +205,18 @@ def test_leaving_ends_the_session():
 
 
 def test_a_form_from_elsewhere_is_refused():
-    record.person("ada-love", password=record.PASSWORD)
+    factories.user("ada-love", password=factories.PASSWORD)
     client = Client(enforce_csrf_checks=True)
-    answer = client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    answer = client.post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     assert answer.status_code == 403
     assert "came from elsewhere" in answer.content.decode()
 
 
 def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life(settings, monkeypatch):
-    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
-    record.person("ada-love", password=record.PASSWORD)
+    settings.SESSION_COOKIE_AGE, settings.SESSION_MAX_AGE_S = 1000, 2500
+    factories.user("ada-love", password=factories.PASSWORD)
     client = Client()
-    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client.post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     begun_s, now_s = time.time(), [time.time()]
     monkeypatch.setattr("time.time", lambda: now_s[0])
     monkeypatch.setattr("django.utils.timezone.now", lambda: dt.datetime.fromtimestamp(now_s[0], dt.UTC))
@@ -225,20 +228,20 @@ def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life
     assert [at(900), at(1800), at(2400)] == [200, 200, 200]
     assert at(2501) == 302  # in use, but too old
     now_s[0] = begun_s
-    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client.post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     assert [at(900), at(1901)] == [200, 302]  # a thousand seconds without use
 
 
 def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
-    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
-    record.person("ada-love", password=record.PASSWORD)
+    settings.SESSION_COOKIE_AGE, settings.SESSION_MAX_AGE_S = 1000, 2500
+    factories.user("ada-love", password=factories.PASSWORD)
     client = Client()
-    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client.post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     began, key = timezone.now(), session_id(client.session.session_key)
     for seconds, left in ((900, 1000), (1800, 700)):
         now = began + dt.timedelta(seconds=seconds)
         monkeypatch.setattr("django.utils.timezone.now", lambda now=now: now)
-        sessions.keep_session_of_workspace(key)
+        sessions.renew_workspace_session(key)
         end = BrowserSession.objects.get(session_key=key).expire_date
         assert abs((end - now).total_seconds() - left) < 2
 
@@ -251,8 +254,9 @@ def test_a_cookie_that_is_no_session_is_nobody(client, key):
 
 def test_over_https_every_cookie_belongs_to_this_host_alone():
     told = (
-        "import json, django; django.setup(); from django.conf import settings as s; from portal.web import signin\n"
-        "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, signin.KNOWN_COOKIE, s.SESSION_COOKIE_SECURE,"
+        "import json, django; django.setup(); from django.conf import settings as s; from portal.web import sign_in\n"
+        "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, sign_in.KNOWN_BROWSER_COOKIE,"
+        " s.SESSION_COOKIE_SECURE,"
         " s.CSRF_COOKIE_SECURE, s.SECURE_HSTS_SECONDS >= 31536000, s.SECURE_HSTS_INCLUDE_SUBDOMAINS]))"
     )
     environment = {**os.environ, "FAIRWAY_PORTAL_URL": "https://portal.example.org"}
@@ -265,7 +269,7 @@ def test_over_https_every_cookie_belongs_to_this_host_alone():
 
 
 def test_what_a_page_has_to_say_is_no_cookie_of_its_own(client):
-    user = record.person("ada-love", password=record.PASSWORD)
+    user = factories.user("ada-love", password=factories.PASSWORD)
     client.force_login(user)
     answer = client.post("/account/name/", {"full_name": "Ada", "email": "", "timezone": "UTC"})
     assert answer.status_code == 302

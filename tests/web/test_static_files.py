@@ -9,7 +9,7 @@ from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 
 from portal.config import settings as own
-from portal.web import static_files
+from portal.web.middleware import static_files
 
 NAME = "test-of-pieces.js"
 WHOLE = b"0123456789" * 100
@@ -18,7 +18,7 @@ WHOLE = b"0123456789" * 100
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     (tmp_path / NAME).write_bytes(WHOLE)
-    monkeypatch.setattr(static_files, "PIECE_BYTES", 300)
+    monkeypatch.setattr(static_files, "CHUNK_BYTES", 300)
     with override_settings(STATIC_ROOT=tmp_path, WHITENOISE_USE_FINDERS=False):
         yield f"{own.STATIC_URL}{NAME}"
 
@@ -51,4 +51,4 @@ def test_other_origins_may_not_read_it(file):
 @pytest.mark.filterwarnings("error")
 def test_a_folder_that_is_not_there_yet_is_nothing_to_say(tmp_path):
     with override_settings(STATIC_ROOT=tmp_path / "none", WHITENOISE_USE_FINDERS=False):
-        assert static_files.StaticFiles(lambda request: None).files == {}
+        assert static_files.StaticFilesMiddleware(lambda request: None).files == {}

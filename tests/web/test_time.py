@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, Extension, Job
+from portal.models import Attempt, Job, TimeLimitExtension
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(scene, 
     address = reverse("job", args=[late.public_id])
     page = member.get(address).content.decode()
     assert "Its time limit ends it" in page and "30&nbsp;s to save" in page and "data-left" in page
-    asked = {"more_s": "3600", "reason": "the last epoch"}
+    asked = {"extra_s": "3600", "reason": "the last epoch"}
     page = member.post(reverse("job-extend", args=[late.public_id]), asked, follow=True).content.decode()
     assert "somebody decides, since the scheduler did not say in time whom it delays" in page
-    assert "An administrator decides." in page and "Ask for more time" not in page
-    row = Extension.objects.get()
-    assert "Grant" not in member.get(reverse("requests")).content.decode()
-    assert "the last epoch" in admin.get(reverse("requests")).content.decode()
+    assert "An administrator decides." in page and "Request extension" not in page
+    row = TimeLimitExtension.objects.get()
+    assert "Grant" not in member.get(reverse("approvals")).content.decode()
+    assert "the last epoch" in admin.get(reverse("approvals")).content.decode()
     decide = reverse("decide-extension", args=[row.public_id])
     assert client_of("stranger").post(decide, {"grant": "1"}).status_code == 404
     assert "Administrators decide" in member.post(decide, {"grant": "1"}, follow=True).content.decode()
@@ -39,7 +39,7 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(scene, 
     assert Job.objects.get(pk=late.pk).time_limit_s == 13 * 3600
     page = member.get(address).content.decode()
     assert "Its time limit ends it" not in page and "up to 23\xa0h more" in page
-    assert "well then" in member.get(reverse("requests")).content.decode()
+    assert "well then" in member.get(reverse("approvals")).content.decode()
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(scene, 
 )
 def test_nonsense_is_told(client_of, late, more, said) -> None:
     page = client_of("member").post(
-        reverse("job-extend", args=[late.public_id]), {"more_s": more}, follow=True
+        reverse("job-extend", args=[late.public_id]), {"extra_s": more}, follow=True
     )
     assert said in page.content.decode()
-    assert not Extension.objects.exists()
+    assert not TimeLimitExtension.objects.exists()
 
 
 def test_what_has_no_limit_says_nothing_of_one(scene, client_of) -> None:
     page = client_of("member").get(reverse("job", args=[scene.jobs["label-qa"].public_id])).content.decode()
-    assert "More time" not in page and "Its time limit ends" not in page
+    assert "Extend time limit" not in page and "Its time limit ends" not in page

@@ -48,17 +48,21 @@ def test_members_see_where_nodes_stand_and_write_nothing(client_of, scene) -> No
 
 def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
     member = client_of("member")
-    assert "Near together" not in member.get("/launch/?kind=training").content.decode()
+    assert "Topology constraint" not in member.get("/launch/?kind=training").content.decode()
     Topology.objects.create(name="fabric", levels=["example.org/block", "rack"])
     page = member.get("/launch/?kind=training").content.decode()
     assert '<option value="fabric:rack">rack</option>' in page
-    near = {"near_required": "fabric:example.org/block", "near_preferred": "fabric:rack"}
+    near = {"topology_required": "fabric:example.org/block", "topology_preferred": "fabric:rack"}
     form = typed | {"gpus_per_task": "4", "tasks": "2"} | near
     checked = member.post("/launch/check/", form).content.decode()
     assert "in one block, rather in one rack (fabric)" in checked
     assert member.post("/launch/", form).status_code == 302
     job = Job.objects.get(name="my run")
-    assert job.near == {"topology": "fabric", "required": "example.org/block", "preferred": "rack"}
+    assert job.topology_constraint == {
+        "topology": "fabric",
+        "required": "example.org/block",
+        "preferred": "rack",
+    }
     assert (
         "in one block, rather in one rack (fabric)" in member.get(f"/jobs/{job.public_id}/").content.decode()
     )
@@ -73,9 +77,10 @@ def test_levels_of_two_topologies_are_refused(client_of, scene) -> None:
     for name in ("fabric", "power"):
         Topology.objects.create(name=name, levels=["rack"])
     answer = client_of("member").post(
-        "/launch/", {"kind": "training", "near_required": "fabric:rack", "near_preferred": "power:rack"}
+        "/launch/",
+        {"kind": "training", "topology_required": "fabric:rack", "topology_preferred": "power:rack"},
     )
     assert answer.status_code == 400
     assert "Choose levels of one topology." in answer.content.decode()
-    unknown = client_of("member").post("/launch/", {"kind": "training", "near_required": "x" * 500})
+    unknown = client_of("member").post("/launch/", {"kind": "training", "topology_required": "x" * 500})
     assert unknown.status_code == 400

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, from NVML or from a file of pretend ones, behind one small interface."""
+"""Interface to the GPUs of this machine, read from NVML or simulated from a file."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from agents.node.gpus.links import GpuLink
 OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 
 
-class GpuFacts(NamedTuple):
-    """What a GPU is. Memory in MiB; health is ok, lost or quarantined.
+class GpuInfo(NamedTuple):
+    """A GPU. Memory in MiB; ``health`` is ok, lost or quarantined; ok with a ``health_message`` is a warning.
 
-    With a ``health_sentence`` ok is a warning. ``fatal``: what runs on it cannot be trusted any more.
-    ``ecc_uncorrected`` counts memory errors since the driver was loaded.
-
-    GPUs of a machine with equal ``island`` are joined by NVLink; None is not known, or there is no NVLink.
-    ``compute_capability`` is such as 9.0; ``mig_profile`` such as 1g.10gb is that of a slice, None of a whole GPU.
-    ``reserved_mib`` of the memory is kept by the driver for itself; ``bus_id`` is the PCIe address (00000000:1A:00.0)
-    and ``numa`` the NUMA node it hangs on.
+    ``fatal``: tasks on it can no longer be trusted. ``ecc_uncorrected``: memory errors since the driver was
+    loaded. ``nvlink_island``: equal for GPUs joined by NVLink; None when unknown or without NVLink.
+    ``compute_capability``: such as 9.0. ``mig_profile``: such as 1g.10gb for a slice, None for a whole GPU.
+    ``driver_reserved_mib``: memory reserved by the driver. ``bus_id``: PCIe address (00000000:1A:00.0).
+    ``numa_node``: its NUMA node.
     """
 
     uuid: str
@@ -27,23 +25,23 @@ class GpuFacts(NamedTuple):
     memory_mib: Optional[int]
     simulated: bool
     health: str
-    health_sentence: Optional[str] = None
-    island: Optional[int] = None
+    health_message: Optional[str] = None
+    nvlink_island: Optional[int] = None
     compute_capability: Optional[float] = None
     mig_profile: Optional[str] = None
-    reserved_mib: Optional[int] = None
+    driver_reserved_mib: Optional[int] = None
     bus_id: Optional[str] = None
-    numa: Optional[int] = None
+    numa_node: Optional[int] = None
     fatal: bool = False
     ecc_uncorrected: Optional[int] = None
 
 
 class GpuFault(NamedTuple):
-    """So many times the driver told this XID for a GPU; 0 among XIDs is an uncorrected memory error."""
+    """An XID that the driver reported for a GPU, with a count; XID 0 is an uncorrected memory error."""
 
     uuid: str
     xid: int
-    times: int
+    occurrences: int
 
 
 class GpuProcess(NamedTuple):
@@ -53,10 +51,10 @@ class GpuProcess(NamedTuple):
     memory_mib: Optional[int]
 
 
-class GpuReading(NamedTuple):
-    """What a GPU does at one moment. Unknown is None.
+class GpuSample(NamedTuple):
+    """One sample of a GPU. Unknown values are None.
 
-    ``energy_joules`` is the GPU's own counter, since its driver was loaded.
+    ``energy_joules``: the GPU's energy counter since its driver was loaded.
     """
 
     uuid: str
@@ -70,59 +68,56 @@ class GpuReading(NamedTuple):
 
 
 class GpuProvider:
-    """Where GPUs come from. A GPU that vanished is simply no longer listed, or listed as lost."""
+    """Source of GPUs. A GPU that disappeared is no longer listed, or listed as lost."""
 
-    def driver(self) -> Optional[str]:
-        """The version of the driver."""
+    def driver_version(self) -> Optional[str]:
         raise NotImplementedError
 
-    def cuda_driver(self) -> Optional[str]:
-        """The newest CUDA that the driver knows, such as 12.4; None where nobody can say."""
+    def max_cuda_version(self) -> Optional[str]:
+        """Return the highest CUDA version of the driver, such as 12.4; None when unknown."""
         return None
 
-    def gpus(self) -> List[GpuFacts]:
-        """Every GPU now, in the order of the machine."""
+    def gpus(self) -> List[GpuInfo]:
+        """Return all current GPUs in machine order."""
         raise NotImplementedError
 
-    def silent(self) -> Optional[str]:
-        """Why nobody can say which GPUs are there, as a sentence; None where :meth:`gpus` is all of them."""
+    def driver_error(self) -> Optional[str]:
+        """Return why GPUs could not be listed; None when :meth:`gpus` is complete."""
         return None
 
     def links(self) -> List[GpuLink]:
-        """How the whole GPUs among them are joined, a row for each pair of which something is known."""
+        """Return the links between whole GPUs, one for each pair with known links."""
         return []
 
-    def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
-        """One reading per GPU; ``busy_milli`` says how much of each is given away (pretend GPUs show it)."""
+    def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
+        """Return one sample per GPU; simulated GPUs show ``busy_milli``, the allocated part, as load."""
         raise NotImplementedError
 
-    def follow_faults(self) -> None:
-        """From now on hears at once what befalls GPUs, where the driver tells it; their health shows it."""
+    def watch_faults(self) -> None:
+        """Subscribe to the driver's fault events, where supported; they affect the reported health."""
 
-    def new_faults(self) -> List[GpuFault]:
-        """What befell GPUs since this was last asked, a row for each GPU and XID."""
+    def take_faults(self) -> List[GpuFault]:
+        """Return the faults since the last call, one row per GPU and XID."""
         return []
 
 
 class NoGpus(GpuProvider):
-    """A machine without GPUs."""
-
-    def driver(self) -> Optional[str]:
+    def driver_version(self) -> Optional[str]:
         return None
 
-    def gpus(self) -> List[GpuFacts]:
+    def gpus(self) -> List[GpuInfo]:
         return []
 
-    def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
+    def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
         return []
 
 
 def open_gpus(setting: str) -> GpuProvider:
-    """The provider that a setting names: ``nvml``, ``none`` or ``file:PATH``."""
+    """Return the provider of a setting: ``nvml``, ``none`` or ``file:PATH``."""
     if setting.startswith("file:"):
-        from agents.node.gpus.file import FileGpus
+        from agents.node.gpus.simulated import SimulatedGpus
 
-        return FileGpus(setting[len("file:") :])
+        return SimulatedGpus(setting[len("file:") :])
     if setting == "none":
         return NoGpus()
     from agents.node.gpus.nvml import open_nvml

@@ -1,4 +1,4 @@
-"""What befell GPUs of late: a thread that waits for NVML's events, and a book of faults still worth telling."""
+"""Recent GPU faults: a thread that waits for NVML events, and a log of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import threading
 import time
 from typing import Any, Dict, Optional, Tuple
 
-from agents.node.gpus.health import MEMORY
+from agents.node.gpus.health import MEMORY_FAULT
 
-KEPT_S = 60.0
-"""A fault is told for so long: long enough for every look, and short enough that a GPU which an administrator
-gives back takes work again. The record remembers it until then."""
+FAULT_RETENTION_S = 60.0
+"""How long a fault affects the health: longer than the polling interval, and short enough that a GPU accepts
+work again soon after an administrator returns it to service. The database keeps the quarantine until then.
+"""
 
 _WAIT_MS = 1000
-_AGAIN_AFTER_S = 5.0
+_RETRY_DELAY_S = 5.0
 _NO_INSTANCE = 0xFFFFFFFF
-_Kind = Tuple[int, Optional[int]]  # an XID, and the number of the slice where it was of one slice alone
+_Kind = Tuple[int, Optional[int]]  # an XID, and the instance number if it concerns a single MIG slice
 
 
-class Faults:
-    """The book, by UUID of the whole GPU.
+class FaultLog:
+    """Faults by UUID of the whole GPU.
 
-    A driver may tell thousands in a second: each XID is kept with the moment of its last time and a count.
+    A driver may report thousands per second, so each XID is stored once with its last time and a count.
     """
 
     def __init__(self) -> None:
@@ -31,67 +32,67 @@ class Faults:
         self._new: Dict[Tuple[str, int, Optional[int]], int] = {}
         self._lock = threading.Lock()
 
-    def note(self, uuid: str, xid: int, instance: Optional[int] = None) -> None:
-        """``xid`` befell a GPU, or of a GPU in slices only the slice with this ``instance`` number."""
+    def record(self, uuid: str, xid: int, instance: Optional[int] = None) -> None:
+        """Record an XID of a GPU, or of the MIG slice with this ``instance`` number."""
         with self._lock:
             last_s = self._last_s.setdefault(uuid, {})
-            last_s.pop((xid, instance), None)  # so that the newest comes last
+            last_s.pop((xid, instance), None)  # so that the newest is last
             last_s[xid, instance] = time.monotonic()
             self._new[uuid, xid, instance] = self._new.get((uuid, xid, instance), 0) + 1
 
     def recent(self, uuid: str, instance: Optional[int]) -> Tuple[int, ...]:
-        """XIDs of a GPU, or of the slice with this instance number, oldest first."""
-        since_s = time.monotonic() - KEPT_S
+        """Return recent XIDs of a GPU, or of the slice with this instance number, oldest first."""
+        since_s = time.monotonic() - FAULT_RETENTION_S
         with self._lock:
             kept = {kind: at_s for kind, at_s in self._last_s.get(uuid, {}).items() if at_s >= since_s}
             self._last_s[uuid] = kept
         return tuple(xid for xid, of in kept if None in (of, instance) or of == instance)
 
-    def taken(self) -> Dict[Tuple[str, int, Optional[int]], int]:
-        """How often each (UUID of the whole GPU, XID, instance number) was noted since this was last asked."""
+    def take_new(self) -> Dict[Tuple[str, int, Optional[int]], int]:
+        """Return the counts by (UUID of the whole GPU, XID, instance number) since the last call."""
         with self._lock:
             new, self._new = self._new, {}
         return new
 
 
-def follow(nvml: Any, whole: Dict[str, Any], faults: Faults) -> None:
-    """Notes for as long as the process lives what the driver tells of these GPUs (handles by UUID)."""
-    threading.Thread(target=_follow, args=(nvml, whole, faults), name="gpu-faults", daemon=True).start()
+def watch_faults(nvml: Any, whole: Dict[str, Any], faults: FaultLog) -> None:
+    """Record the driver's fault events of these GPUs (handles by UUID) in a daemon thread."""
+    threading.Thread(target=_watch_faults, args=(nvml, whole, faults), name="gpu-faults", daemon=True).start()
 
 
-def _follow(nvml: Any, whole: Dict[str, Any], faults: Faults) -> None:
+def _watch_faults(nvml: Any, whole: Dict[str, Any], faults: FaultLog) -> None:
     names = {_address(handle): uuid for uuid, handle in whole.items()}
     while True:
         try:
             events = nvml.nvmlEventSetCreate()
             try:
-                if not _register(nvml, whole, events):
+                if not _register_events(nvml, whole, events):
                     return
                 while True:
-                    _wait(nvml, events, names, faults)
+                    _wait_for_event(nvml, events, names, faults)
             finally:
                 nvml.nvmlEventSetFree(events)
-        except nvml.NVMLError as error:  # one GPU that is lost must not hide what befalls the others
+        except nvml.NVMLError as error:  # a lost GPU must not hide faults of the others
             sys.stderr.write(f"NVML's events: {error}\n")
-            time.sleep(_AGAIN_AFTER_S)
+            time.sleep(_RETRY_DELAY_S)
 
 
-def _register(nvml: Any, whole: Dict[str, Any], events: Any) -> bool:
-    """True when at least one GPU tells its faults."""
+def _register_events(nvml: Any, whole: Dict[str, Any], events: Any) -> bool:
+    """Register for events; return True when at least one GPU supports them."""
     registered = False
     for handle in whole.values():
         try:
             wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
-            told = nvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
-            if told:
-                nvml.nvmlDeviceRegisterEvents(handle, told, events)
+            reported = nvml.nvmlDeviceGetSupportedEventTypes(handle) & wanted
+            if reported:
+                nvml.nvmlDeviceRegisterEvents(handle, reported, events)
                 registered = True
         except nvml.NVMLError:
-            continue  # a consumer GPU, or one that is lost
+            continue  # a consumer GPU, or a lost one
     return registered
 
 
-def _wait(nvml: Any, events: Any, names: Dict[int, str], faults: Faults) -> None:
+def _wait_for_event(nvml: Any, events: Any, names: Dict[int, str], faults: FaultLog) -> None:
     try:
         event = nvml.nvmlEventSetWait(events, _WAIT_MS)
     except nvml.NVMLError as error:
@@ -100,8 +101,8 @@ def _wait(nvml: Any, events: Any, names: Dict[int, str], faults: Faults) -> None
         raise
     uuid = names.get(_address(event.device))
     if uuid is not None:
-        xid = int(event.eventData) if event.eventType == nvml.nvmlEventTypeXidCriticalError else MEMORY
-        faults.note(uuid, xid, None if event.gpuInstanceId == _NO_INSTANCE else int(event.gpuInstanceId))
+        xid = int(event.eventData) if event.eventType == nvml.nvmlEventTypeXidCriticalError else MEMORY_FAULT
+        faults.record(uuid, xid, None if event.gpuInstanceId == _NO_INSTANCE else int(event.gpuInstanceId))
 
 
 def _address(handle: Any) -> int:

@@ -1,8 +1,8 @@
-"""What the readings of a GPU say of its health: one table of faults, and one function from readings to health. Pure.
+"""Health of a GPU from its readings: a table of faults and a pure function.
 
-Sources: NVIDIA's "Xid Errors" (the catalog of codes and what each asks for), "GPU Memory Error Management" (a row
-that waits to be remapped keeps no work off; one that could not be remapped is a case for the maker), "Dynamic Page
-Retirement" (a page that waits for a reset may be hit again), and NVML's reasons for lower clocks.
+Sources: NVIDIA's "Xid Errors" (codes and required actions), "GPU Memory Error Management" (a pending row
+remap does not prevent work; a failed one requires service), "Dynamic Page Retirement" (a page pending
+retirement may be used again before a reset), and NVML's clocks event reasons.
 """
 
 from __future__ import annotations
@@ -11,98 +11,100 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 from agents.node.gpus import LOST, OK, QUARANTINED
 
-MEMORY = 0
-"""Stands among XIDs for uncorrected memory errors that were counted."""
+MEMORY_FAULT = 0
+"""Pseudo XID for uncorrected memory errors found by counting."""
 
-SLOW_AFTER_S = 30.0
-"""A GPU that lowers its clocks for less time is not worth a warning."""
+THROTTLE_WARNING_S = 30.0
+"""Throttling for less time raises no warning."""
 
 
-class Health(NamedTuple):
-    """``ok`` with a sentence is a warning: it takes work. ``fatal``: what runs on it cannot be trusted any more."""
+class GpuHealth(NamedTuple):
+    """``ok`` with a message is a warning: the GPU accepts work. ``fatal``: its tasks cannot be trusted."""
 
     health: str
-    sentence: Optional[str] = None
+    message: Optional[str] = None
     fatal: bool = False
 
 
-class Readings(NamedTuple):
-    """What is known of a GPU's condition; None, and nothing else, is not known."""
+class HealthReadings(NamedTuple):
+    """Readings of a GPU's condition; None is unknown."""
 
-    answers: bool = True
-    xids: Tuple[int, ...] = ()  # told of late, in order
+    responds: bool = True
+    xids: Tuple[int, ...] = ()  # recent ones, in order
     ecc_uncorrected: Optional[int] = None  # since the driver was loaded
     rows_pending: Optional[bool] = None
     rows_failed: Optional[bool] = None
     pages_pending: Optional[bool] = None
-    throttle: int = 0  # NVML's bits
-    slow_s: float = 0.0  # for how long one of SLOWED has been among them
+    throttle: int = 0  # NVML's bit mask
+    throttled_s: float = 0.0  # how long one of THROTTLE_REASONS has been set
 
 
-FAULTS: Dict[int, Health] = {
-    79: Health(LOST, "it fell off the bus", fatal=True),
-    48: Health(QUARANTINED, "its memory had an error that could not be corrected", fatal=True),
-    95: Health(QUARANTINED, "its memory had an error that reached other work", fatal=True),
-    94: Health(QUARANTINED, "its memory had an error, and the work that it hit was ended", fatal=True),
-    140: Health(QUARANTINED, "its memory had an error that it did not recover from", fatal=True),
-    MEMORY: Health(QUARANTINED, "its memory had an error that could not be corrected", fatal=True),
-    119: Health(QUARANTINED, "its own processor no longer answers the driver", fatal=True),
-    120: Health(QUARANTINED, "its own processor failed", fatal=True),
-    62: Health(QUARANTINED, "its microcontroller halted", fatal=True),
-    46: Health(QUARANTINED, "it stopped working and waits for a reset", fatal=True),
-    109: Health(QUARANTINED, "it no longer changes between programs and waits for a reset", fatal=True),
-    110: Health(QUARANTINED, "it met a security fault, which mostly is a failure of its parts", fatal=True),
-    143: Health(QUARANTINED, "it could not be set up", fatal=True),
-    158: Health(QUARANTINED, "it did not answer in time and waits for a reset", fatal=True),
-    64: Health(QUARANTINED, "a damaged part of its memory could not be put aside"),
-    156: Health(QUARANTINED, "a damaged part of it was put aside, which a reset finishes"),
-    74: Health(QUARANTINED, "its NVLink had an error"),
-    136: Health(QUARANTINED, "its NVLink could not be set up"),
-    92: Health(OK, "its memory has many errors that are still corrected"),
+XID_HEALTH: Dict[int, GpuHealth] = {
+    79: GpuHealth(LOST, "it fell off the bus", fatal=True),
+    48: GpuHealth(QUARANTINED, "its memory had an error that could not be corrected", fatal=True),
+    95: GpuHealth(QUARANTINED, "its memory had an error that reached other work", fatal=True),
+    94: GpuHealth(QUARANTINED, "its memory had an error, and the work that it hit was ended", fatal=True),
+    140: GpuHealth(QUARANTINED, "its memory had an error that it did not recover from", fatal=True),
+    MEMORY_FAULT: GpuHealth(QUARANTINED, "its memory had an error that could not be corrected", fatal=True),
+    119: GpuHealth(QUARANTINED, "its own processor no longer answers the driver", fatal=True),
+    120: GpuHealth(QUARANTINED, "its own processor failed", fatal=True),
+    62: GpuHealth(QUARANTINED, "its microcontroller halted", fatal=True),
+    46: GpuHealth(QUARANTINED, "it stopped working and waits for a reset", fatal=True),
+    109: GpuHealth(QUARANTINED, "it no longer changes between programs and waits for a reset", fatal=True),
+    110: GpuHealth(
+        QUARANTINED, "it met a security fault, which mostly is a failure of its parts", fatal=True
+    ),
+    143: GpuHealth(QUARANTINED, "it could not be set up", fatal=True),
+    158: GpuHealth(QUARANTINED, "it did not answer in time and waits for a reset", fatal=True),
+    64: GpuHealth(QUARANTINED, "a damaged part of its memory could not be put aside"),
+    156: GpuHealth(QUARANTINED, "a damaged part of it was put aside, which a reset finishes"),
+    74: GpuHealth(QUARANTINED, "its NVLink had an error"),
+    136: GpuHealth(QUARANTINED, "its NVLink could not be set up"),
+    92: GpuHealth(OK, "its memory has many errors that are still corrected"),
 }
-"""By XID, worst first: what the GPU is then, and why. Codes that are in neither table are warnings."""
+"""Health and reason by XID, worst first. Codes in neither table are warnings."""
 
-OF_PROGRAMS = frozenset({8, 11, 13, 31, 32, 43, 45, 63, 68, 69, 137})
-"""XIDs that programs cause, that end with them, or (63) that the readings tell better."""
+APPLICATION_XIDS = frozenset({8, 11, 13, 31, 32, 43, 45, 63, 68, 69, 137})
+"""XIDs that are caused by programs or end with them, and 63, which other readings cover better."""
 
-SLOWED: Dict[int, str] = {
+THROTTLE_REASONS: Dict[int, str] = {
     0x40: "it is too hot",
     0x20: "it is too hot",
     0x80: "its power supply asks for it",
     0x08: "its board asks for it",
 }
-"""NVML's reasons for lower clocks that mean something is wrong; a power cap or an idle GPU does not."""
+"""NVML's clocks event reasons that indicate a problem, unlike a power cap or an idle GPU."""
 
 
-def is_slowed(throttle: int) -> bool:
-    """True when the clocks are low for a reason that is worth a warning once it lasts."""
-    return any(throttle & bit for bit in SLOWED)
+def is_throttled(throttle: int) -> bool:
+    """Return True when the clocks are reduced for one of ``THROTTLE_REASONS``."""
+    return any(throttle & bit for bit in THROTTLE_REASONS)
 
 
-def judge(readings: Readings) -> Health:
-    """The health of a GPU; the worst that its readings say."""
-    if not readings.answers:
-        return Health(LOST, "The driver no longer answers for this GPU.", fatal=True)
-    for xid, fault in FAULTS.items():
+def evaluate_health(readings: HealthReadings) -> GpuHealth:
+    """Return the worst health that the readings indicate."""
+    if not readings.responds:
+        return GpuHealth(LOST, "The driver no longer answers for this GPU.", fatal=True)
+    for xid, fault in XID_HEALTH.items():
         if xid in readings.xids and fault.health != OK:
-            return fault._replace(sentence=_told(xid, fault))
+            return fault._replace(message=_xid_message(xid, fault))
     if readings.rows_failed:
-        return Health(
+        return GpuHealth(
             QUARANTINED, "A damaged row of its memory could not be replaced: it is a case for its maker."
         )
     if readings.pages_pending:
-        return Health(QUARANTINED, "Damaged pages of its memory wait for a reset of the GPU.")
-    return Health(OK, _warning(readings))
+        return GpuHealth(QUARANTINED, "Damaged pages of its memory wait for a reset of the GPU.")
+    return GpuHealth(OK, _warning(readings))
 
 
-def _warning(readings: Readings) -> Optional[str]:
+def _warning(readings: HealthReadings) -> Optional[str]:
     for xid in readings.xids:
-        if xid not in OF_PROGRAMS:
-            return _told(xid, FAULTS.get(xid))
+        if xid not in APPLICATION_XIDS:
+            return _xid_message(xid, XID_HEALTH.get(xid))
     if readings.rows_pending:
         return "A damaged row of its memory is replaced at the next reset of the GPU."
-    if readings.slow_s >= SLOW_AFTER_S:
-        why = next((why for bit, why in SLOWED.items() if readings.throttle & bit), None)
+    if readings.throttled_s >= THROTTLE_WARNING_S:
+        why = next((why for bit, why in THROTTLE_REASONS.items() if readings.throttle & bit), None)
         if why is not None:
             return f"It runs slower: {why}."
     if readings.ecc_uncorrected:
@@ -110,9 +112,9 @@ def _warning(readings: Readings) -> Optional[str]:
     return None
 
 
-def _told(xid: int, fault: Optional[Health]) -> str:
-    if xid == MEMORY:
+def _xid_message(xid: int, fault: Optional[GpuHealth]) -> str:
+    if xid == MEMORY_FAULT:
         return "Its memory had an error that could not be corrected."
-    if fault is None or fault.sentence is None:
+    if fault is None or fault.message is None:
         return f"The driver told XID {xid} for it."
-    return f"The driver told XID {xid}: {fault.sentence}."
+    return f"The driver told XID {xid}: {fault.message}."

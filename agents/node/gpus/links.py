@@ -1,10 +1,10 @@
-"""How the GPUs of one machine are joined: pairs with their NVLinks and PCIe level, and islands from them. Pure."""
+"""Links of the GPUs of one machine: NVLinks and PCIe level of pairs, and NVLink islands. Pure."""
 
 from __future__ import annotations
 
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-LEVELS = {
+PCIE_LEVELS = {
     0: "internal",
     10: "single",
     20: "multiple",
@@ -12,18 +12,17 @@ LEVELS = {
     40: "node",
     50: "system",
 }
-"""NVML's common ancestors of two GPUs, nearest first: one board, one switch, several switches, one host bridge,
-one NUMA node, and beyond it."""
+"""NVML's common ancestors of two GPUs, nearest first, by their number in NVML."""
 
-SWITCH = ""
-"""Stands for an NVSwitch among the far ends of NVLinks; GPUs go by their PCIe address."""
+NVSWITCH = ""
+"""Key of an NVSwitch among NVLink remote ends; GPUs are keyed by PCIe address."""
 
 
 class GpuLink(NamedTuple):
-    """Two whole GPUs, by UUID, and the way between them.
+    """Link of two whole GPUs (UUIDs).
 
-    ``nvlinks`` is how many join them, directly or through a switch: 0 where none does, None where some do and
-    nobody tells how many. ``level`` is a word of :data:`LEVELS`, None where it is not told.
+    ``nvlinks``: number of NVLinks between them, direct or through a switch; None when their number is
+    unknown. ``level``: one of :data:`PCIE_LEVELS`, None when unknown.
     """
 
     a: str
@@ -35,22 +34,23 @@ class GpuLink(NamedTuple):
 def nvlinks_between(
     one: Mapping[str, int], one_at: Optional[str], other: Mapping[str, int], other_at: Optional[str]
 ) -> int:
-    """How many NVLinks join two GPUs, each with its active links by far end and its own PCIe address.
+    """Return the number of NVLinks between two GPUs, given the active links of each by remote end, and PCIe
+    addresses.
 
-    Through a switch it is as many as the one with fewer has, as nvidia-smi counts them too.
+    Through a switch it is the smaller of both counts, as in nvidia-smi.
     """
     direct = max(one.get(other_at or "-", 0), other.get(one_at or "-", 0))
-    return direct or min(one.get(SWITCH, 0), other.get(SWITCH, 0))
+    return direct or min(one.get(NVSWITCH, 0), other.get(NVSWITCH, 0))
 
 
-def islands(uuids: Sequence[str], links: Iterable[GpuLink]) -> Dict[str, int]:
-    """Islands of GPUs that NVLink joins, numbered in the order of the machine; none where no two are joined."""
-    island = {uuid: number for number, uuid in enumerate(uuids)}
+def nvlink_islands(uuids: Sequence[str], links: Iterable[GpuLink]) -> Dict[str, int]:
+    """Return the NVLink island of each GPU, numbered in machine order; empty when no two are joined."""
+    nvlink_island = {uuid: number for number, uuid in enumerate(uuids)}
     for link in links:
-        if link.nvlinks != 0 and island[link.a] != island[link.b]:
-            low, high = sorted((island[link.a], island[link.b]))
-            island = {uuid: low if at == high else at for uuid, at in island.items()}
-    numbers = sorted(set(island.values()))
-    if len(numbers) == len(island):
+        if link.nvlinks != 0 and nvlink_island[link.a] != nvlink_island[link.b]:
+            low, high = sorted((nvlink_island[link.a], nvlink_island[link.b]))
+            nvlink_island = {uuid: low if at == high else at for uuid, at in nvlink_island.items()}
+    numbers = sorted(set(nvlink_island.values()))
+    if len(numbers) == len(nvlink_island):
         return {}
-    return {uuid: numbers.index(at) for uuid, at in island.items()}
+    return {uuid: numbers.index(at) for uuid, at in nvlink_island.items()}

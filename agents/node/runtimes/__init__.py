@@ -1,20 +1,20 @@
-"""The ways of starting a task on this machine, behind one interface of a few repeatable verbs."""
+"""Runtimes: interface for running tasks on this machine, with idempotent operations."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from agents.node.mps import Share
-from agents.node.refusals import Refusal
-from agents.node.spec import TaskSpec
+from agents.node.errors import AgentError
+from agents.node.gpus.mps import MpsShare
+from agents.node.spec.task_spec import TaskSpec
 
-LOGIN_FILE = "config.json"
-"""The name of a file with logins, as docker wants it; podman takes any."""
+REGISTRY_AUTH_FILE = "config.json"
+"""Name of a file with registry logins, as docker requires it; podman accepts any."""
 CREATED, RUNNING, EXITED = "created", "running", "exited"
 
 
-class Found(NamedTuple):
-    """A task as its runtime knows it. Unknown is None."""
+class ContainerInfo(NamedTuple):
+    """A task as its runtime reports it. Unknown values are None."""
 
     name: str
     cluster: str
@@ -33,23 +33,23 @@ class Found(NamedTuple):
     project: Optional[str] = None
 
 
-class Order(NamedTuple):
-    """A spec with what the node decided about it: everything a runtime needs to create the task."""
+class ContainerConfig(NamedTuple):
+    """A task spec with the node's decisions: all that a runtime needs to create the task."""
 
     spec: TaskSpec
-    folder: str  # the task's own folder on the node
+    task_dir: str  # folder of the task on the node
     log_path: str
     host_ports: Dict[int, int]  # port of the task -> port on the node's loopback address
     home_path: Optional[str]
     mount_sources: Dict[str, str]  # target -> path on the node
-    real_gpus: List[str]  # the UUIDs of those an engine hands in; pretend ones are not among them
-    network: Optional[str]  # by name, the job's own or "host"; None for a runtime without networks
+    real_gpus: List[str]  # UUIDs of GPUs passed by the engine; without simulated ones
+    network: Optional[str]  # the job's own by name, or "host"; None for a runtime without networks
     subnet: Optional[str]  # of the job's own network
-    network_is_made: bool  # it stood ready before the job came
-    own_uid: Optional[int]
-    hold_fd: Optional[int]  # a lock that outlives us in the child that creates
+    network_exists: bool  # created ahead of the job
+    task_uid: Optional[int]
+    lock_fd: Optional[int]  # a lock that the creating child process inherits
     devices: Sequence[str] = ()  # of a fabric
-    share: Optional[Share] = None  # of a GPU, where it is enforced
+    mps_share: Optional[MpsShare] = None  # where it is enforced
 
 
 class Image(NamedTuple):
@@ -59,68 +59,68 @@ class Image(NamedTuple):
     refs: List[str]
     digests: List[str]
     size_mib: Optional[int]
-    cuda: Optional[str] = None  # what it asks of the driver, such as 12.4; None: it does not say
+    cuda: Optional[str] = None  # minimum CUDA version of the driver, such as 12.4; None: unknown
 
     @property
     def names(self) -> List[str]:
-        """Every name by which somebody may ask for it."""
+        """Return all names that refer to the image."""
         return [self.image_id, *self.refs, *self.digests]
 
 
-class Written(NamedTuple):
-    """The folders to which a task writes outside its volumes.
+class WritablePaths(NamedTuple):
+    """Folders that a task writes to outside its volumes.
 
-    ``home`` may hold files from before it. ``by``: what runs a program that may read them, before its words.
+    ``home_paths`` may contain earlier files. ``command_prefix`` runs a program with permission to read them.
     """
 
-    own: List[str]
-    home: List[str] = []
-    by: List[str] = []
+    task_paths: List[str]
+    home_paths: List[str] = []
+    command_prefix: List[str] = []
 
 
 class Runtime:
-    """What each runtime answers, in every state.
+    """Interface of a runtime.
 
-    ``create`` makes the task without running it and raises the refusal ``name_conflict`` when the name is
-    taken. ``start`` runs a created task. ``find`` gives None for a name that does not exist. ``remove`` ends
-    and removes a task whatever its state, and does nothing when there is none. None of them touches a task
-    without our cluster label.
+    ``create`` creates the task without running it; it raises the refusal ``name_conflict`` when the name is
+    taken. ``start`` runs a created task. ``find`` returns None for an unknown name. ``remove`` ends and
+    removes a task in any state, and does nothing without one. Tasks without this cluster's label are never
+    touched.
     """
 
     kind: str
     log_format: str
-    keeps_spares = False
-    """Whether networks are made ahead for this runtime."""
+    pools_networks = False
+    """Whether networks are created ahead for this runtime."""
 
     def version(self) -> Optional[str]:
-        """The engine's version, None when it cannot be used."""
+        """Return the engine's version, None when it is unusable."""
         raise NotImplementedError
 
     def warm_up(self) -> None:
-        """Learns ahead what makes starts quick. Repeatable, and nothing depends on it."""
+        """Fill caches that speed up starts; idempotent and optional."""
 
-    def prepare(self, order: Order) -> None:
-        """Makes what a task needs before it is created: its network for instance. Repeatable."""
+    def prepare(self, config: ContainerConfig) -> None:
+        """Create what a task needs beforehand, such as its network; idempotent."""
 
-    def create(self, order: Order) -> None:
+    def create(self, config: ContainerConfig) -> None:
         raise NotImplementedError
 
     def start(self, name: str) -> None:
         raise NotImplementedError
 
-    def begun(self, name: str) -> Tuple[Optional[int], Optional[float]]:
-        """Process number and start time of a task that was just started."""
+    def start_info(self, name: str) -> Tuple[Optional[int], Optional[float]]:
+        """Return process id and start time of a task just started."""
         found = self.find(name)
         return (found.pid, found.started_s) if found else (None, None)
 
-    def kill(self, name: str, *, within_s: float) -> None:
-        """Kills a running task at once; returns when its first process is gone, or after so long."""
+    def kill(self, name: str, *, timeout_s: float) -> None:
+        """Kill a running task; return when its first process is gone, or after ``timeout_s``."""
         raise NotImplementedError
 
-    def find(self, name: str) -> Optional[Found]:
+    def find(self, name: str) -> Optional[ContainerInfo]:
         raise NotImplementedError
 
-    def tasks(self, cluster: str) -> List[Found]:
+    def tasks(self, cluster: str) -> List[ContainerInfo]:
         raise NotImplementedError
 
     def signal(self, name: str, signal_name: str) -> None:
@@ -129,82 +129,82 @@ class Runtime:
     def remove(self, name: str) -> None:
         raise NotImplementedError
 
-    def make_network(
-        self, name: str, subnet: str, *, job: Optional[str] = None, keep_fd: Optional[int] = None
+    def create_network(
+        self, name: str, subnet: str, *, job: Optional[str] = None, lock_fd: Optional[int] = None
     ) -> None:
-        """Makes a job's network, or a spare one when ``job`` is None. One of this name is success."""
+        """Create a job's network, or a pooled one when ``job`` is None; succeed if it exists."""
         raise NotImplementedError
 
     def remove_network(self, name: str) -> None:
-        """Removes the network of a job of which no task is left. Repeatable."""
+        """Remove the network of a job without tasks; idempotent."""
 
     def networks(self, cluster: str) -> List[str]:
-        """The names of the networks with our cluster's label."""
+        """Return the names of networks with this cluster's label."""
         return []
 
-    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
-        """The networks that people made: name, driver, and of each subnet the first and last address it gives out.
+    def external_networks(self) -> Optional[List[Dict[str, Any]]]:
+        """Return user-defined networks: name, driver, and first and last assignable address of each subnet.
 
-        None where it cannot be said.
+        None when unknown.
         """
         return []
 
-    def gather_log(self, name: str, path: str) -> None:
-        """Sees to it that the task's log so far stands at ``path``, in its own folder, and stays there.
+    def collect_log(self, name: str, path: str) -> None:
+        """Ensure that the task's log so far is at ``path`` in its folder.
 
-        Asked every second while it runs, and before each read. Repeatable; nothing to do when there is no such task.
+        Called every second while it runs and before each read. Idempotent; does nothing without such a task.
         """
 
-    def written(self, name: str) -> Optional[Written]:
-        """The folders to which a running task writes outside its volumes; None where that is not known."""
+    def writable_paths(self, name: str) -> Optional[WritablePaths]:
+        """Return the folders that a running task writes to outside its volumes; None when unknown."""
         return None
 
     def shell(self, name: str) -> Dict[str, Any]:
-        """How a terminal gets a shell in a running task (``agents.node.terminal_shell``).
+        """Return how to open a shell in a running task (``agents.node.terminals.shell``).
 
-        Either ``command``, and ``hang_up`` which with a signal and a number signals that process of the task; or what
-        a process needs to stand beside it.
+        Either ``command``, and ``hang_up``, which signals a process of the task given a signal and a process
+        id; or what a process needs to join the task.
         """
         raise NotImplementedError
 
     def images(self) -> List[Image]:
-        """Images on the node; empty for a runtime without images."""
+        """Return the images on the node; empty for a runtime without images."""
         return []
 
     def pull(self, image: str, progress: Callable[[str], None], login_folder: Optional[str]) -> Image:
-        """Brings an image; with ``login_folder`` as who stands in the LOGIN_FILE there."""
+        """Pull an image; ``login_folder`` contains the file ``REGISTRY_AUTH_FILE``."""
         raise NotImplementedError
 
     def load(self, archive_path: str) -> Image:
         raise NotImplementedError
 
     def store_path(self) -> Optional[str]:
-        """A folder on the file system that holds its images; None for a runtime without images."""
+        """Return a folder on the file system of its images; None for a runtime without images."""
         return None
 
     def images_in_use(self) -> Set[str]:
-        """The ``image_id`` of each image that a container of anybody was made of, also of one that has ended."""
+        """Return the ``image_id`` of each image with a container of any owner and state."""
         return set()
 
     def remove_image(self, image: Image) -> bool:
-        """Removes an image with all its names, and never a container; False when the engine keeps it."""
+        """Remove an image with all its names, never a container; return False when the engine keeps it."""
         raise NotImplementedError
 
     def refresh_firewall(self) -> Optional[str]:
-        """Put what containers may not reach into force, also for those that run. Repeatable.
+        """Apply the rules for containers, also running ones; idempotent.
 
-        Return blank, or why it is not in force, or None where this runtime has no firewall. Raise Refusal where no
-        container may start without it.
+        Return blank, or why they are not in force, or None for a runtime without firewall. Raise AgentError
+        where no container may start without them.
         """
         return None
 
     def firewall_fault(self) -> Optional[str]:
-        """As :meth:`refresh_firewall`, with the message of a refusal as the answer."""
+        """Like :meth:`refresh_firewall`, but return the message of a refusal."""
         try:
             return self.refresh_firewall()
-        except Refusal as refusal:
+        except AgentError as refusal:
             return refusal.message
 
-    def facts(self) -> Dict[str, Any]:
-        """What hello says of this runtime."""
+    def info(self) -> Dict[str, Any]:
+        """Return the runtime's part of hello."""
         return {"kind": self.kind, "version": self.version()}

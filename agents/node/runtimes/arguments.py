@@ -1,56 +1,66 @@
-"""The argument lists for container engines, pure: an order in, words out, nothing asked and nothing run."""
+"""Argument lists for container engines, as pure functions."""
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node import mps, word_files
-from agents.node.environment import SECRETS_IN_CONTAINER, fill_in, is_ours, task_environment, with_secrets
-from agents.node.refusals import bad_spec
-from agents.node.runtimes import LOGIN_FILE, Order
-from agents.node.runtimes.json_log import MAX_FILES
-from agents.node.versions import Version
+from agents.node.errors import invalid_spec
+from agents.node.gpus import mps
+from agents.node.host.versions import Version
+from agents.node.runtimes import REGISTRY_AUTH_FILE, ContainerConfig
+from agents.node.runtimes.docker_log import MAX_FILES
+from agents.node.spec import report_files
+from agents.node.spec.environment import (
+    CONTAINER_SECRETS_DIR,
+    is_reserved,
+    substitute_placeholders,
+    task_environment,
+    wrap_with_secret_env,
+)
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
-"""What makes a container one of ours."""
-TELLING = ("owner", "project")
-"""Whose it is, for a portal that has forgotten; older containers lack them."""
+"""Labels that identify a container of this system."""
+OWNER_LABELS = ("owner", "project")
+"""Labels of the owner, for a restored database; older containers lack them."""
 TERM = "xterm-256color"
-"""What terminals are, in the words of terminfo."""
+"""Terminal type (terminfo name)."""
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
 
 
 _LINE_BYTES = 60_000
 CDI, HOOK = "cdi", "hook"
-"""How GPUs come into a container: as devices that a specification on the node describes, or by NVIDIA's hook."""
+"""How GPUs are passed to a container: devices of a CDI specification on the node, or NVIDIA's hook."""
 CDI_SINCE = (25,)
-"""The first docker that knows CDI; whether it is turned on is the daemon's to say."""
+"""First docker version with CDI; the daemon's configuration decides whether it is on."""
 
 
-class Engine(NamedTuple):
-    """What the lists need to know of an engine and this machine."""
+class EngineOptions(NamedTuple):
+    """Properties of an engine and this machine."""
 
     kind: str  # podman or docker
     loopback: str
     rootless: bool
     create_flags: Tuple[str, ...]
-    log_mib: int
-    gpus_by: str = CDI
-    has_ipv6: bool = False  # the kernel knows it; containers get none, since no rule of ours is about it
-    bounds_layers: bool = False  # its file system can hold the writable layer of a container to a limit
+    max_log_mib: int
+    gpu_mode: str = CDI
+    # supported by the kernel; disabled in containers, because the firewall rules are IPv4 only
+    has_ipv6: bool = False
+    limits_layers: bool = False  # its file system can limit the writable layer of a container
 
 
-def labels(order: Order) -> Dict[str, str]:
+def labels(order: ContainerConfig) -> Dict[str, str]:
     spec = order.spec
-    words = [*LABELS, *(label for label in TELLING if getattr(spec, label) is not None)]
+    words = [*LABELS, *(label for label in OWNER_LABELS if getattr(spec, label) is not None)]
     return {f"fairway.{label}": str(getattr(spec, label)) for label in words}
 
 
-def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]) -> List[str]:
-    """The words after the program for creating the container of a task.
+def create(
+    engine: EngineOptions, order: ContainerConfig, image_id: str, image_env: Sequence[str]
+) -> List[str]:
+    """Return the arguments to create the container of a task.
 
-    ``image_env`` are the names of variables that the image sets; those that must be ours are taken out.
+    ``image_env``: names of variables that the image sets; reserved ones are removed.
     """
     spec = order.spec
     podman = engine.kind == "podman"
@@ -59,41 +69,47 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
         words += ["--label", f"{key}={value}"]
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
     words += ["--hostname", spec.job, "--network", order.network or "none"]
-    words += _closed(engine, order)
-    if spec.meets_here and order.subnet:
+    words += _network_restrictions(engine, order)
+    if spec.local_rendezvous and order.subnet:
         words += ["--ip", rank_address(order.subnet, spec.task)]
     if spec.address is not None:
         words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
-    words += ["--user", f"{spec.uid}:{spec.gid}", *_groups(engine, order), "--cgroupns", "private"]
+    words += [
+        "--user",
+        f"{spec.uid}:{spec.gid}",
+        *_supplementary_groups(engine, order),
+        "--cgroupns",
+        "private",
+    ]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
     if spec.memory_mib is not None:
         words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
     if spec.cpu_milli is not None:
         words += ["--cpus", f"{spec.cpu_milli / 1000:g}"]
     words += ["--shm-size", f"{spec.shm_mib or 64}m"]
-    if spec.disk_mib is not None and engine.bounds_layers:
+    if spec.disk_mib is not None and engine.limits_layers:
         words += ["--storage-opt", f"size={spec.disk_mib}m"]
     if podman:
         words += ["--systemd=false", "--http-proxy=false", "--image-volume", "ignore", "--sdnotify", "ignore"]
         words += ["--umask", "0027", "--no-hosts"]
         words += ["--passwd-entry", f"{spec.user}:*:{spec.uid}:{spec.gid}::{_home(order)}:/bin/sh"]
-        words += ["--pidfile", f"{order.folder}/pid"]
+        words += ["--pidfile", f"{order.task_dir}/pid"]
         words += ["--log-driver", "k8s-file", "--log-opt", f"path={order.log_path}"]
-        words += ["--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
+        words += ["--log-opt", f"max-size={engine.max_log_mib * 1024 * 1024}"]
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
-        # Its files and what is taken over of them are together twice the limit, as with podman.
+        # the log files and the copy take up to twice the limit together, as with podman
         words += [
             "--log-driver",
             "json-file",
             "--log-opt",
-            f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
+            f"max-size={engine.max_log_mib * 1024 * 1024 // MAX_FILES}",
         ]
         words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
-    words += [*engine.create_flags, *gpus(engine, order.real_gpus), *_fabric(order.devices)]
-    words += [*_unset(engine, order, image_env), "--env-file", environment_path(order.folder)]
+    words += [*engine.create_flags, *gpus(engine, order.real_gpus), *_fabric_devices(order.devices)]
+    words += [*_unset(engine, order, image_env), "--env-file", environment_path(order.task_dir)]
     for name, value in sorted(environment(engine, order).items()):
         words += [] if _fits_in_file(name, value) else ["--env", f"{name}={value}"]
     words += _mounts(engine, order)
@@ -102,92 +118,102 @@ def create(engine: Engine, order: Order, image_id: str, image_env: Sequence[str]
     if spec.workdir or order.home_path:
         words += ["--workdir", spec.workdir or _home(order)]
     same = {port: port for port in spec.ports}
-    command = fill_in(spec.command, ports=same, address=LISTEN_ON, secrets=SECRETS_IN_CONTAINER)
-    command = with_secrets(command, spec.secret_variables, SECRETS_IN_CONTAINER)
+    command = substitute_placeholders(
+        spec.command, ports=same, address=LISTEN_ON, secrets=CONTAINER_SECRETS_DIR
+    )
+    command = wrap_with_secret_env(command, spec.secret_variables, CONTAINER_SECRETS_DIR)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
 
-def gpus_by(kind: str, version: Version, asked: Optional[str], *, daemon_has_cdi: bool) -> str:
-    """How an engine is told of GPUs: CDI or HOOK. ``asked`` is what the node's settings say, None for nothing."""
-    if kind == "podman" or asked is not None:
-        return asked or CDI
+def choose_gpu_mode(kind: str, version: Version, setting: Optional[str], *, daemon_has_cdi: bool) -> str:
+    """Return CDI or HOOK; ``setting`` is the node's setting, None for automatic."""
+    if kind == "podman" or setting is not None:
+        return setting or CDI
     return CDI if version >= CDI_SINCE and daemon_has_cdi else HOOK
 
 
-def gpus(engine: Engine, uuids: Sequence[str]) -> List[str]:
-    """The words that hand exactly these GPUs in; none for none."""
-    if engine.gpus_by == CDI:
+def gpus(engine: EngineOptions, uuids: Sequence[str]) -> List[str]:
+    """Return the arguments that pass exactly these GPUs."""
+    if engine.gpu_mode == CDI:
         return [word for uuid in uuids for word in ("--device", f"nvidia.com/gpu={uuid}")]
-    # One word for docker's own reader of comma-separated values: without the quotes each comma begins a new field.
+    # docker parses the value as CSV: the quotes keep the commas in one field
     return ["--gpus", f'"device={",".join(uuids)}"'] if uuids else []
 
 
-def _fabric(devices: Sequence[str]) -> List[str]:
-    """The words that hand a fabric's devices in; its drivers lock the memory they send from."""
+def _fabric_devices(devices: Sequence[str]) -> List[str]:
+    """Return the arguments that pass a fabric's devices; its drivers lock memory."""
     if not devices:
         return []
     return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
 
 
-_NO_DNS = "192.0.2.1"  # an address that nobody has; docker's own server would ask from outside the container
+_UNREACHABLE_DNS = (
+    "192.0.2.1"  # an unassigned address; docker's own DNS server would resolve from outside the container
+)
 
 
-def _closed(engine: Engine, order: Order) -> List[str]:
-    """What closes a job's own network where the firewall does not reach: IPv6, and docker's name server."""
-    if order.spec.node_network or order.spec.network is not None:
+def _network_restrictions(engine: EngineOptions, order: ContainerConfig) -> List[str]:
+    """Return arguments that close what the firewall does not cover: IPv6, and docker's DNS server."""
+    if order.spec.host_network or order.spec.network is not None:
         return []
     kinds = ("all", "default") if engine.has_ipv6 else ()
     words = [word for kind in kinds for word in ("--sysctl", f"net.ipv6.conf.{kind}.disable_ipv6=1")]
-    return words if engine.kind == "podman" or order.spec.egress.names_dns else [*words, "--dns", _NO_DNS]
+    return (
+        words
+        if engine.kind == "podman" or order.spec.egress.allows_dns
+        else [*words, "--dns", _UNREACHABLE_DNS]
+    )
 
 
-def _groups(engine: Engine, order: Order) -> List[str]:
-    """The words that put a task into the groups of its projects' folders; without root all is one account's."""
+def _supplementary_groups(engine: EngineOptions, order: ContainerConfig) -> List[str]:
+    """Return arguments that add a task to its project groups; rootless containers map to one account."""
     groups = sorted({mount.gid for mount in order.spec.mounts if mount.gid is not None})
     return [] if engine.rootless else [word for gid in groups for word in ("--group-add", str(gid))]
 
 
 def rank_address(subnet: str, rank: int) -> str:
-    """The address of a rank in the network of its job: the gateway has the first, rank 0 the next.
+    """Return the address of a rank in its job's network: the gateway has the first, rank 0 the next.
 
-    Refused where the network has no room for so many.
+    Refuse a rank that the network has no address for.
     """
     network = ipaddress.IPv4Network(subnet)
     if rank + 2 >= network.num_addresses - 1:
-        raise bad_spec(f"A network of this node has no room for rank {rank} of a gang.")
+        raise invalid_spec(f"A network of this node has no room for rank {rank} of a gang.")
     return str(network[rank + 2])
 
 
-def _home(order: Order) -> str:
+def _home(order: ContainerConfig) -> str:
     return order.spec.home.target if order.spec.home else "/tmp"  # noqa: S108
 
 
-def environment(engine: Engine, order: Order) -> Dict[str, str]:
-    """The variables of a task in its container."""
+def environment(engine: EngineOptions, order: ContainerConfig) -> Dict[str, str]:
+    """Return the variables of a task in its container."""
     spec = order.spec
     variables = task_environment(
         spec,
-        secrets=SECRETS_IN_CONTAINER,
-        word_files=word_files.variables_in_container(),
+        secrets=CONTAINER_SECRETS_DIR,
+        report_files=report_files.container_report_file_variables(),
         home=_home(order),
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
-        first_rank=rank_address(order.subnet, 0) if spec.meets_here and order.subnet else None,
-        share=mps.variables(order.share, mps.PIPES_IN_CONTAINER) if order.share else None,
+        rank0_address=rank_address(order.subnet, 0) if spec.local_rendezvous and order.subnet else None,
+        mps_variables=mps.client_environment(order.mps_share, mps.CONTAINER_PIPE_DIR)
+        if order.mps_share
+        else None,
     )
-    if order.real_gpus and engine.gpus_by == CDI:
-        # The devices come by CDI; an older hook must not add to them.
+    if order.real_gpus and engine.gpu_mode == CDI:
+        # devices come by CDI; an installed hook must not add others
         variables["NVIDIA_VISIBLE_DEVICES"] = "void"
     return variables
 
 
 def environment_path(folder: str) -> str:
-    """The file by which an engine is told of a task's variables: everybody on a node may read argument lists."""
+    """Return the path of the file with a task's variables; argument lists are readable by all users."""
     return f"{folder}/environment"
 
 
-def environment_file(engine: Engine, order: Order) -> str:
-    """What stands in that file: a line for each variable, whose value is taken as it is up to the end of the line."""
+def environment_file(engine: EngineOptions, order: ContainerConfig) -> str:
+    """Return the content of that file: one variable per line, values unquoted."""
     lines = (
         f"{name}={value}\n"
         for name, value in sorted(environment(engine, order).items())
@@ -197,28 +223,31 @@ def environment_file(engine: Engine, order: Order) -> str:
 
 
 def _fits_in_file(name: str, value: str) -> bool:
-    """False for a value of several lines, and for one that is longer than an engine reads a line."""
+    """Return False for values with several lines or longer than the engine's line limit."""
     return not any(end in value for end in "\n\r") and len(f"{name}={value}".encode()) < _LINE_BYTES
 
 
-def _unset(engine: Engine, order: Order, image_env: Sequence[str]) -> List[str]:
+def _unset(engine: EngineOptions, order: ContainerConfig, image_env: Sequence[str]) -> List[str]:
     ours = environment(engine, order)
-    unwanted = sorted(name for name in image_env if is_ours(name) and name not in ours)
+    unwanted = sorted(name for name in image_env if is_reserved(name) and name not in ours)
     if engine.kind == "podman":
         return [word for name in unwanted for word in ("--unsetenv", name)]
     return [word for name in unwanted for word in ("--env", f"{name}=")]
 
 
-def _mounts(engine: Engine, order: Order) -> List[str]:
+def _mounts(engine: EngineOptions, order: ContainerConfig) -> List[str]:
     guards = ",nosuid,nodev" if engine.kind == "podman" else ""
-    words = ["--volume", f"{order.folder}/secrets:{SECRETS_IN_CONTAINER}:ro{guards}{_noexec(engine)}"]
-    for file in word_files.ALL:
-        own_file = f"{file.path(order.folder)}:{file.in_container}"
+    words = ["--volume", f"{order.task_dir}/secrets:{CONTAINER_SECRETS_DIR}:ro{guards}{_noexec(engine)}"]
+    for file in report_files.REPORT_FILES:
+        own_file = f"{file.path(order.task_dir)}:{file.container_path}"
         words += ["--volume", f"{own_file}:rw{guards}{_noexec(engine)}"]
     if engine.kind == "podman":
-        words += ["--volume", f"{order.folder}/hosts:/etc/hosts:ro{guards}{_noexec(engine)}"]
-    if order.share is not None:
-        for source, target in ((order.share.pipes, mps.PIPES_IN_CONTAINER), (order.share.shm, mps.SHM)):
+        words += ["--volume", f"{order.task_dir}/hosts:/etc/hosts:ro{guards}{_noexec(engine)}"]
+    if order.mps_share is not None:
+        for source, target in (
+            (order.mps_share.pipe_dir, mps.CONTAINER_PIPE_DIR),
+            (order.mps_share.shm_dir, mps.SHM_DIR),
+        ):
             words += ["--volume", f"{source}:{target}:rw{guards}{_noexec(engine)}"]
     for mount in order.spec.mounts:
         source = order.mount_sources[mount.target]
@@ -227,12 +256,14 @@ def _mounts(engine: Engine, order: Order) -> List[str]:
     return words
 
 
-def _noexec(engine: Engine) -> str:
+def _noexec(engine: EngineOptions) -> str:
     return ",noexec" if engine.kind == "podman" else ""
 
 
-def create_network(engine: Engine, name: str, cluster: str, job: Optional[str], subnet: str) -> List[str]:
-    """The words that make a bridge network, for a job or as a spare.
+def create_network(
+    engine: EngineOptions, name: str, cluster: str, job: Optional[str], subnet: str
+) -> List[str]:
+    """Return arguments that create a bridge network, for a job or for the pool.
 
     Containers of other networks cannot connect to it.
     """
@@ -248,18 +279,18 @@ def remove_network(name: str) -> List[str]:
     return ["network", "rm", name]
 
 
-def networks(cluster: str) -> List[str]:
-    """The words that list our networks, and nobody else's."""
+def list_networks(cluster: str) -> List[str]:
+    """Return arguments that list networks with this cluster's label."""
     return ["network", "ls", "--filter", f"label=fairway.cluster={cluster}", "--format", "{{.Name}}"]
 
 
-def every_network() -> List[str]:
-    """The words that list the networks of an engine, whoever made them."""
+def list_all_networks() -> List[str]:
+    """Return arguments that list all networks of an engine."""
     return ["network", "ls", "--format", "{{.Name}}"]
 
 
-def outer_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """A network as an engine's inspect tells it; None for one of ours, and for one that is none."""
+def parse_external_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """Parse a network of an engine's inspect; return None for managed ones and special drivers."""
     marks = row.get("labels") or row.get("Labels") or {}
     driver = str(row.get("driver") or row.get("Driver") or "")
     if "fairway.cluster" in marks or driver in ("", "host", "null"):
@@ -275,8 +306,8 @@ def outer_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     return {"name": str(row.get("name") or row.get("Name")), "driver": driver, "subnets": subnets}
 
 
-def listing(cluster: str) -> List[str]:
-    """The words that list our containers, and nobody else's, in any state."""
+def list_containers(cluster: str) -> List[str]:
+    """Return arguments that list containers with this cluster's label in any state."""
     return [
         "ps",
         "--all",
@@ -288,45 +319,45 @@ def listing(cluster: str) -> List[str]:
     ]
 
 
-def remove(engine: Engine, name: str) -> List[str]:
-    """The words that end and remove a container at once; its patience was given before, by a signal."""
+def remove(engine: EngineOptions, name: str) -> List[str]:
+    """Return arguments that kill and remove a container; the grace period is already over."""
     return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
 
 
 def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
-    """The words that bring an image; the login stands in a file, for everybody on a node may read argument lists."""
+    """Return arguments that pull an image; the login is in a file, since argument lists are public."""
     if login_folder is None:
         return ["pull", image]
     if kind == "podman":
-        return ["pull", "--authfile", f"{login_folder}/{LOGIN_FILE}", image]
+        return ["pull", "--authfile", f"{login_folder}/{REGISTRY_AUTH_FILE}", image]
     return ["--config", login_folder, "pull", image]
 
 
 _SHELL = r"""printf '\036%s\036' "$$"; command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"""
-"""First of all it says its number, by which it can be signalled from outside: see ``signal_inside``."""
+"""Prints its process id first, by which it can be signalled (``signal_in_container``)."""
 _SIGNAL = 'kill -s "$1" "$2"'
 
 
-def shell(engine: Engine, name: str) -> List[str]:
-    """The words that run a shell in a container on our pseudo terminal, with the container's user and variables."""
-    # The keys by which one leaves a container would be kept from the shell: none with podman, with docker rare ones.
+def shell(engine: EngineOptions, name: str) -> List[str]:
+    """Return arguments that run a shell in a container on a pseudo terminal, as the container's user."""
+    # detach keys are withheld from the shell: disable them with podman, use rare ones with docker
     keys = "" if engine.kind == "podman" else "ctrl-^,ctrl-^,ctrl-_"
     words = ["exec", "--interactive", "--tty", f"--detach-keys={keys}", "--env", f"TERM={TERM}"]
     return [*words, name, "/bin/sh", "-c", _SHELL]
 
 
-def signal_inside(name: str) -> List[str]:
-    """The words that, with a signal and a number after them, signal that process of a container."""
+def signal_in_container(name: str) -> List[str]:
+    """Return arguments to which a signal and a process id are appended to signal a process of a container."""
     return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]
 
 
-def store(kind: str) -> List[str]:
-    """The words that tell the folder in which an engine keeps its images."""
+def image_store(kind: str) -> List[str]:
+    """Return arguments that print the folder of an engine's images."""
     return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
 
 
 def storage_driver(kind: str) -> List[str]:
-    """The words that tell how an engine keeps the layers of containers."""
+    """Return arguments that print an engine's storage driver."""
     return ["info", "--format", "{{.Driver}}" if kind == "docker" else "{{.Store.GraphDriverName}}"]
 
 

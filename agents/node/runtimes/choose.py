@@ -1,4 +1,4 @@
-"""Opens the runtimes that the node's settings name."""
+"""Opens the runtimes of the node's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agents.node.settings import Settings
 
 
 def open_runtimes(settings: Settings, agent_command: List[str]) -> Dict[str, Runtime]:
-    """A runtime per kind, in the order of the settings."""
+    """Return the runtimes by kind, in settings order."""
     opened: Dict[str, Runtime] = {}
     for each in settings.runtimes:
         if each.kind == "podman":

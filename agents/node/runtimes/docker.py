@@ -1,4 +1,4 @@
-"""The runtime docker: as podman, but its daemon writes the logs, so they are taken over while a task runs."""
+"""Docker runtime: the daemon writes the logs, so they are copied while a task runs."""
 
 from __future__ import annotations
 
@@ -8,52 +8,58 @@ import json
 import os
 from typing import Dict, Optional
 
-from agents.node.machine import read_text
-from agents.node.refusals import Refusal
+from agents.node.errors import AgentError
+from agents.node.host.procfs import read_text
+from agents.node.host.versions import parse_version
 from agents.node.runtimes import arguments
-from agents.node.runtimes.engine import EngineRuntime, found_in
-from agents.node.runtimes.json_log import gather
+from agents.node.runtimes.container import ContainerRuntime, parse_container
+from agents.node.runtimes.docker_log import copy_log
 from agents.node.settings import RuntimeSettings, Settings
-from agents.node.versions import parse_version
 
 
-class DockerRuntime(EngineRuntime):
-    """Docker keeps logs beside its containers, where they are turned over and go with the container."""
+class DockerRuntime(ContainerRuntime):
+    """Docker keeps logs with its containers, where they are rotated and removed with the container."""
 
     kind = "docker"
     log_format = "k8s"
-    _version_words = ("version", "--format", "{{.Server.Version}}")  # the daemon's; the client may be another
+    _version_arguments = (
+        "version",
+        "--format",
+        "{{.Server.Version}}",
+    )  # that of the daemon; the client may differ
 
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         super().__init__(settings, own)
         self._log_paths: Dict[str, str] = {}
-        self._by: Optional[str] = None
+        self._chosen_gpu_mode: Optional[str] = None
 
-    def gather_log(self, name: str, path: str) -> None:
+    def collect_log(self, name: str, path: str) -> None:
         source = self._log_paths.get(name)
         if source is None or not os.path.exists(source):
             source = self._log_path_of(name)
         if source is not None and os.path.isdir(os.path.dirname(path)):
             self._log_paths[name] = source
-            gather(source, path, self.settings.log_mib)
+            copy_log(source, path, self.settings.max_log_mib)
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(Refusal, OSError):  # a full disk must not keep what ended from going
-            self.gather_log(name, os.path.join(self.settings.state_dir, "tasks", name, "log"))
+        with contextlib.suppress(AgentError, OSError):  # a full disk must not prevent the removal
+            self.collect_log(name, os.path.join(self.settings.state_dir, "tasks", name, "log"))
         super().remove(name)
         self._log_paths.pop(name, None)
 
-    def _gpus_by(self) -> str:
-        if self._by is None:
-            version = parse_version(self.must(self._version_words)) or ()
+    def _gpu_mode(self) -> str:
+        if self._chosen_gpu_mode is None:
+            version = parse_version(self.run_checked(self._version_arguments)) or ()
             has_cdi = version >= arguments.CDI_SINCE and self._has_cdi()
-            self._by = arguments.gpus_by(self.kind, version, self._own.gpus, daemon_has_cdi=has_cdi)
-        return self._by
+            self._chosen_gpu_mode = arguments.choose_gpu_mode(
+                self.kind, version, self._runtime_settings.gpus, daemon_has_cdi=has_cdi
+            )
+        return self._chosen_gpu_mode
 
     def _has_cdi(self) -> bool:
-        """Says whether the daemon has CDI turned on, and finds a specification of GPUs in its folders."""
+        """Return True when the daemon has CDI enabled and its folders contain a GPU specification."""
         with contextlib.suppress(ValueError, TypeError):
-            folders = json.loads(self.must(["info", "--format", "{{json .CDISpecDirs}}"]))
+            folders = json.loads(self.run_checked(["info", "--format", "{{json .CDISpecDirs}}"]))
             files = (
                 path for folder in folders for path in glob.iglob(os.path.join(glob.escape(folder), "*"))
             )
@@ -61,9 +67,9 @@ class DockerRuntime(EngineRuntime):
         return False
 
     def _log_path_of(self, name: str) -> Optional[str]:
-        """Where the daemon writes the log of a container of ours; None before its first start."""
-        for row in self._rows([name]):
-            found = found_in(row)
+        """Return the path of a container's log; None before its first start."""
+        for row in self._inspect_rows([name]):
+            found = parse_container(row)
             if found is not None and found.cluster == self.settings.cluster:
                 return row.get("LogPath") or None
         return None

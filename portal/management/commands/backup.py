@@ -8,12 +8,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from portal.config import places
+from portal.config import data_paths
 from portal.standalone.account import service_account
 from portal.standalone.backup import write_backup
-from portal.standalone.borrowed import borrowed_database
+from portal.standalone.command_database import command_database
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
 
 
 class Command(BaseCommand):
@@ -26,9 +26,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         target = options["file"].absolute()
-        folder = DataFolder(places.data_dir(), service_account())
+        folder = DataDir(data_paths.data_dir(), service_account())
         try:
-            with borrowed_database(folder, alone=False):
+            with command_database(folder, exclusive=False):
                 manifest = write_backup(target, folder)
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble

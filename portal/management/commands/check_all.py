@@ -16,12 +16,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-CHECK_LIMIT_S = 300
+CHECK_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class Check:
-    """One tool: its arguments after `python`, and what it needs in the environment."""
+    """One tool: its arguments after `python`, and its environment."""
 
     name: str
     arguments: tuple[str, ...]
@@ -33,11 +33,11 @@ class Result:
     check: Check
     passed: bool
     output: str
-    took_s: float
+    elapsed_s: float
 
 
 def checks() -> list[Check]:
-    """The longest first, so that they run beside all the others."""
+    """Return the checks, the longest first, so that they run beside all others."""
     production = {
         "FAIRWAY_PORTAL_URL": "https://fairway.example.org",
         "FAIRWAY_ALLOWED_HOSTS": "fairway.example.org",
@@ -45,7 +45,8 @@ def checks() -> list[Check]:
         "REDIS_URL": "unix:///nonexistent/valkey.sock",
         "FAIRWAY_SECRET_KEY": secrets.token_urlsafe(64),
     }
-    quiet = {"PYTHONWARNINGS": "ignore"}  # it would like a database, and does without
+    # makemigrations warns without a database, which it does not need here
+    quiet = {"PYTHONWARNINGS": "ignore"}
     scripts = Path(sys.prefix) / "bin"
     templates = [str(path) for path in (Path(settings.BASE_DIR) / "templates",) if any(path.rglob("*.html"))]
     found = [
@@ -78,7 +79,7 @@ class Command(BaseCommand):
         with ThreadPoolExecutor(max_workers=max(2, min(len(chosen), os.cpu_count() or 1))) as pool:
             for result in pool.map(_run, chosen):
                 word = self.style.SUCCESS("ok    ") if result.passed else self.style.ERROR("FAILED")
-                self.stdout.write(f"{word} {result.check.name:<11} {result.took_s:5.1f} s")
+                self.stdout.write(f"{word} {result.check.name:<11} {result.elapsed_s:5.1f} s")
                 if not result.passed:
                     failed += 1
                     self.stdout.write(result.output.rstrip())
@@ -100,10 +101,10 @@ def _run(check: Check) -> Result:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=CHECK_LIMIT_S,
+            timeout=CHECK_TIMEOUT_S,
             check=False,
         )
         passed, output = done.returncode == 0, done.stdout
     except subprocess.TimeoutExpired:
-        passed, output = False, f"took longer than {CHECK_LIMIT_S} s"
+        passed, output = False, f"took longer than {CHECK_TIMEOUT_S} s"
     return Result(check, passed, output, time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""``manage.py collect``: listens to every node and tells browsers, pages and the record."""
+"""``manage.py collect``: runs the collector of live data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from agents.openings import MANY_THREADS_S
-from portal.live.collector import Collector
+from agents.connect_limiter import SWITCH_INTERVAL_S
+from portal.live.collector.collector import Collector
 
 
 class Command(BaseCommand):
-    """Runs the collector until it is told to stop."""
-
     help = "Collects live samples and logs from every node."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serves until SIGINT or SIGTERM."""
-        sys.setswitchinterval(MANY_THREADS_S)
+        """Run until SIGINT or SIGTERM."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         asyncio.run(_collect())
 
 

@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's, as the owner of the tables; the services' role then gets the use of new ones."""
+"""`manage.py migrate`: Django's, as the owner of the tables; then grants the services' role access."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import Any
 
 from django.core.management.commands import migrate
 
-from portal.database.owner import as_owner, grant_to_services
+from portal.database.roles import as_owner, grant_service_privileges
 
 
 class Command(migrate.Command):
-    """Brings the tables up to date."""
-
     def handle(self, *args: Any, **options: Any) -> None:
         with as_owner():
             super().handle(*args, **options)
             if not options["plan"] and not options["check_unapplied"]:
-                grant_to_services()
+                grant_service_privileges()

@@ -1,4 +1,4 @@
-"""`manage.py node-setup`: prints the script that makes a machine a node, to be run there in a root shell."""
+"""`manage.py node-setup`: prints the script that makes a machine a node, to run there in a root shell."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from agents.enrol import ENGINES, RUNTIMES, renewal_script
-from portal.config import places
+from agents.enrolment import ENGINE_ACCESS_MODES, RUNTIME_KINDS, loader_upgrade_script
+from portal.config import data_paths
 from portal.errors import FairwayError
-from portal.services.enrolment import get_script
+from portal.services.nodes.enrolment import get_script
 from portal.standalone.account import service_account
-from portal.standalone.borrowed import borrowed_database
+from portal.standalone.command_database import command_database
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
 
 
 class Command(BaseCommand):
@@ -25,13 +25,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--engine",
             default="auto",
-            choices=ENGINES,
+            choices=ENGINE_ACCESS_MODES,
             help="how the node reaches its container engine",
         )
         parser.add_argument(
             "--runtime",
             default="podman",
-            choices=RUNTIMES,
+            choices=RUNTIME_KINDS,
             help="what runs containers there",
         )
         parser.add_argument(
@@ -49,19 +49,19 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["renew_loader"]:
-            self.stdout.write(renewal_script(), ending="")
+            self.stdout.write(loader_upgrade_script(), ending="")
             return
-        folder = DataFolder(places.data_dir(), service_account())
+        folder = DataDir(data_paths.data_dir(), service_account())
         if not (folder.root / "agent" / "agent.pyz").exists():
             raise CommandError(
                 f"No Fairway was started on {folder.root} yet: `manage.py up` makes its keys and its agent."
             )
         choices = {name: options[name] for name in ("engine", "runtime", "account")}
         try:
-            with borrowed_database(folder, alone=False):
+            with command_database(folder, exclusive=False):
                 script = get_script(options["host"], **choices)
         except FairwayError as trouble:
-            raise CommandError(trouble.sentence) from trouble
+            raise CommandError(trouble.message) from trouble
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble
         self.stdout.write(script)

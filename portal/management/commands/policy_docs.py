@@ -1,4 +1,4 @@
-"""``manage.py policy-docs``: writes docs/policy.md from the knobs' own table."""
+"""``manage.py policy-docs``: writes docs/policy.md from the definitions of the policy settings."""
 
 from __future__ import annotations
 
@@ -8,69 +8,79 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from portal.words.knobs import CHOICES, KNOBS, Choice, Knob, figure
+from portal.domain.policy_settings import (
+    CHOICE_SETTINGS,
+    NUMBER_SETTINGS,
+    ChoiceSetting,
+    NumberSetting,
+    format_number,
+)
 
-HEAD = """# Policy: the knobs of the scheduler
+HEADER = """# Scheduling policy: settings
 
-Written by `manage.py policy-docs` from `portal/words/knobs.py`; a test fails when the two differ.
+Written by `manage.py policy-docs` from `portal/domain/policy_settings.py`; a test fails when the two differ.
 
-Administrators turn them on the page *Policy* (`g k`) or by REST (`policy/`, `pools/{pool}/policy/`), for the
-cluster and for each pool. A pool's value stands above the cluster's; a knob that a pool leaves blank inherits the
-cluster's value, and one that the cluster leaves blank holds the default. A change is audited with old and new
-values, wakes the scheduler, and counts from that cycle on. A value outside its range is refused with the knob
-named; two administrators cannot overwrite each other, since each change names the version it is based on.
-What time limits and idleness do is in docs/time.md.
+Administrators change settings on the page *Scheduling policy* (`g k`) or by REST (`policy/`,
+`pools/{pool}/policy/`), for the
+cluster and for each pool. A pool's value takes precedence over the cluster's. A setting that a pool leaves blank
+inherits the
+cluster's value; one that the cluster leaves blank has its default. A change is audited with old and new values,
+triggers a cycle
+and takes effect with that cycle. A value outside its range is refused, and the response names the setting. Each
+change names
+the version it is based on, so administrators cannot overwrite each other's changes.
+Time limits and idle workspaces are described in docs/time.md.
 
-*Projects stricter* marks the knobs that a project may hold, too: its managers and administrators turn them on the
-project's page or by REST (`projects/{project}/policy/`), for the project and those below it, in all pools. It may
-be stricter than the pool (a lower number, a later word), or less strict in numbers up to `idle_project_times` the
-pool's; what a project holds binds those below it. A pool's new value bounds all projects from the next look on.
+*Projects stricter* marks settings that a project may set, too: its managers and administrators change them on the
+project's page
+or by REST (`projects/{project}/policy/`), for the project and its descendants, in all pools. A project's value may
+be stricter
+than the pool's (a lower number, a later option); a number may be less strict up to the pool's value times
+`idle_project_max_factor`. A project's value also bounds its descendants. A new value of a pool takes effect for all
+projects at the next check.
 
-| knob | from, to | default | own values of | what it does |
+| setting | range | default | overridable by | description |
 |---|---|---|---|---|
 """
 
 
 def policy_text() -> str:
-    """docs/policy.md as it should be."""
+    """Return the text of docs/policy.md."""
     rows = [
         (
-            knob.name,
-            f"{figure(knob.low)} to {figure(knob.high)} {knob.unit}".strip(),
-            f"{figure(knob.default)} {knob.unit}".strip(),
-            knob,
-            knob.sentence,
+            setting.name,
+            f"{format_number(setting.minimum)} to {format_number(setting.maximum)} {setting.unit}".strip(),
+            f"{format_number(setting.default)} {setting.unit}".strip(),
+            setting,
+            setting.description,
         )
-        for knob in KNOBS.values()
+        for setting in NUMBER_SETTINGS.values()
     ] + [
         (
             choice.name,
             " or ".join(f"`{word}`" for word in choice.options),
             f"`{choice.default}`",
             choice,
-            choice.sentence,
+            choice.description,
         )
-        for choice in CHOICES.values()
+        for choice in CHOICE_SETTINGS.values()
     ]
     lines = [
-        f"| `{name}` | {span} | {default} | {_own(knob)} | {sentence} |"
-        for name, span, default, knob, sentence in rows
+        f"| `{name}` | {span} | {default} | {_overridable_by(setting)} | {message} |"
+        for name, span, default, setting, message in rows
     ]
-    return HEAD + "\n".join(lines) + "\n"
+    return HEADER + "\n".join(lines) + "\n"
 
 
-def _own(knob: Knob | Choice) -> str:
-    """Who beside the cluster may have a value of its own."""
-    if knob.per_project:
+def _overridable_by(setting: NumberSetting | ChoiceSetting) -> str:
+    """Return which levels besides the cluster can override the setting."""
+    if setting.per_project:
         return "pools, projects stricter"
-    return "pools" if knob.per_pool else "the cluster alone"
+    return "pools" if setting.per_pool else "the cluster alone"
 
 
 class Command(BaseCommand):
-    """Writes the page."""
-
-    help = "Write docs/policy.md from the table of knobs."
+    help = "Write docs/policy.md from the table of settings."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Overwrites the file."""
         Path(settings.BASE_DIR, "docs", "policy.md").write_text(policy_text())

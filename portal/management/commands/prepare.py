@@ -1,4 +1,4 @@
-"""`manage.py prepare`: the first steps of an installation whose servers are run by somebody else."""
+"""`manage.py prepare`: the first steps of an installation with external servers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from portal.config import places
-from portal.database.owner import one_role_warning
+from portal.config import data_paths
+from portal.database.roles import single_role_warning
 from portal.errors import FairwayError
-from portal.services.firstrun import ensure_first_run
+from portal.services.cluster.initial_data import ensure_initial_data
 from portal.standalone.address import sign_in_link
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
-from portal.standalone.start import bring_tables_in_step
+from portal.standalone.up import migrate_database
 
 
 class Command(BaseCommand):
@@ -23,17 +23,17 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
-        folder = DataFolder(places.data_dir(), None)
+        folder = DataDir(data_paths.data_dir(), None)
         try:
-            folder.prepare_light()
+            folder.prepare_unowned()
             folder.ensure_secret_key()
-            if not os.environ.get("FAIRWAY_SECRET_KEY"):  # the settings were read before there was a file
+            if not os.environ.get("FAIRWAY_SECRET_KEY"):  # settings were loaded before the key file existed
                 settings.SECRET_KEY = folder.secret_key.read_text().strip()
-            bring_tables_in_step()
-            code = ensure_first_run(local_node=False, simulated_gpus=False, demo=False)
+            migrate_database()
+            code = ensure_initial_data(local_node=False, simulated_gpus=False, demo=False)
         except (StartError, FairwayError) as trouble:
             raise CommandError(str(trouble)) from trouble
-        for warning in filter(None, (settings.SAME_SITE_WARNING, one_role_warning())):
+        for warning in filter(None, (settings.SAME_SITE_WARNING, single_role_warning())):
             self.stderr.write(self.style.WARNING(warning))
         if code:
             self.stdout.write(

@@ -1,4 +1,4 @@
-"""`manage.py restore FILE`: a backup into an empty database; nothing starts until nodes were seen."""
+"""`manage.py restore FILE`: restores a backup into an empty database."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from portal.config import places
+from portal.config import data_paths
 from portal.standalone.account import service_account
-from portal.standalone.backup import inspect_backup, restore_backup
-from portal.standalone.borrowed import borrowed_database
+from portal.standalone.backup import read_manifest, restore_backup
+from portal.standalone.command_database import command_database
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
 
 
 class Command(BaseCommand):
@@ -25,10 +25,10 @@ class Command(BaseCommand):
         parser.add_argument("--data-dir", type=Path)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        folder = DataFolder(places.data_dir(), service_account())
+        folder = DataDir(data_paths.data_dir(), service_account())
         try:
-            manifest = inspect_backup(options["file"], folder)
-            with borrowed_database(folder, alone=True):
+            manifest = read_manifest(options["file"], folder)
+            with command_database(folder, exclusive=True):
                 restore_backup(options["file"], manifest, folder)
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble

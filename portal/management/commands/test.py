@@ -1,4 +1,4 @@
-"""`manage.py test`: first what runs well beside anything, then what is bound in time or needs a browser."""
+"""`manage.py test`: first the tests that can run in parallel, then timing-sensitive and browser tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from portal.bootstrap.frontend import FrontendError, build_frontend
-from portal.standalone.needs import NEEDS, can_install, missing, packages
+from portal.standalone.testing_requirements import (
+    MACHINE_REQUIREMENTS,
+    can_install_packages,
+    debian_packages,
+    missing_requirements,
+)
 
-QUICK = "not (rig or browser or gpu or calm)"
-ON_MACHINES = "(rig or gpu) and not browser and not calm"
-MANY = "not (browser or calm)"
-CALM = "calm or browser"
-CALM_MARKS = ("mark.calm", "mark.browser")
+PARALLEL_MARKS = "not (rig or browser or gpu or calm)"
+RIG_MARKS = "(rig or gpu) and not browser and not calm"
+PARALLEL_AND_RIG_MARKS = "not (browser or calm)"
+SERIAL_MARKS = "calm or browser"
+SERIAL_MARK_NAMES = ("mark.calm", "mark.browser")
 NOTHING_COLLECTED = 5
 INSTALL_LIMIT_S = 600
 
@@ -38,8 +43,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
-        installing = None if options["no_install"] else _begin_install()
-        reading = _begin_reading()
+        installing = None if options["no_install"] else _start_install()
+        reading = _start_compile()
         try:
             build_frontend(settings.BASE_DIR)
         except FrontendError as trouble:
@@ -50,15 +55,17 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
-        # Tests wait as much as they work: more of them than cores.
+        # Tests wait as much as they compute: more workers than cores.
         if installing is None:
-            results = [_pytest(MANY, cores + 2, *chosen)]
+            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 2, *chosen)]
         else:
-            results = [_pytest(QUICK, cores + 1, *chosen)]
+            results = [_pytest(PARALLEL_MARKS, cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(ON_MACHINES, cores + 2, *chosen))
-        # Chromium drops its requests when a network of this machine comes or goes, as engines' networks do above.
-        results.append(_pytest(CALM, cores + 3, *chosen, *([] if options["paths"] else _calm_files())))
+            results.append(_pytest(RIG_MARKS, cores + 2, *chosen))
+        # Chromium drops requests when a network interface appears or disappears, as in container tests.
+        results.append(
+            _pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files()))
+        )
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
@@ -67,7 +74,7 @@ class Command(BaseCommand):
             sys.exit(failed)
 
     def _finish_install(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Waits for apt-get; the tests that still lack something are skipped with a sentence of their own."""
+        """Wait for apt-get; tests whose requirements are still missing are skipped with a message."""
         try:
             code = process.wait(INSTALL_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -79,14 +86,14 @@ class Command(BaseCommand):
             self.stderr.write("apt-get did not install everything; the tests below say what they lack.")
 
 
-def _calm_files() -> list[str]:
-    """The files that speak of such a mark, so that no lane of the last part reads all the others again."""
+def _serial_files() -> list[str]:
+    """Return the files that use such a mark, so that workers of the last part do not import all others."""
     files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if any(mark in path.read_text() for mark in CALM_MARKS)]
+    return [str(path) for path in files if any(mark in path.read_text() for mark in SERIAL_MARK_NAMES)]
 
 
-def _begin_reading() -> subprocess.Popen[bytes] | None:
-    """Reads all tests once, where nobody has: Python keeps what it made of them, and no lane makes it again."""
+def _start_compile() -> subprocess.Popen[bytes] | None:
+    """Collect all tests once unless their bytecode is cached, so that workers do not each compile them."""
     if sys.dont_write_bytecode or any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
         return None
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
@@ -94,14 +101,14 @@ def _begin_reading() -> subprocess.Popen[bytes] | None:
 
 
 def _environment() -> dict[str, str]:
-    """What pytest is started with: the run's own data folder, not the one that this command has."""
+    """Return the environment of pytest: this one without its data folder."""
     return {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
 
 
-def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
-    """Starts apt-get beside the quick tests, when something is missing and this machine lets us."""
-    wanted = packages([need for kind in NEEDS for need in missing(kind)])
-    if not wanted or not can_install():
+def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+    """Start apt-get in parallel with the quick tests when requirements are missing and can be installed."""
+    wanted = debian_packages([need for kind in MACHINE_REQUIREMENTS for need in missing_requirements(kind)])
+    if not wanted or not can_install_packages():
         return None
     sys.stderr.write(f"Installing {' '.join(wanted)} with apt-get beside the first tests ...\n")
     log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as apt-get)
@@ -118,8 +125,8 @@ def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
     return process, log
 
 
-def _pytest(marks: str, beside: int, *arguments: str) -> int:
-    """pytest's exit code for the files with these marks, so many beside each other; it prints its own last line."""
+def _pytest(marks: str, workers: int, *arguments: str) -> int:
+    """Return pytest's exit code for the files with these marks and this many workers."""
     sys.stdout.flush()
     command = [
         sys.executable,
@@ -129,7 +136,7 @@ def _pytest(marks: str, beside: int, *arguments: str) -> int:
         "-m",
         marks,
         "-n",
-        str(beside),
+        str(workers),
         "--dist",
         "loadfile",
         "--no-loadscope-reorder",

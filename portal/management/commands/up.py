@@ -1,4 +1,4 @@
-"""`manage.py up`: a whole Fairway on this machine, from an empty folder to one address with a way in."""
+"""`manage.py up`: starts a complete Fairway on this machine and prints its URL."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError
 from portal.errors import FairwayError
 from portal.standalone.errors import StartError
-from portal.standalone.processes import Listening
-from portal.standalone.start import Wishes, run
+from portal.standalone.process_table import ListenOptions
+from portal.standalone.up import UpOptions, run
 
 
 class Command(BaseCommand):
@@ -34,15 +34,17 @@ class Command(BaseCommand):
         parser.add_argument("--quiet", action="store_true", help="do not print the processes' log lines")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        wishes = Wishes(
-            listening=Listening(options["bind"], options["port"], options["tls_cert"], options["tls_key"]),
+        up_options = UpOptions(
+            listening=ListenOptions(
+                options["bind"], options["port"], options["tls_cert"], options["tls_key"]
+            ),
             demo=options["demo"],
             local_node=not options["no_local_node"],
             simulated_gpus=not options["no_simulated_gpus"],
             quiet=options["quiet"],
         )
         try:
-            run(Path(settings.BASE_DIR), wishes)
+            run(Path(settings.BASE_DIR), up_options)
         except (StartError, FrontendError, FairwayError) as trouble:
             raise CommandError(str(trouble)) from trouble
 

@@ -1,1 +1,1 @@
-"""Pages that change the cluster: quotas, projects, people, nodes, environments, and the trail of all that."""
+"""Pages that change the cluster: quotas, projects, users, nodes, environments, and the audit trail."""

@@ -1,4 +1,4 @@
-"""The audit trail: who did what, with old and new values side by side."""
+"""The audit trail: who changed what, with old and new values."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from portal.access import Policy, policy
+from portal.access import AccessPolicy, access_policy
 from portal.models import AuditEntry
-from portal.web.words import cores, gpu_amount
+from portal.web.display.formatting import cores, gpu_amount
 
 KINDS = {
-    "sign-ins": ("Sign-ins and sessions", Q(act__startswith="person.sign_") | Q(act="person.end_sessions")),
+    "sign-ins": ("Sign-ins and sessions", Q(action__startswith="user.sign_") | Q(action="user.end_sessions")),
     "refused": (
         "Refused",
-        Q(act__in=("request.refused", "person.sign_in_failed", "person.sign_in_paused")),
+        Q(action__in=("request.refused", "user.sign_in_failed", "user.sign_in_paused")),
     ),
-    "workspaces": ("Workspaces and terminals", Q(act="workspace.open") | Q(act__startswith="terminal.")),
+    "workspaces": (
+        "Workspaces and terminals",
+        Q(action="workspace.open") | Q(action__startswith="terminal."),
+    ),
 }
-"""Name and condition of what the list can be narrowed to, by its word in the address."""
+"""Label and condition of each filter, by its value in the URL."""
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_GET
 def audit(request: HttpRequest) -> HttpResponse:
-    """Newest first, searched by person, act, object or address."""
+    """List entries, newest first; search by user, action, object or address."""
     search, kind = request.GET.get("q", "").strip(), request.GET.get("kind", "")
     rows = AuditEntry.objects.order_by("-id")
     if kind in KINDS:
@@ -37,7 +40,7 @@ def audit(request: HttpRequest) -> HttpResponse:
     if search:
         found = (
             Q(actor_name__icontains=search)
-            | Q(act__icontains=search)
+            | Q(action__icontains=search)
             | Q(object_name__icontains=search)
             | Q(object_id=search)
         )
@@ -48,7 +51,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         "admin/audit.html",
         {
             "page": page,
-            "rows": [(row, differences(row)) for row in page],
+            "rows": [(row, changed_fields(row)) for row in page],
             "search": search,
             "kind": kind,
             "kinds": [(key, name) for key, (name, _) in KINDS.items()],
@@ -64,20 +67,20 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def differences(entry: AuditEntry) -> list[tuple[str, str, str]]:
-    """Field, old and new in words, for every field that an act moved; of a new object only what it has."""
+def changed_fields(entry: AuditEntry) -> list[tuple[str, str, str]]:
+    """Return field, old and new value of every changed field; for a new object, its fields."""
     before, after = entry.before or {}, entry.after or {}
     keys = list(dict.fromkeys([*before, *after]))
     changed = [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-    told = [change for change in changed if before or change[2] not in ("", None, [], {})]
-    return [(_name(key), _word(key, old), _word(key, new)) for key, old, new in told]
+    reported = [change for change in changed if before or change[2] not in ("", None, [], {})]
+    return [(_field_label(key), _value_text(key, old), _value_text(key, new)) for key, old, new in reported]
 
 
-def _name(key: str) -> str:
+def _field_label(key: str) -> str:
     return key.removesuffix("_milli").replace("_", " ")
 
 
-def _word(key: str, value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
     if value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, bool):

@@ -1,27 +1,14 @@
-"""Addresses of the pages that change the cluster."""
+"""URLs of the pages that change the cluster."""
 
 from __future__ import annotations
 
 from django.urls import path
 
-from portal.web.admin import (
-    alarms,
-    audit,
-    environments,
-    node_acts,
-    node_network,
-    nodes,
-    people,
-    policy,
-    projects,
-    quotas,
-    registries,
-    reservations,
-    restored,
-    scheduler,
-    topologies,
-    volumes,
-)
+from portal.web.admin import audit
+from portal.web.admin.nodes import alerts, node_network, node_operations, nodes, recovery, topologies
+from portal.web.admin.projects import projects, quotas, users
+from portal.web.admin.resources import environments, registries, volumes
+from portal.web.admin.scheduling import policy, reservations, scheduler
 
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
@@ -36,13 +23,17 @@ urlpatterns = [
     path("projects/<slug:public_id>/idle/", projects.save_idle, name="save-project-idle"),
     path("projects/<slug:public_id>/members/", projects.set_member, name="set-member"),
     path("projects/<slug:public_id>/invite/", projects.invite_into, name="invite-into"),
-    path("people/", people.people_list, name="people"),
-    path("people/invite/", people.invite, name="invite"),
-    path("people/<slug:public_id>/change/", people.change_person, name="change-person"),
-    path("invitations/<slug:public_id>/revoke/", people.revoke_invitation, name="revoke-invitation"),
+    path("users/", users.user_list, name="users"),
+    path("users/invite/", users.invite, name="invite"),
+    path("users/<slug:public_id>/change/", users.change_user, name="change-user"),
+    path("invitations/<slug:public_id>/revoke/", users.revoke_invitation, name="revoke-invitation"),
     path("nodes/add/", nodes.add_node, name="add-node"),
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
-    path("nodes/<slug:public_id>/gpus/<str:uuid>/give-back/", nodes.give_back_gpu, name="give-back-gpu"),
+    path(
+        "nodes/<slug:public_id>/gpus/<str:uuid>/return-to-service/",
+        nodes.return_gpu_to_service,
+        name="return-gpu-to-service",
+    ),
     path("nodes/<slug:public_id>/labels/", nodes.set_labels, name="set-labels"),
     path("nodes/<slug:public_id>/interface/", node_network.set_interface, name="set-interface"),
     path("pools/<slug:public_id>/network/", node_network.set_pool_network, name="set-pool-network"),
@@ -53,35 +44,37 @@ urlpatterns = [
     path("topologies/", topologies.topologies_page, name="topologies"),
     path("topologies/save/", topologies.save_topology, name="save-topology"),
     path("topologies/<slug:name>/remove/", topologies.remove_topology, name="remove-topology"),
-    path("nodes/<slug:public_id>/act/", node_acts.order_act, name="order-act"),
-    path("rollouts/start/", node_acts.upgrade_all, name="upgrade-all"),
-    path("rollouts/<slug:public_id>/", node_acts.rollout_page, name="rollout"),
+    path("nodes/<slug:public_id>/operations/", node_operations.start_operation, name="start-node-operation"),
+    path("rollouts/start/", node_operations.upgrade_all, name="upgrade-all"),
+    path("rollouts/<slug:public_id>/", node_operations.rollout_page, name="rollout"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
-    path("nodes/<slug:public_id>/checks/<slug:check_id>/", nodes.node_check, name="node-check"),
+    path("nodes/<slug:public_id>/operations/<slug:check_id>/", nodes.node_check, name="node-operation"),
     path("volumes/", volumes.volumes_page, name="volumes"),
     path("volumes/save/", volumes.save_volume, name="save-volume"),
     path("volumes/<slug:name>/remove/", volumes.remove_volume, name="remove-volume"),
     path("registries/", registries.registries_page, name="registries"),
     path("registries/save/", registries.save_registry, name="save-registry"),
     path("registries/<slug:public_id>/remove/", registries.remove_registry, name="remove-registry"),
-    path("restored/", restored.restored_page, name="restored"),
-    path("restored/nodes/<slug:public_id>/fence/", restored.fence, name="restored-fence"),
-    path("restored/<slug:public_id>/keep/", restored.keep, name="restored-keep"),
-    path("restored/<slug:public_id>/stop/", restored.stop, name="restored-stop"),
+    path("recovery/", recovery.recovery_page, name="recovery"),
+    path("recovery/nodes/<slug:public_id>/fence/", recovery.fence, name="recovery-fence"),
+    path("recovery/<slug:public_id>/adopt/", recovery.adopt, name="recovery-adopt"),
+    path("recovery/<slug:public_id>/stop/", recovery.stop, name="recovery-stop"),
     path("environments/", environments.environment_list, name="environments"),
     path("environments/add/", environments.save_environment, name="add-environment"),
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),
     path("environments/<slug:public_id>/save/", environments.save_environment, name="save-environment"),
-    path("environments/<slug:public_id>/bring/", environments.bring, name="bring-environment"),
+    path("environments/<slug:public_id>/prefetch/", environments.prefetch_image, name="prefetch-image"),
     path("environments/<slug:public_id>/image/", environments.change_image, name="change-image"),
-    path("environments/<slug:public_id>/bring/stop/", environments.stop_bringing, name="stop-bringing"),
+    path(
+        "environments/<slug:public_id>/prefetch/cancel/", environments.cancel_prefetch, name="cancel-prefetch"
+    ),
     path("scheduler/", scheduler.scheduler_page, name="scheduler"),
     path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
-    path("alarms/", alarms.alarms_page, name="alarms"),
-    path("alarms/<slug:public_id>/acknowledge/", alarms.acknowledge, name="acknowledge-alarm"),
+    path("alerts/", alerts.alerts_page, name="alerts"),
+    path("alerts/<slug:public_id>/acknowledge/", alerts.acknowledge, name="acknowledge-alert"),
     path(
-        "alarms/rows/<slug:public_id>/acknowledge/",
-        alarms.acknowledge_invalid_row,
+        "alerts/rows/<slug:public_id>/acknowledge/",
+        alerts.acknowledge_invalid_row,
         name="acknowledge-invalid-row",
     ),
     path("audit/", audit.audit, name="audit"),

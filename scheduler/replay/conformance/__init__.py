@@ -1,7 +1,7 @@
-"""Cases of KAI-Scheduler's own suite as facts: which of them our decisions agree with.
+"""Conformance cases from KAI-Scheduler's test suite, run against the core.
 
-The last line is ``N passed, M failed, K skipped of T``. Only cases that are not portable may be skipped. Where we
-differ on purpose (docs/decisions/reclaim-rules.md) a case counts as failed and is listed.
+The last line is ``N passed, M failed, K skipped of T``. Only cases that are not portable may be skipped.
+Intended differences (docs/decisions/reclaim-rules.md) count as failed and are listed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from scheduler.core.policy import Policy
+from scheduler.core.model.policy import Policy
 from scheduler.replay.conformance import fair_share, predicates, scheduling
-from scheduler.replay.conformance.declared import DECLARED
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case, Cases, read_cases
-from scheduler.replay.conformance.verdicts import Outcome
+from scheduler.replay.conformance.known_differences import KNOWN_DIFFERENCES
 
 POLICIES: dict[str, Callable[[], Policy]] = {"kai": Policy.kai, "default": Policy}
 KINDS = ("scheduling", "fair_share", "predicate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE and what to run of it."""
     parser.add_argument("file", help="cases in the format of tests/data/conformance/README.md, plain or gzip")
     parser.add_argument("--policy", choices=POLICIES, default="kai", help="KAI-Scheduler's habits, or ours")
     parser.add_argument("--only", metavar="ID", help="only the cases whose id begins like this")
@@ -30,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the cases, tell the failures and the counts; status 1 when any case failed."""
+    """Run the cases and print failures and counts; return 1 when any case failed."""
     cases = read_cases(arguments.file)
     policy = POLICIES[arguments.policy]()
     answered = [
-        (case, answer_of(kind, case, policy))
-        for kind, case in chosen(cases, arguments.kind, arguments.only or "")
+        (case, run_case(kind, case, policy))
+        for kind, case in select_cases(cases, arguments.kind, arguments.only or "")
     ]
     outcomes = [outcome for _, outcome in answered]
     sys.stdout.write("".join(_failure(each) for each in outcomes if not each.passed and not each.skipped))
-    sys.stderr.write("".join(f"{line}\n" for line in counts(answered)))
+    sys.stderr.write("".join(f"{line}\n" for line in summarize(answered)))
     passed = sum(outcome.passed for outcome in outcomes)
     skipped = sum(bool(outcome.skipped) for outcome in outcomes)
     failed = len(outcomes) - passed - skipped
@@ -47,32 +46,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _failure(outcome: Outcome) -> str:
-    why = f" (declared: {DECLARED[outcome.id]})" if outcome.id in DECLARED else ""
+def _failure(outcome: CaseResult) -> str:
+    why = f" (declared: {KNOWN_DIFFERENCES[outcome.id]})" if outcome.id in KNOWN_DIFFERENCES else ""
     return f"{outcome.id}{why}\n    expected: {outcome.expected}\n    got:      {outcome.got}\n"
 
 
-def chosen(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, Case]]:
-    """The cases to run, with their kind."""
+def select_cases(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, Case]]:
+    """Yield the selected cases with their kind."""
     for name, family in zip(KINDS, (cases.scheduling, cases.fair_share, cases.predicates), strict=True):
         for case in family:
             if kind in (None, name) and case["id"].startswith(prefix):
                 yield name, case
 
 
-def answer_of(kind: str, case: Case, policy: Policy) -> Outcome:
-    """Answer one case by the part of the core that it is about."""
+def run_case(kind: str, case: Case, policy: Policy) -> CaseResult:
+    """Run one case against the part of the core that it tests."""
     if kind == "fair_share":
-        return fair_share.answer(case, policy)
+        return fair_share.run_case(case, policy)
     if kind == "predicate":
-        return predicates.answer(case, policy)
-    if missing := scheduling.why_not(case):
-        return Outcome(case["id"], False, "", "", skipped=missing)
-    return scheduling.answer(case, policy)
+        return predicates.run_case(case, policy)
+    if missing := scheduling.unsupported_reason(case):
+        return CaseResult(case["id"], False, "", "", skipped=missing)
+    return scheduling.run_case(case, policy)
 
 
-def counts(answered: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
-    """Lines that say how many passed of each family, suite and tag; of ``core`` and portable cases also the part."""
+def summarize(answered: Sequence[tuple[Case, CaseResult]]) -> Iterator[str]:
+    """Yield passed counts per family, suite and tag; percentages of ``core`` and portable cases."""
     right: Counter[str] = Counter()
     of: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
@@ -96,4 +95,4 @@ def counts(answered: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
     for why, number in sorted(skipped.items()):
         yield f"skipped for {why}: {number}"
     failed = [outcome.id for _, outcome in answered if not outcome.passed and not outcome.skipped]
-    yield f"declared differences: {', '.join(each for each in failed if each in DECLARED) or 'none'}"
+    yield f"declared differences: {', '.join(each for each in failed if each in KNOWN_DIFFERENCES) or 'none'}"

@@ -1,4 +1,4 @@
-"""The fair-share cases, answered by the core's own division."""
+"""Runs the fair-share cases against ``divide_resources``."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.core.fairshare import Claim, Share, divide, divide_each, divide_rest
-from scheduler.core.policy import Policy
-from scheduler.core.resources import Amounts
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.shares.fairshare import Claim, FairShare, divide, divide_resources, divide_rest
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case
-from scheduler.replay.conformance.verdicts import Outcome
 
 RESOURCES = ("gpu", "cpu", "memory")
-WHOLE = Amounts(1, 1, 1)
-"""The cases count in whole units of everything."""
+WHOLE = ResourceVector(1, 1, 1)
+"""The cases count every resource in whole units."""
 
 NO_CLAIM = {"deserved": 0.0, "limit": 0.0, "over_quota_weight": 0.0, "request": 0.0}
 
 
-def answer(case: Case, policy: Policy) -> Outcome:
-    """Divide as the case says, then compare exactly, with what nobody took where it is stated."""
+def run_case(case: Case, policy: Policy) -> CaseResult:
+    """Divide as the case says and compare exactly, including the remainder where the case has one."""
     several = case["op"] in ("all_resources", "hierarchy")
     shares, left = _all_resources(case, policy) if several else _one_resource(case, policy)
     expected = {key: case[key] for key in ("fair_share", "remaining") if key in case}
     got: dict[str, Any] = {
-        "fair_share": {key: _like(answer, shares[key]) for key, answer in case["fair_share"].items()}
+        "fair_share": {
+            key: _stated_resources(answer, shares[key]) for key, answer in case["fair_share"].items()
+        }
     }
     if "remaining" in case:
         got["remaining"] = left
-    return Outcome(case["id"], got == expected, str(expected), str(got))
+    return CaseResult(case["id"], got == expected, str(expected), str(got))
 
 
-def _like(answer: Any, share: Any) -> Any:
-    """The resources of a share that the case tells anything about."""
+def _stated_resources(answer: Any, share: Any) -> Any:
+    """Return the resources of a share that the case states."""
     return {resource: share[resource] for resource in answer} if isinstance(answer, dict) else share
 
 
 def _all_resources(case: Case, policy: Policy) -> tuple[dict[str, Any], float | None]:
     parents = {key: queue.get("parent") for key, queue in case["queues"].items()}
-    divided = divide_each(
-        Amounts(*(case["total"].get(resource, 0.0) for resource in RESOURCES)),
+    divided = divide_resources(
+        ResourceVector(*(case["total"].get(resource, 0.0) for resource in RESOURCES)),
         [_claims(case, resource) for resource in RESOURCES],
         parents.get,
         case["k_value"],
@@ -55,12 +57,12 @@ def _all_resources(case: Case, policy: Policy) -> tuple[dict[str, Any], float | 
 
 
 def _one_resource(case: Case, policy: Policy) -> tuple[dict[str, Any], float | None]:
-    """The shares of siblings and what nobody took; ``over_quota_only`` begins after the guarantees."""
+    """Return the shares of siblings and the remainder; ``over_quota_only`` starts after the guarantees."""
     claims = _claims(case, case["resource"])
     total, k, whole = case["total"], case["k_value"], policy.whole_remainder
     if case["op"] == "over_quota_only":
         shares = {
-            key: Share(queue.get(case["resource"], {}).get("fair_share_start", 0.0))
+            key: FairShare(queue.get(case["resource"], {}).get("fair_share_start", 0.0))
             for key, queue in case["queues"].items()
         }
         left = divide_rest(total, claims, shares, k, 1.0, whole_remainder=whole)

@@ -1,7 +1,7 @@
-"""The files of conformance cases: every field of the format, and a reader that accepts no other.
+"""Format of conformance files: defines every field and rejects unknown ones.
 
-What belongs to devices that we do not schedule (MIG, DRA, NUMA) or to another scheduler's own configuration is
-carried along unread; cases that have it are not portable.
+Fields of devices that this scheduler does not support (MIG, DRA, NUMA) and of KAI-Scheduler's own
+configuration are accepted but not read; cases that have them are not portable.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.replay.conformance.shapes import (
-    Misshapen,
-    Shape,
+from scheduler.replay.conformance.validators import (
+    InvalidValueError,
+    Validator,
     anything,
+    boolean,
+    by_kind,
     count,
-    few,
-    first_that_fits,
-    flag,
+    integer,
     list_of,
     map_of,
     number,
     one_of,
     or_null,
     record,
+    small_count,
     text,
-    whole,
 )
-from scheduler.replay.reading import MalformedFile, read_json
+from scheduler.replay.input_files import MalformedFileError, read_json
 
 Case = Mapping[str, Any]
-"""One case as it stands in the file, checked."""
+"""One validated case."""
 
 STATES = (
     "Pending", "Gated", "Pipelined", "Allocated", "Binding", "Bound", "Running", "Releasing", "StuckInReleasing",
@@ -46,7 +46,7 @@ ACTIONS = ("allocate", "consolidation", "reclaim", "preempt", "stalegangeviction
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Everything one file holds, in its order."""
+    """All cases of one file, in file order."""
 
     scheduling: tuple[Case, ...]
     fair_share: tuple[Case, ...]
@@ -57,11 +57,10 @@ class Cases:
 
 
 def read_cases(path: str | Path) -> Cases:
-    """The cases of a file, plain or gzip.
+    """Return the cases of a file, plain or gzip.
 
-    Raises:
-        MalformedFile: the file cannot be read, a field is unknown, missing or of the wrong type, an id stands
-            twice, or a case names a node, queue or job that it does not have. The JSON path is named.
+    Raise MalformedFileError with the JSON path when the file cannot be read, a field is unknown, missing or
+    of the wrong type, an id is duplicated, or a case names a node, queue or job that it does not define.
     """
     content = read_json(path)
     try:
@@ -76,74 +75,78 @@ def read_cases(path: str | Path) -> Cases:
             _check_names(case, f"$.scheduling_cases[{i}]")
         for i, case in enumerate(cases.fair_share):
             _check_shares(case, f"$.fair_share_cases[{i}]")
-    except Misshapen as problem:
-        raise MalformedFile(path, problem.place, problem.message) from None
+    except InvalidValueError as problem:
+        raise MalformedFileError(path, problem.path, problem.message) from None
     except RecursionError:
-        raise MalformedFile(path, "", "groups are nested too deeply") from None
+        raise MalformedFileError(path, "", "groups are nested too deeply") from None
     return cases
 
 
 def _check_ids(content: Case) -> None:
-    """Each id once."""
+    """Raise InvalidValueError for a duplicate id."""
     seen: set[str] = set()
     for family in ("scheduling_cases", "fair_share_cases", "predicate_cases"):
         for i, case in enumerate(content.get(family, ())):
             if case["id"] in seen:
-                raise Misshapen(f"$.{family}[{i}].id", f"{case['id']!r} stands twice")
+                raise InvalidValueError(f"$.{family}[{i}].id", f"{case['id']!r} stands twice")
             seen.add(case["id"])
 
 
 def _check_names(case: Case, place: str) -> None:
-    """Every queue, node, job and task that is named is there."""
+    """Raise InvalidValueError for an unknown or duplicate queue, node, job or task."""
     queues = {queue["name"] for queue in case["queues"]}
     for i, queue in enumerate(case["queues"]):
         if queue["parent"] is not None and queue["parent"] not in queues:
-            raise Misshapen(f"{place}.queues[{i}].parent", f"there is no queue {queue['parent']!r}")
+            raise InvalidValueError(f"{place}.queues[{i}].parent", f"there is no queue {queue['parent']!r}")
     jobs, tasks = set(), set()
     for i, job in enumerate(case["jobs"]):
         at = f"{place}.jobs[{i}]"
         if job["name"] in jobs:
-            raise Misshapen(f"{at}.name", f"{job['name']!r} stands twice")
+            raise InvalidValueError(f"{at}.name", f"{job['name']!r} stands twice")
         jobs.add(job["name"])
         if job["queue"] not in queues:
-            raise Misshapen(f"{at}.queue", f"there is no queue {job['queue']!r}")
+            raise InvalidValueError(f"{at}.queue", f"there is no queue {job['queue']!r}")
         for k, task in enumerate(job["tasks"]):
             tasks.add(task["id"])
             if task["id"] != f"{job['name']}-{k}":
-                raise Misshapen(f"{at}.tasks[{k}].id", f"{task['id']!r} is not {job['name']}-{k}")
+                raise InvalidValueError(f"{at}.tasks[{k}].id", f"{task['id']!r} is not {job['name']}-{k}")
             if task.get("node") is not None and task["node"] not in case["nodes"]:
-                raise Misshapen(f"{at}.tasks[{k}].node", f"there is no node {task['node']!r}")
+                raise InvalidValueError(f"{at}.tasks[{k}].node", f"there is no node {task['node']!r}")
     for key, known in (("jobs", jobs), ("tasks", tasks), ("nodes", set(case["nodes"]))):
         for name in case["expected"].get(key, ()):
             if name not in known:
-                raise Misshapen(f"{place}.expected.{key}.{name}", "there is nothing of this name")
+                raise InvalidValueError(f"{place}.expected.{key}.{name}", "there is nothing of this name")
 
 
 def _check_shares(case: Case, place: str) -> None:
-    """Totals and answers fit the kind of division, and every answer is for a queue that is there."""
+    """Raise InvalidValueError when totals and expected shares do not match the operation or the queues."""
     several = case["op"] in ("all_resources", "hierarchy")
     if isinstance(case["total"], dict) != several:
-        raise Misshapen(f"{place}.total", f"{case['op']} takes {'three totals' if several else 'one total'}")
+        raise InvalidValueError(
+            f"{place}.total", f"{case['op']} takes {'three totals' if several else 'one total'}"
+        )
     if isinstance(case["resource"], list) != several:
-        raise Misshapen(f"{place}.resource", f"{case['op']} takes {'several' if several else 'one'}")
+        raise InvalidValueError(f"{place}.resource", f"{case['op']} takes {'several' if several else 'one'}")
     for key, queue in case["queues"].items():
         if queue.get("parent") is not None and queue["parent"] not in case["queues"]:
-            raise Misshapen(f"{place}.queues.{key}.parent", f"there is no queue {queue['parent']!r}")
+            raise InvalidValueError(f"{place}.queues.{key}.parent", f"there is no queue {queue['parent']!r}")
     for key, answer in case["fair_share"].items():
         if key not in case["queues"]:
-            raise Misshapen(f"{place}.fair_share.{key}", "there is no such queue")
+            raise InvalidValueError(f"{place}.fair_share.{key}", "there is no such queue")
         if isinstance(answer, dict) != several:
-            raise Misshapen(f"{place}.fair_share.{key}", "this answer does not fit the kind of division")
+            raise InvalidValueError(
+                f"{place}.fair_share.{key}", "this answer does not fit the kind of division"
+            )
 
 
 # -- scheduling cases -------------------------------------------------------------------------------------
 
-LINE = {"__line": whole}  # where the origin's table has it
+LINE = {"__line": integer}  # line in KAI-Scheduler's test table
 NEAR = record({}, LINE, topology=text, required=text, preferred=text)
 
 
 def _group(value: Any, place: str) -> None:
-    """A group of a gang; groups nest."""
+    """Validate a group; groups nest."""
     GROUP(value, place)
 
 
@@ -162,10 +165,10 @@ TASK = record(
     node=or_null(text),
     gpu_groups=list_of(text),
     subgroup=text,
-    gpus_override=few,
-    task_priority=whole,
+    gpus_override=small_count,
+    task_priority=integer,
     mig_instances=map_of(count),
-    legacy_mig=flag,
+    legacy_mig=boolean,
     node_affinity=list_of(text),
     pod_labels=map_of(text),
     pod_affinity_topology_key=text,
@@ -183,8 +186,8 @@ JOB = record(
     {
         "name": text,
         "queue": text,
-        "priority": whole,
-        "preemptible": flag,
+        "priority": integer,
+        "preemptible": boolean,
         "list_index": count,
         "gpus_per_task": number,
         "tasks": list_of(TASK),
@@ -192,45 +195,45 @@ JOB = record(
     },
     cpu_cores_per_task=number,
     memory_bytes_per_task=number,
-    cpu_or_memory_explicit=flag,
-    fraction_devices_per_task=few,
+    cpu_or_memory_explicit=boolean,
+    fraction_devices_per_task=small_count,
     gpu_memory_mib_per_task=count,
     subgroup_tree=or_null(GROUP),
     topology_constraint=or_null(NEAR),
     age_minutes=number,
-    best_effort=flag,
-    delete_in_test=flag,
+    best_effort=boolean,
+    delete_in_test=boolean,
     stale_seconds=number,
     staleness_grace_seconds=number,
     preemption_delay_seconds=number,
     preemptibility_explicit=text,
     namespace=text,
     qos_class=text,
-    job_not_ready=flag,
+    job_not_ready=boolean,
 )
 
 NODE = record(
-    {"gpus": few},
+    {"gpus": small_count},
     gpu_memory_mib=count,
     cpu_cores=number,
     memory_bytes=number,
     max_tasks=count,
     labels=map_of(text),
     gpu_name=text,
-    gpu_memory_synced=flag,
+    gpu_memory_synced=boolean,
     mig_instances=map_of(count),
     mig_strategy=text,
-    mig_enabled=flag,
+    mig_enabled=boolean,
     numa_topology=anything,
     conditions=anything,
 )
 
 QUEUE = record(
     {"name": text, "parent": or_null(text), "deserved_gpus": number, "limit_gpus": number},
-    priority=whole,
+    priority=integer,
     over_quota_weight_gpus=number,
-    created_index=whole,
-    implicit=flag,
+    created_index=integer,
+    implicit=boolean,
     deserved_cpu_millis=number,
     limit_cpu_millis=number,
     deserved_memory_mb=number,
@@ -247,7 +250,7 @@ EXPECTED = record(
     cpu_millis_total=number,
     memory_bytes_total=number,
     gpu_groups=list_of(text),
-    ignore_gpu_group=flag,
+    ignore_gpu_group=boolean,
     error_message=text,
     last_start_older_than_seconds=number,
     numa_zones=anything,
@@ -258,9 +261,11 @@ SCHEDULING = record(
         "id": text,
         "suite": one_of("action", "integration"),
         "actions": list_of(one_of(*ACTIONS)),
-        "rounds": record({"until_match": few, "after_match": few}, seconds_between_rounds=number),
+        "rounds": record(
+            {"until_match": small_count, "after_match": small_count}, seconds_between_rounds=number
+        ),
         "tags": list_of(text),
-        "portable": flag,
+        "portable": boolean,
         "nodes": map_of(NODE),
         "queues": list_of(QUEUE),
         "jobs": list_of(JOB),
@@ -276,7 +281,7 @@ SCHEDULING = record(
     name=text,
     source=text,
     test_function=text,
-    core=flag,
+    core=boolean,
     note=text,
     notes=anything,
     topologies=list_of(
@@ -322,7 +327,7 @@ FAIR_SHARE = record(
         "queues": map_of(
             record(
                 {},
-                priority=whole,
+                priority=integer,
                 parent=or_null(text),
                 created=or_null(number),
                 name=text,
@@ -339,7 +344,7 @@ FAIR_SHARE = record(
     assertions=count,
     source=text,
     test_function=text,
-    verified=flag,
+    verified=boolean,
 )
 
 # -- predicates -------------------------------------------------------------------------------------------
@@ -360,14 +365,14 @@ STANDING_QUEUE = record(
     {},
     name=text,
     parent=or_null(text),
-    priority=whole,
+    priority=integer,
     created=number,
     gpu=STANDING,
     cpu=STANDING,
     memory=STANDING,
 )
 RECLAIMER = record(
-    {"RequiredResources": AMOUNTS, "IsPreemptable": flag}, Name=text, Namespace=text, Queue=text
+    {"RequiredResources": AMOUNTS, "IsPreemptable": boolean}, Name=text, Namespace=text, Queue=text
 )
 ORDER_JOB = record(
     {"tasks": list_of(record({}, devices=count, gpu_memory_mib=number, gpu=number, cpu_millis=number, memory=number))}
@@ -390,15 +395,15 @@ CAPACITY_JOB = record(
     PodSets=map_of(record({"tasks": list_of(CAPACITY_TASK)}, min_available=count)),
 )
 
-TABLES: dict[str, Shape] = {
-    "reclaimerInfo": record({"reclaimerInfo": RECLAIMER, "queue": STANDING_QUEUE, "canReclaim": flag}, name=text),
+TABLES: dict[str, Validator] = {
+    "reclaimerInfo": record({"reclaimerInfo": RECLAIMER, "queue": STANDING_QUEUE, "canReclaim": boolean}, name=text),
     "reclaimeeQueue": record(
-        {"reclaimerQueue": STANDING_QUEUE, "reclaimeeQueue": STANDING_QUEUE, "expected": flag},
+        {"reclaimerQueue": STANDING_QUEUE, "reclaimeeQueue": STANDING_QUEUE, "expected": boolean},
         reclaimerResources=AMOUNTS,
         name=text,
     ),
     "lqueue": record(
-        {"lqueue": STANDING_QUEUE, "rqueue": STANDING_QUEUE, "expectedResult": whole},
+        {"lqueue": STANDING_QUEUE, "rqueue": STANDING_QUEUE, "expectedResult": integer},
         Name=text,
         lJobInfo=or_null(ORDER_JOB),
         rJobInfo=or_null(ORDER_JOB),
@@ -408,37 +413,42 @@ TABLES: dict[str, Shape] = {
         minNodeGPUMemory=or_null(number),
     ),
     "maxAllowed": record(
-        {"maxAllowed": AMOUNTS, "allocated": AMOUNTS, "requestedQuota": AMOUNTS, "isOverMaxAllowed": flag},
+        {"maxAllowed": AMOUNTS, "allocated": AMOUNTS, "requestedQuota": AMOUNTS, "isOverMaxAllowed": boolean},
         resourceName=text,
         name=text,
     ),
     "allocatedNonPreemptible": record(
-        {"deserved": AMOUNTS, "allocatedNonPreemptible": AMOUNTS, "requestedQuota": AMOUNTS, "expectedResult": flag},
+        {
+            "deserved": AMOUNTS,
+            "allocatedNonPreemptible": AMOUNTS,
+            "requestedQuota": AMOUNTS,
+            "expectedResult": boolean,
+        },
         resource=text,
         name=text,
     ),
     "job": record(
-        {"queues": map_of(STANDING_QUEUE), "job": CAPACITY_JOB, "expectedResult": flag},
+        {"queues": map_of(STANDING_QUEUE), "job": CAPACITY_JOB, "expectedResult": boolean},
         requestedShare=AMOUNTS,
         node=anything,
         maxNodeGPUMemory=or_null(number),
         name=text,
     ),
 }  # fmt: skip
-"""Which rule a table is about is told by a field that only it has."""
+"""Each table is identified by a field that only it has."""
 
 
 def table_of(data: Mapping[str, Any]) -> str | None:
-    """The name of the table by its fields, None when there is no such table."""
+    """Return the field that identifies the table; None when unknown."""
     return next((mark for mark in TABLES if mark in data), None)
 
 
-def _table(data: Mapping[str, Any]) -> Shape | None:
+def _table(data: Mapping[str, Any]) -> Validator | None:
     mark = table_of(data)
     return None if mark is None else TABLES[mark]
 
 
-PREDICATE_DATA: dict[str, Shape] = {
+PREDICATE_DATA: dict[str, Validator] = {
     "reclaimable": record(
         {
             "queues": map_of(STANDING_QUEUE),
@@ -460,22 +470,22 @@ PREDICATE_DATA: dict[str, Shape] = {
     "filter_victim": record(
         {"queues": map_of(STANDING_QUEUE), "reclaimer": or_null(RECLAIMER), "victim_queue": text}
     ),
-    "table": first_that_fits(_table),
+    "table": by_kind(_table),
 }
 
 
-def _predicate(case: Mapping[str, Any]) -> Shape | None:
+def _predicate(case: Mapping[str, Any]) -> Validator | None:
     kind = case.get("kind")
     if kind not in PREDICATE_DATA:
         return None
-    answer: dict[str, Shape] = {} if kind == "table" else {"expected": flag}
+    answer: dict[str, Validator] = {} if kind == "table" else {"expected": boolean}
     return record(
         {"id": text, "kind": text, "data": PREDICATE_DATA[kind], **answer},
         LINE,
         source=text,
         name=text,
         test_function=text,
-        verified=flag,
+        verified=boolean,
     )
 
 
@@ -484,5 +494,5 @@ FILE = record(
     meta=map_of(anything),
     scheduling_cases=list_of(SCHEDULING),
     fair_share_cases=list_of(FAIR_SHARE),
-    predicate_cases=list_of(first_that_fits(_predicate)),
+    predicate_cases=list_of(by_kind(_predicate)),
 )

@@ -1,7 +1,7 @@
-"""The predicate cases, each answered by the rule of the core that it is about.
+"""Runs the predicate cases, each against the rule of the core that it tests.
 
-Amounts stay in the units of the case: the rules compare numbers of one resource with each other only. An
-absent number is 0, -1 is no bound.
+Amounts keep the units of the case, because rules only compare amounts of one resource. Absent means 0, -1
+unlimited.
 """
 
 from __future__ import annotations
@@ -10,34 +10,33 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scheduler.core.entitlement import (
-    Reach,
-    Taking,
-    Victim,
-    exceeded,
-    in_the_way,
-    may_ask,
-    may_give,
-    may_take_all,
-    over_share,
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.resources import UNBOUNDED, ZERO, Entitlement, ResourceVector, build_entitlement
+from scheduler.core.shares.reclaim_rules import (
+    ReclaimCheck,
+    ReclaimScope,
+    ReclaimVictim,
+    allows_all,
+    exceeded_resources,
+    first_exceeded_bound,
+    is_over_share,
+    may_reclaim,
+    may_reclaim_from,
 )
-from scheduler.core.order_rules import sibling_key
-from scheduler.core.policy import Policy
-from scheduler.core.resources import NO_BOUND, NOTHING, Amounts, Owed, owed_to
+from scheduler.core.shares.sibling_order import sibling_key
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case, table_of
-from scheduler.replay.conformance.verdicts import Outcome
 
-USUAL_GPU_MIB = 100
-"""The memory of a GPU where a case gives none (the origin's default)."""
+DEFAULT_GPU_MIB = 100
+"""GPU memory where a case gives none (KAI-Scheduler's default)."""
 
 ORDER_OF_ORIGIN = (("cpu", 1), ("memory", 2), ("gpu", 0))
-"""Where several resources are exceeded the origin names the first of these; ours stand as in ``Amounts``."""
+"""The first exceeded resource that KAI-Scheduler names, with its index in ``ResourceVector``."""
 
 Data = Mapping[str, Any]
 
 
-def answer(case: Case, policy: Policy) -> Outcome:
-    """Ask the rule, then compare with what is expected."""
+def run_case(case: Case, policy: Policy) -> CaseResult:
     data = case["data"]
     if case["kind"] == "table":
         table = table_of(data) or ""
@@ -46,7 +45,7 @@ def answer(case: Case, policy: Policy) -> Outcome:
     else:
         got = (_reclaimable if case["kind"] == "reclaimable" else _filter_victim)(data, policy)
         expected = case["expected"]
-    return Outcome(case["id"], got == expected, str(expected), str(got))
+    return CaseResult(case["id"], got == expected, str(expected), str(got))
 
 
 def _expected_of_table(table: str, data: Data) -> Any:
@@ -61,43 +60,43 @@ def _expected_of_table(table: str, data: Data) -> Any:
     return data["expectedResult"]
 
 
-# -- who may take from whom -------------------------------------------------------------------------------
+# -- reclaim --------------------------------------------------------------------------------------------
 
 
 def _can_reclaim(data: Data, policy: Policy) -> bool:
-    owed, held, firm = _standing(data["queue"])
+    owed, held, firm = _queue_state(data["queue"])
     reclaimer = data["reclaimerInfo"]
-    return may_ask(owed, held, firm, _amounts(reclaimer["RequiredResources"]), reclaimer["IsPreemptable"])
+    return may_reclaim(owed, held, firm, _amounts(reclaimer["RequiredResources"]), reclaimer["IsPreemptable"])
 
 
 def _strategy(data: Data, policy: Policy) -> bool:
-    """One of the two reasons: without the taker's request, the first; with it, the second."""
-    taker, taker_held, _ = _standing(data["reclaimerQueue"])
-    giver, giver_held, _ = _standing(data["reclaimeeQueue"])
+    """Check one reason: victim over its share, or (with a request) reclaimer within its guarantee."""
+    taker, taker_held, _ = _queue_state(data["reclaimerQueue"])
+    giver, giver_held, _ = _queue_state(data["reclaimeeQueue"])
     if "reclaimerResources" not in data:
-        return over_share(giver, giver_held)
-    unbounded = giver._replace(claimable=NO_BOUND)  # so that the first reason never holds
-    return may_give(unbounded, giver_held, taker, taker_held, _amounts(data["reclaimerResources"]))
+        return is_over_share(giver, giver_held)
+    unbounded = giver._replace(entitled=UNBOUNDED)  # disables the first reason
+    return may_reclaim_from(unbounded, giver_held, taker, taker_held, _amounts(data["reclaimerResources"]))
 
 
 def _reclaimable(data: Data, policy: Policy) -> bool:
     victims = [
-        Victim(victim["queue"], _sum(_amounts(task) for task in victim["tasks"]))
+        ReclaimVictim(victim["queue"], _sum(_amounts(task) for task in victim["tasks"]))
         for victim in data["victims"]
     ]
-    return may_take_all(_taking(data, policy), victims)
+    return allows_all(_taking(data, policy), victims)
 
 
 def _filter_victim(data: Data, policy: Policy) -> bool:
     if data["reclaimer"] is None:
         return True
-    return _taking(data, policy).worth_trying(data["victim_queue"])
+    return _taking(data, policy).may_have_reclaimable(data["victim_queue"])
 
 
-def _taking(data: Data, policy: Policy) -> Taking[str]:
+def _taking(data: Data, policy: Policy) -> ReclaimCheck[str]:
     queues, reclaimer = data["queues"], data["reclaimer"]
-    owed, held, firm = _standings(queues)
-    return Taking(
+    owed, held, firm = _queue_states(queues)
+    return ReclaimCheck(
         _paths(queues),
         owed,
         held,
@@ -105,7 +104,7 @@ def _taking(data: Data, policy: Policy) -> Taking[str]:
         reclaimer["Queue"],
         _amounts(reclaimer["RequiredResources"]),
         reclaimer["IsPreemptable"],
-        Reach(policy.involved_only, policy.every_level),
+        ReclaimScope(policy.involved_only, policy.every_level),
     )
 
 
@@ -113,13 +112,13 @@ def _taking(data: Data, policy: Policy) -> Taking[str]:
 
 
 def _queue_order(data: Data, policy: Policy) -> int:
-    """-1 when the left queue goes first, 1 when the right one does or nothing tells them apart."""
+    """Return -1 when the left queue goes first, 1 when the right one does or they are equal."""
     capacity = _amounts(data.get("totalResources", {}))
-    gpu_mib = data.get("minNodeGPUMemory") or USUAL_GPU_MIB
+    gpu_mib = data.get("minNodeGPUMemory") or DEFAULT_GPU_MIB
     keys = []
     for side in ("l", "r"):
         queue = data[f"{side}queue"]
-        owed, held, _ = _standing(queue)
+        owed, held, _ = _queue_state(queue)
         job = data.get(f"{side}JobInfo") or {"tasks": ()}
         leaving = [task for victim in data.get(f"{side}Victims") or () for task in victim["tasks"]]
         keys.append(
@@ -136,23 +135,25 @@ def _queue_order(data: Data, policy: Policy) -> int:
     return -1 if keys[0] < keys[1] else 1
 
 
-def _order_task(task: Data, gpu_mib: float) -> Amounts:
+def _order_task(task: Data, gpu_mib: float) -> ResourceVector:
     shares = task.get("devices", 1) * task.get("gpu_memory_mib", 0) / gpu_mib
-    return Amounts(task.get("gpu", 0) + shares, task.get("cpu_millis", 0), task.get("memory", 0))
+    return ResourceVector(task.get("gpu", 0) + shares, task.get("cpu_millis", 0), task.get("memory", 0))
 
 
 # -- limits and guarantees --------------------------------------------------------------------------------
 
 
 def _over_limit(data: Data, policy: Policy) -> tuple[bool, str]:
-    bound = Amounts(*map(_bound, _amounts(data["maxAllowed"])))
-    over = exceeded(_amounts(data["allocated"]), _amounts(data["requestedQuota"]), bound)
+    bound = ResourceVector(*map(_bound, _amounts(data["maxAllowed"])))
+    over = exceeded_resources(_amounts(data["allocated"]), _amounts(data["requestedQuota"]), bound)
     return any(over), _first_named(over)
 
 
 def _over_guarantee(data: Data, policy: Policy) -> tuple[bool, str]:
-    bound = Amounts(*map(_bound, _amounts(data["deserved"])))
-    over = exceeded(_amounts(data["allocatedNonPreemptible"]), _amounts(data["requestedQuota"]), bound)
+    bound = ResourceVector(*map(_bound, _amounts(data["deserved"])))
+    over = exceeded_resources(
+        _amounts(data["allocatedNonPreemptible"]), _amounts(data["requestedQuota"]), bound
+    )
     return any(over), _first_named(over)
 
 
@@ -161,13 +162,13 @@ def _first_named(over: Sequence[bool]) -> str:
 
 
 def _capacity(data: Data, policy: Policy) -> bool:
-    """True when the job may start.
+    """Return True when the job may start.
 
-    A table that gives the request itself is about one of the two bounds: the limits where there are any, else
-    the guarantees. One that gives tasks is about both.
+    A table with ``requestedShare`` tests one bound: limits where there are any, otherwise guarantees. A table
+    with tasks tests both.
     """
     job, queues = data["job"], data["queues"]
-    owed, held, firm = _standings(queues)
+    owed, held, firm = _queue_states(queues)
     preemptible = job.get("Preemptibility", "") == "preemptible"
     path = _paths(queues)[job["Queue"]]
     if "requestedShare" in data:
@@ -175,22 +176,22 @@ def _capacity(data: Data, policy: Policy) -> bool:
         if any("limit" in queue.get(r, {}) for queue in queues.values() for r in ("gpu", "cpu", "memory")):
             preemptible = True
         else:
-            owed = {key: each._replace(limit=NO_BOUND) for key, each in owed.items()}
-        return in_the_way(path, owed, held, firm, asked, preemptible) is None
-    gpu_mib = data.get("maxNodeGPUMemory") or USUAL_GPU_MIB
+            owed = {key: each._replace(limit=UNBOUNDED) for key, each in owed.items()}
+        return first_exceeded_bound(path, owed, held, firm, asked, preemptible) is None
+    gpu_mib = data.get("maxNodeGPUMemory") or DEFAULT_GPU_MIB
     tasks = [task for group in job.get("PodSets", {}).values() for task in _next_tasks(group)]
     asked = _sum(_capacity_task(task, gpu_mib) for task in tasks)
-    return in_the_way(path, owed, held, firm, asked, preemptible) is None
+    return first_exceeded_bound(path, owed, held, firm, asked, preemptible) is None
 
 
 def _next_tasks(group: Data) -> list[Data]:
-    """The tasks that start next: those that the minimum still lacks, or one more beyond it."""
+    """Return the tasks that start next: those missing for the minimum, or one beyond it."""
     waiting = [task for task in group["tasks"] if task["Status"] == "Pending"]
     lacking = group.get("min_available", len(group["tasks"])) - (len(group["tasks"]) - len(waiting))
     return waiting[: max(1, lacking)]
 
 
-def _capacity_task(task: Data, gpu_mib: float) -> Amounts:
+def _capacity_task(task: Data, gpu_mib: float) -> ResourceVector:
     amounts = _amounts(task.get("ResReqVector", {}))
     if task.get("ResourceRequestType") == "gpu_memory":
         asked = task.get("GpuRequirement", {})
@@ -208,26 +209,30 @@ TABLES: dict[str, Callable[[Data, Policy], Any]] = {
 }
 
 
-# -- the numbers of a case --------------------------------------------------------------------------------
+# -- amounts of a case ------------------------------------------------------------------------------------
 
 
-def _standings(queues: Data) -> tuple[dict[str, Owed], dict[str, Amounts], dict[str, Amounts]]:
+def _queue_states(
+    queues: Data,
+) -> tuple[dict[str, Entitlement], dict[str, ResourceVector], dict[str, ResourceVector]]:
     owed, held, firm = {}, {}, {}
     for key, queue in queues.items():
-        owed[key], held[key], firm[key] = _standing(queue)
+        owed[key], held[key], firm[key] = _queue_state(queue)
     return owed, held, firm
 
 
-def _standing(queue: Data) -> tuple[Owed, Amounts, Amounts]:
-    """What a queue is owed, what it holds, and what non-preemptible work holds of that."""
+def _queue_state(queue: Data) -> tuple[Entitlement, ResourceVector, ResourceVector]:
+    """Return a queue's entitlement, what it holds, and the non-preemptible part of that."""
 
-    def each(name: str) -> Amounts:
-        return Amounts(*(queue.get(resource, {}).get(name, 0) for resource in ("gpu", "cpu", "memory")))
+    def each(name: str) -> ResourceVector:
+        return ResourceVector(
+            *(queue.get(resource, {}).get(name, 0) for resource in ("gpu", "cpu", "memory"))
+        )
 
-    owed = owed_to(
-        Amounts(*map(_bound, each("deserved"))),
-        Amounts(*map(_bound, each("limit"))),
-        Amounts(*map(_bound, each("fair_share"))),
+    owed = build_entitlement(
+        ResourceVector(*map(_bound, each("deserved"))),
+        ResourceVector(*map(_bound, each("limit"))),
+        ResourceVector(*map(_bound, each("fair_share"))),
         queue.get("priority", 0),
         queue.get("created", 0.0),
     )
@@ -235,7 +240,7 @@ def _standing(queue: Data) -> tuple[Owed, Amounts, Amounts]:
 
 
 def _paths(queues: Data) -> dict[str, tuple[str, ...]]:
-    """Every queue's path from itself to the topmost one that the case has."""
+    """Return the path of each queue to its root."""
     paths = {}
     for key in queues:
         path = [key]
@@ -245,16 +250,16 @@ def _paths(queues: Data) -> dict[str, tuple[str, ...]]:
     return paths
 
 
-def _amounts(numbers: Data) -> Amounts:
-    return Amounts(
+def _amounts(numbers: Data) -> ResourceVector:
+    return ResourceVector(
         numbers.get("gpu", 0), numbers.get("cpu_millis", numbers.get("cpu", 0)), numbers.get("memory", 0)
     )
 
 
-def _sum(amounts: Any) -> Amounts:
-    total = NOTHING
+def _sum(amounts: Any) -> ResourceVector:
+    total = ZERO
     for each in amounts:
-        total = total.plus(each)
+        total = total.add(each)
     return total
 
 

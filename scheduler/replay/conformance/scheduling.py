@@ -1,13 +1,12 @@
-"""The scheduling cases: decisions on a case's cluster, and how every task ended compared with what is expected.
+"""Runs the scheduling cases: decides on the cluster of a case and compares the state of every task.
 
-``action`` cases are asked once, right after their actions ran. ``integration`` cases go through whole cycles:
-they are compared after ``until_match`` cycles and again after each of ``after_match`` more, so a plan that is
-undone by the next one fails.
+``action`` cases are compared after one decision. ``integration`` cases run whole cycles: they are compared
+after ``until_match`` cycles and again after each of ``after_match`` more, so that a plan undone by the next
+one fails.
 
-Jobs and tasks are compared by how they ended, and by their node where the case names it and they have one.
-Tasks that are expected in one GPU group of a node have to share a GPU (where together they fit on one: some
-cases name a group twice for two GPUs). Amounts asked for are facts of the input, messages are the origin's own,
-call counts are bounds of its mocks: these are not compared.
+Jobs and tasks are compared by outcome, and by node where the case names one. Tasks expected in one GPU group
+of a node must share a GPU if they fit on one (some cases name a group twice for two GPUs). Requested amounts,
+messages and mock call counts are not compared.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.check import SnapshotError
-from scheduler.core.cluster import WHOLE_MILLI, GpuShare, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
-from scheduler.replay.conformance.cluster_of_case import CaseCluster, States, TaskState, next_states
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuShare, Snapshot
+from scheduler.core.model.validation import SnapshotError
+from scheduler.replay.conformance.case_cluster import CaseCluster, States, TaskState, next_states
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case
-from scheduler.replay.conformance.verdicts import Outcome
 
-OUR_ACTIONS = {
+ACTION_NAMES = {
     "allocate": "allocate",
     "consolidation": "consolidate",
     "reclaim": "reclaim",
@@ -33,7 +32,7 @@ OUR_ACTIONS = {
     "stalegangeviction": "stale_gangs",
 }
 
-STATE_OF = {
+STATE_OF_OUTCOME = {
     "start_now": "Binding",
     "start_when_victims_release": "Pipelined",
     "evicted": "Releasing",
@@ -44,7 +43,7 @@ STATE_OF = {
     "succeeded": "Succeeded",
     "stuckinreleasing": "StuckInReleasing",
 }
-"""The state in which a task of each outcome is; ``terminating`` is either of two."""
+"""Task state of each outcome; ``terminating`` matches two states."""
 
 PLACED = ("Binding", "Pipelined", "Running", "Releasing", "StuckInReleasing")
 UNSUPPORTED = {
@@ -57,24 +56,24 @@ UNSUPPORTED = {
 }
 
 
-def answer(case: Case, policy: Policy) -> Outcome:
-    """Run the case and compare; the expectations are read only once the states are there."""
-    policy = replace(policy, actions=tuple(OUR_ACTIONS[action] for action in case["actions"]))
+def run_case(case: Case, policy: Policy) -> CaseResult:
+    """Run the case and compare; expectations are read only after the run."""
+    policy = replace(policy, actions=tuple(ACTION_NAMES[action] for action in case["actions"]))
     try:
         cluster = CaseCluster(case)
-        states = cluster.first_states()
+        states = cluster.initial_states()
         if case["suite"] == "action":
-            snapshot = cluster.photograph(states)
+            snapshot = cluster.snapshot(states)
             plan = decide(snapshot, policy)
             states = apply(states, plan)
-            wrong = [*_wrong(case, states), *_wrong_nodes(case, snapshot, plan)]
+            wrong = [*_state_mismatches(case, states), *_node_mismatches(case, snapshot, plan)]
         else:
-            wrong = _in_rounds(case, cluster, states, policy)
+            wrong = _run_rounds(case, cluster, states, policy)
     except SnapshotError as problem:
-        return Outcome(case["id"], False, "a decision", f"the photograph is refused: {problem}")
-    except Exception as problem:  # a fault of the core fails this case, and hides no other
-        return Outcome(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
-    return Outcome(
+        return CaseResult(case["id"], False, "a decision", f"the photograph is refused: {problem}")
+    except Exception as problem:  # a bug in the core fails this case only
+        return CaseResult(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
+    return CaseResult(
         case["id"],
         not wrong,
         "; ".join(f"{name} {expected}" for name, expected, _ in wrong),
@@ -82,56 +81,56 @@ def answer(case: Case, policy: Policy) -> Outcome:
     )
 
 
-def why_not(case: Case) -> str:
-    """What a case needs that we do not have; "" when it is to be tried. Portable cases always are."""
+def unsupported_reason(case: Case) -> str:
+    """Return the features that a case needs and the scheduler lacks; "" when it is to be run."""
     if case["portable"]:
         return ""
     missing = [UNSUPPORTED[tag] for tag in case["tags"] if tag in UNSUPPORTED]
     return ", ".join(missing) or "marked as not portable"
 
 
-def _in_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy) -> list[Mismatch]:
-    """Go through the cycles; the first cycle whose end is not as expected tells what is wrong."""
+def _run_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy) -> list[Mismatch]:
+    """Run the cycles; return the mismatches of the first cycle that has any."""
     deleted = [task["id"] for job in cluster.jobs if job.get("delete_in_test") for task in job["tasks"]]
     rounds = case["rounds"]
     for cycle in range(1, rounds["until_match"] + rounds["after_match"] + 1):
-        plan = decide(cluster.photograph(states), policy)
+        plan = decide(cluster.snapshot(states), policy)
         states = next_states(states, apply(states, plan), deleted)
-        if cycle >= rounds["until_match"] and (wrong := list(_wrong(case, states))):
+        if cycle >= rounds["until_match"] and (wrong := list(_state_mismatches(case, states))):
             return [(f"[cycle {cycle}] {name}", expected, got) for name, expected, got in wrong]
     return []
 
 
 def apply(states: Mapping[str, TaskState], plan: Plan) -> States:
-    """Every task as it stands right after a plan."""
+    """Return the state of every task right after a plan."""
     after = dict(states)
     for eviction in plan.evictions:
         for task, state in states.items():
             job, _, rank = task.rpartition("-")
-            told = job == eviction.job and (not eviction.ranks or int(rank) in eviction.ranks)
-            if told and state.state == "Running":
+            reported = job == eviction.job and (not eviction.ranks or int(rank) in eviction.ranks)
+            if reported and state.state == "Running":
                 after[task] = replace(state, state="Releasing")
-    for word, starts in (("Binding", plan.starts), ("Pipelined", plan.keeps)):
+    for word, starts in (("Binding", plan.starts), ("Pipelined", plan.nominations)):
         for start in starts:
             for place in start.tasks:
                 after[f"{start.job}-{place.rank}"] = TaskState(word, place.node, place.gpus)
     return after
 
 
-# -- comparing --------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------
 
 Mismatch = tuple[str, str, str]
-"""What is wrong: a name, what is expected of it, what it is."""
+"""A mismatch: name, expected, actual."""
 
 
-def _wrong(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
-    """Every job or task that did not end as expected, then every GPU group that is torn apart."""
+def _state_mismatches(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
+    """Yield jobs and tasks with an unexpected outcome, then GPU groups that are split."""
     groups: dict[tuple[str, str], list[GpuShare]] = {}
     for name, expected, tasks in _expectations(case):
-        off = [task for task in tasks if not _as_expected(states[task], expected)]
+        off = [task for task in tasks if not _matches(states[task], expected)]
         if off:
             got = states[off[0]]
-            yield name, _said(expected), f"{got.state}{f' on {got.node}' if got.node else ''}"
+            yield name, _expected_text(expected), f"{got.state}{f' on {got.node}' if got.node else ''}"
             continue
         if not expected.get("ignore_gpu_group"):
             for task in tasks:
@@ -144,7 +143,7 @@ def _wrong(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
 
 
 def _grouped(state: TaskState, expected: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], GpuShare]]:
-    """The shares of a task that stands, each with its node and the group that it is expected in."""
+    """Yield the GPU shares of a placed task with the node and expected group of each."""
     if state.node is not None and state.state in PLACED:
         shares = [gpu for gpu in state.gpus if gpu.milli < WHOLE_MILLI]
         for group, share in zip(expected.get("gpu_groups", ()), shares, strict=False):
@@ -152,7 +151,7 @@ def _grouped(state: TaskState, expected: Mapping[str, Any]) -> Iterator[tuple[tu
 
 
 def _expectations(case: Case) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
-    """Each expectation with the tasks that it is about."""
+    """Yield each expectation with the ids of its tasks."""
     tasks = {job["name"]: [task["id"] for task in job["tasks"]] for job in case["jobs"]}
     for job, expected in case["expected"]["jobs"].items():
         yield job, expected, tasks[job]
@@ -160,50 +159,50 @@ def _expectations(case: Case) -> Iterator[tuple[str, Mapping[str, Any], list[str
         yield task, expected, [task]
 
 
-def _as_expected(state: TaskState, expected: Mapping[str, Any]) -> bool:
+def _matches(state: TaskState, expected: Mapping[str, Any]) -> bool:
     outcome = expected["outcome"]
     if outcome == "terminating":
         right = state.state in ("Releasing", "StuckInReleasing")
     else:
-        right = state.state == STATE_OF[outcome]
+        right = state.state == STATE_OF_OUTCOME[outcome]
     node = expected.get("node")
     return right and (not node or state.state not in PLACED or state.node == node)
 
 
-def _said(expected: Mapping[str, Any]) -> str:
+def _expected_text(expected: Mapping[str, Any]) -> str:
     node = expected.get("node")
     return f"{expected['status']}{f' on {node}' if node else ''}"
 
 
-def _wrong_nodes(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mismatch]:
-    """Nodes whose free or leaving GPUs are not as expected right after the plan."""
-    leaving = _leaving(snapshot, plan)
+def _node_mismatches(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mismatch]:
+    """Yield nodes whose idle or releasing GPUs differ right after the plan."""
+    leaving = _releasing_milli(snapshot, plan)
     for name, expected in case["expected"].get("nodes", {}).items():
         node = next(node for node in snapshot.nodes if node.id == name)
-        used = sum(gpu.used_milli for gpu in node.gpus) + _taken(plan.starts, name)
+        used = sum(gpu.used_milli for gpu in node.gpus) + _started_milli(plan.starts, name)
         got = {
             "idle_gpus": len(node.gpus) - used / WHOLE_MILLI,
-            "releasing_gpus": (leaving.get(name, 0) - _taken(plan.keeps, name)) / WHOLE_MILLI,
+            "releasing_gpus": (leaving.get(name, 0) - _started_milli(plan.nominations, name)) / WHOLE_MILLI,
         }
         for key, amount in got.items():
             if key in expected and expected[key] != amount:
                 yield name, f"{key} {expected[key]}", f"{amount:g}"
 
 
-def _leaving(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
-    """Thousandths of GPUs on each node whose holders are leaving, or were told to."""
-    told = {eviction.job: eviction.ranks for eviction in plan.evictions}
+def _releasing_milli(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
+    """Return the milli per node held by tasks that are stopping or evicted."""
+    reported = {eviction.job: eviction.ranks for eviction in plan.evictions}
     leaving: dict[str, int] = {}
     for row in snapshot.running:
         for task in row.tasks:
-            ranks = told.get(row.job)
+            ranks = reported.get(row.job)
             if task.stopping or row.stopping or ranks == () or (ranks and task.rank in ranks):
                 milli = sum(gpu.milli for gpu in task.gpus)
                 leaving[task.node] = leaving.get(task.node, 0) + milli
     return leaving
 
 
-def _taken(starts: Iterable[Any], node: str) -> int:
+def _started_milli(starts: Iterable[Any], node: str) -> int:
     return sum(
         gpu.milli for start in starts for task in start.tasks if task.node == node for gpu in task.gpus
     )

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from agents.bundle import build
+from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
 from tests.rig.images import RigImage
-from tests.rig.records import one_at_a_time
+from tests.rig.records import machine_lock
 
 CLUSTER = f"t{os.getpid()}"  # a chain of the firewall and names of their own for each run
 GPUS = [f"GPU-test-{number}" for number in range(4)]
@@ -50,9 +50,9 @@ class LoneNode:
             "cluster": CLUSTER,
             "state_dir": str(self.folder / "state"),
             "home_root": str(self.folder / "homes"),
-            "gpus": f"file:{self.gpus_path}",
+            "gpu_provider": f"file:{self.gpus_path}",
             "boot_id_path": str(self.boot_id_path),
-            "disk_floor_mib": 16,
+            "min_free_disk_mib": 16,
         }
         self.settings_path.write_text(json.dumps({**settings, **more}))
 
@@ -96,7 +96,7 @@ class LoneNode:
         """The name of the network that stands ready; a control session must be open."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            for name, spare in self.ledger().get("spares", {}).items():
+            for name, spare in self.ledger().get("network_pool", {}).items():
                 if spare["ready"]:
                     return str(name)
             time.sleep(0.05)
@@ -106,10 +106,10 @@ class LoneNode:
         for link in self._links:
             link.close()
         with self.open() as link:
-            rows = link.ask("list", timeout_s=30)["containers"]
+            rows = link.request("list", timeout_s=30)["containers"]
             for job, attempt in {(row["job"], row["attempt"]) for row in rows}:
-                link.ask("stop", timeout_s=30, epoch=10**6, job=job, attempt=attempt, grace_s=0)
-                link.ask("remove", timeout_s=30, epoch=10**6, job=job, attempt=attempt)
+                link.request("stop", timeout_s=30, epoch=10**6, job=job, attempt=attempt, grace_s=0)
+                link.request("remove", timeout_s=30, epoch=10**6, job=job, attempt=attempt)
         for each in self.clean_up:
             each()
 
@@ -117,7 +117,7 @@ class LoneNode:
 @pytest.fixture(scope="session")
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("agent") / "agent.pyz"
-    build(path)
+    build_archive(path)
     return path
 
 
@@ -140,7 +140,7 @@ def node(node_folder: Path, pyz: Path) -> Iterator[LoneNode]:
 @pytest.fixture
 def own_engine() -> Iterator[None]:
     """One engine at a time on this machine: two would give their networks the same bridges and addresses."""
-    with one_at_a_time("own-engine"):
+    with machine_lock("own-engine"):
         yield
 
 
@@ -170,9 +170,9 @@ def podman_node(own_engine: None, node: LoneNode, tiny_image: RigImage) -> LoneN
 
 
 def _drop_firewall() -> None:
-    from agents.node.runtimes.firewall import chains
+    from agents.node.runtimes.firewall import chain_names
 
-    for hook, chain in zip(("FORWARD", "INPUT"), chains(CLUSTER), strict=True):
+    for hook, chain in zip(("FORWARD", "INPUT"), chain_names(CLUSTER), strict=True):
         for words in (["-D", hook, "-j", chain], ["-F", chain], ["-X", chain]):
             subprocess.run(["iptables", "-w", "5", "-t", "mangle", *words], capture_output=True, timeout=10)
 
@@ -189,7 +189,7 @@ def wait_for(link: Link, kind: str, timeout_s: float = 10.0, **facts: Any) -> di
 
 def log_of(link: Link, job: str, attempt: int = 1) -> str:
     """The text of a job's log so far, without an engine's marks."""
-    answer = link.ask("logs", timeout_s=10, job=job, attempt=attempt, task=0, offset=0)
+    answer = link.request("logs", timeout_s=10, job=job, attempt=attempt, task=0, offset=0)
     text = base64.b64decode(answer["data_b64"]).decode()
     if answer["format"] == "k8s":
         pieces = (line.split(" ", 3) for line in text.splitlines())

@@ -13,11 +13,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from agents.node import __main__ as program
-from agents.node.spares import Spares
-from agents.node.tasks import Tasks
+from agents.node.tasks.network_pool import NetworkPool
+from agents.node.tasks.task_manager import TaskManager
 
 PYZ, AT, VERB = os.environ["CRASH_PYZ"], int(os.environ["CRASH_AT"]), os.environ["CRASH_VERB"]
-FULL = os.environ.get("CRASH_KIND") == "full_disk"
+FULL = os.environ.get("CRASH_KIND") == "disk_full_message"
 steps = 0
 armed = False
 
@@ -62,6 +62,6 @@ def arm(owner: type, name: str) -> None:
 
 for place, name in ((os, "replace"), (os, "fsync"), (os, "mkdir"), (subprocess, "run")):
     wrap(place, name)
-arm(Spares if VERB == "keep" else Tasks, VERB)
+arm(NetworkPool if VERB == "refill" else TaskManager, VERB)
 sys.argv[0] = PYZ
 sys.exit(program.main())

@@ -32,8 +32,8 @@ def load(link: Link, name: str, **how: Any) -> dict[str, Any]:
     content, upload = archive(name, **how), f"u{os.urandom(6).hex()}"
     for offset in range(0, len(content), 512 * 1024):
         piece = base64.b64encode(content[offset : offset + 512 * 1024]).decode()
-        link.ask("load", timeout_s=20, upload=upload, offset=offset, data_b64=piece)
-    return link.ask("load", timeout_s=60, upload=upload, offset=len(content), last=True)["image"]
+        link.request("load", timeout_s=20, upload=upload, offset=offset, data_b64=piece)
+    return link.request("load", timeout_s=60, upload=upload, offset=len(content), last=True)["image"]
 
 
 def _tar(files: dict[str, bytes]) -> bytes:

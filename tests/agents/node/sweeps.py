@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.link import Link, LinkUnknown, Ok, Refused
+from agents.link import AgentError, Link, OutcomeUnknownError, Reply
 from tests.agents.node.conftest import GPUS, LoneNode
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
@@ -19,9 +19,9 @@ def crash(node: LoneNode, verb: str, at: int, **fields: Any) -> bool:
     environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": verb}
     link = node.open(pyz=CRASHING, environment=environment)
     try:
-        link.ask(verb, timeout_s=30, epoch=1, **fields)
+        link.request(verb, timeout_s=30, epoch=1, **fields)
         return False
-    except LinkUnknown:
+    except OutcomeUnknownError:
         return True
     finally:
         link.close()
@@ -51,8 +51,8 @@ def times_run(node: LoneNode, job: str) -> int:
 
 
 def end(link: Link, job: str) -> None:
-    assert link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)["gone"] is True
-    link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+    assert link.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)["gone"] is True
+    link.request("remove", timeout_s=30, epoch=1, job=job, attempt=1)
 
 
 def sweep_start(node: LoneNode, runtime: str, stride: int, *, spare: bool = False) -> int:
@@ -69,9 +69,9 @@ def sweep_start(node: LoneNode, runtime: str, stride: int, *, spare: bool = Fals
             break
         points += 1
         with node.open() as link:
-            rows = link.ask("list", timeout_s=30)["containers"]
+            rows = link.request("list", timeout_s=30)["containers"]
             assert len([row for row in rows if row["job"] == job]) <= 1
-            assert link.ask("start", timeout_s=30, epoch=1, spec=spec)["state"] == "running"
+            assert link.request("start", timeout_s=30, epoch=1, spec=spec)["state"] == "running"
             end(link, job)
             assert times_run(node, job) <= 1
             assert node.ledger()["tasks"] == {}
@@ -89,7 +89,7 @@ def sweep_abandoned_start(node: LoneNode, runtime: str, stride: int) -> None:
         with node.open() as link:
             end(link, job)
             after = marking(node, f"jb{at}", runtime)
-            assert link.ask("start", timeout_s=30, epoch=1, spec=after)["state"] == "running"
+            assert link.request("start", timeout_s=30, epoch=1, spec=after)["state"] == "running"
             end(link, f"jb{at}")
         if not crashed:
             break
@@ -100,11 +100,11 @@ def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
     for at in range(1, MOST_STEPS, stride):
         job = f"jt{at}"
         with node.open() as link:
-            link.ask("start", timeout_s=30, epoch=1, spec=marking(node, job, runtime))
+            link.request("start", timeout_s=30, epoch=1, spec=marking(node, job, runtime))
         crashed = crash(node, "stop", at, job=job, attempt=1, grace_s=0)
         with node.open() as link:
             end(link, job)
-            assert link.ask("list", timeout_s=30)["containers"] == []
+            assert link.request("list", timeout_s=30)["containers"] == []
         if not crashed:
             break
         points += 1
@@ -113,11 +113,11 @@ def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
 
 def crash_while_making_a_spare(node: LoneNode, at: int) -> bool:
     """Opens an agent that dies at a step of making a network ahead; False when it had no such step."""
-    environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "keep"}
+    environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "refill"}
     with node.open(pyz=CRASHING, environment=environment) as link:
         deadline_s = time.monotonic() + 10
         while link.is_open and time.monotonic() < deadline_s:
-            if any(spare["ready"] for spare in node.ledger().get("spares", {}).values()):
+            if any(spare["ready"] for spare in node.ledger().get("network_pool", {}).values()):
                 time.sleep(0.3)  # it may yet die on its way back
                 return not link.is_open
             time.sleep(0.02)
@@ -131,17 +131,17 @@ def sweep_spare(node: LoneNode, stride: int) -> int:
         crashed = crash_while_making_a_spare(node, at)
         with node.open() as link:
             spare = node.wait_for_spare()
-            assert set(node.ledger()["spares"]) == {spare} == node.networks()
+            assert set(node.ledger()["network_pool"]) == {spare} == node.networks()
             job = f"jq{at}"
-            assert link.ask("start", timeout_s=30, epoch=1, spec=marking(node, job, "podman"))
-            assert spare not in node.ledger()["spares"]
+            assert link.request("start", timeout_s=30, epoch=1, spec=marking(node, job, "podman"))
+            assert spare not in node.ledger()["network_pool"]
             end(link, job)
-            assert node.networks() <= set(node.ledger()["spares"])
+            assert node.networks() <= set(node.ledger()["network_pool"])
         if not crashed:
             return points
         for name in node.networks():  # so that the next one has a spare to make
             node.podman("network", "rm", name)  # type: ignore[attr-defined]
-        (node.folder / "state/ledger.json").write_text(json.dumps({**node.ledger(), "spares": {}}))
+        (node.folder / "state/ledger.json").write_text(json.dumps({**node.ledger(), "network_pool": {}}))
     raise AssertionError("the sweep did not reach the end")
 
 
@@ -151,14 +151,14 @@ def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
         job = f"jf{at}"
         spec = marking(node, job, runtime)
         environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "start"}
-        with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "full_disk"}) as link:
-            outcome = link.outcome("start", timeout_s=30, epoch=1, spec=spec)
+        with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "disk_full_message"}) as link:
+            outcome = link.try_request("start", timeout_s=30, epoch=1, spec=spec)
         with node.open() as link:
-            rows = link.ask("list", timeout_s=30)["containers"]
+            rows = link.request("list", timeout_s=30)["containers"]
             running = [row for row in rows if row["job"] == job and row["state"] == "running"]
-            assert len(running) == isinstance(outcome, Ok), (at, outcome)
+            assert len(running) == isinstance(outcome, Reply), (at, outcome)
             end(link, job)
-        if isinstance(outcome, Ok):
+        if isinstance(outcome, Reply):
             return refused
-        assert isinstance(outcome, Refused) and outcome.code == "disk_full", (at, outcome)
+        assert isinstance(outcome, AgentError) and outcome.code == "disk_full", (at, outcome)
     raise AssertionError("the sweep did not reach the end of a start")

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from agents.node.egress import parse_egress, parse_target
-from agents.node.refusals import Refusal
-from agents.node.runtimes import Order, arguments
-from agents.node.runtimes.engine import found_in
-from agents.node.runtimes.firewall import UserStack, rules, user_stack
+from agents.node.errors import AgentError
+from agents.node.runtimes import ContainerConfig, arguments
+from agents.node.runtimes.container import parse_container
+from agents.node.runtimes.firewall import UserStack, build_rules, user_stack
 from agents.node.settings import SettingsError, parse_settings
-from agents.node.spec import parse_spec
+from agents.node.spec.egress import parse_egress_policy, parse_egress_target
+from agents.node.spec.task_spec import parse_spec
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -47,16 +47,16 @@ SPEC = {
     "ports": [8888],
     "mounts": [
         {"kind": "home", "source": "ada", "target": "/home/ada"},
-        {"kind": "path", "source": "/data/sets", "target": "/data", "read_only": True},
+        {"kind": "host_path", "source": "/data/sets", "target": "/data", "read_only": True},
     ],
 }
 
 
-def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Order:
+def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> ContainerConfig:
     parsed = parse_spec(spec)
-    return Order(
+    return ContainerConfig(
         spec=parsed,
-        folder="/s/tasks/t",
+        task_dir="/s/tasks/t",
         log_path="/s/tasks/t/log",
         host_ports={8888: 20123} if parsed.ports else {},
         home_path="/homes/ada" if parsed.home else None,
@@ -67,17 +67,17 @@ def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Order
             "/volumes/fast": "/s/scratch/t/fast",
         },
         real_gpus=list(real_gpus),
-        network="host" if parsed.node_network else parsed.network or "fw-lab-jobabc2345",
-        subnet=None if parsed.node_network or parsed.network else "10.197.0.0/26",
-        network_is_made=False,
-        own_uid=None,
-        hold_fd=None,
+        network="host" if parsed.host_network else parsed.network or "fw-lab-jobabc2345",
+        subnet=None if parsed.host_network or parsed.network else "10.197.0.0/26",
+        network_exists=False,
+        task_uid=None,
+        lock_fd=None,
         devices=parsed.devices,
     )
 
 
-PODMAN = arguments.Engine("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128)
-DOCKER = arguments.Engine("docker", "127.77.0.1", False, (), 128)
+PODMAN = arguments.EngineOptions("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128)
+DOCKER = arguments.EngineOptions("docker", "127.77.0.1", False, (), 128)
 
 
 def as_text(words: list[str]) -> str:
@@ -112,7 +112,7 @@ ENGINES = {
     "podman": PODMAN,
     "podman-rootless": PODMAN._replace(rootless=True),
     "docker": DOCKER,
-    "docker-by-hook": DOCKER._replace(gpus_by=arguments.HOOK),
+    "docker-by-hook": DOCKER._replace(gpu_mode=arguments.HOOK),
 }
 TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "workspace": (SPEC, ("GPU-1",)),
@@ -120,7 +120,7 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pretend-gpu": (SPEC, ()),
     "rank-on-the-nodes-network": (
         {key: SPEC[key] for key in SPEC if key not in ("env", "mounts", "ports")}
-        | {"node_network": True, "devices": ["/dev/infiniband/uverbs0"], "meet_port": 32001},
+        | {"host_network": True, "devices": ["/dev/infiniband/uverbs0"], "rendezvous_port": 32001},
         ("GPU-1",),
     ),
     "rank-on-a-network-of-the-pool": (
@@ -130,7 +130,7 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "rank-beside-others": (
         {key: SPEC[key] for key in SPEC if key not in ("gpus", "mounts", "ports")}
-        | {"env": {"MASTER_ADDR": "{first_rank}", "RANK": "1"}, "meets_here": True},
+        | {"env": {"MASTER_ADDR": "{rank0_address}", "RANK": "1"}, "local_rendezvous": True},
         (),
     ),
     "volumes": (SPEC | {"gpus": [], "mounts": [*SPEC["mounts"], *VOLUMES]}, ()),
@@ -168,11 +168,11 @@ def test_create(engine: str, task: str) -> None:
     ],
 )
 def test_the_way_gpus_come_in(kind, version, asked, daemon_has_cdi, by):
-    assert arguments.gpus_by(kind, version, asked, daemon_has_cdi=daemon_has_cdi) == by
+    assert arguments.choose_gpu_mode(kind, version, asked, daemon_has_cdi=daemon_has_cdi) == by
 
 
 def test_dockers_reader_of_commas_sees_one_field() -> None:
-    hook = DOCKER._replace(gpus_by=arguments.HOOK)
+    hook = DOCKER._replace(gpu_mode=arguments.HOOK)
     words = arguments.gpus(hook, ["GPU-1", "MIG-2"])
     assert words[0] == "--gpus"
     assert next(csv.reader([words[1]])) == ["device=GPU-1,MIG-2"]
@@ -219,7 +219,9 @@ def test_without_gpus_none_is_visible() -> None:
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
-def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(engine: arguments.Engine) -> None:
+def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(
+    engine: arguments.EngineOptions,
+) -> None:
     plain = {"A": "", "B": " #'\"\\$x ", "C": "a=b\t", "D": "\u2713"}
     other = {"E": "two\nlines", "F": "end\r", "G": "x" * 70_000}
     asked = order(SPEC | {"env": {**plain, **other}})
@@ -257,7 +259,7 @@ def test_a_spare_network_has_the_same_walls_and_names_no_job() -> None:
 
 
 def test_firewall_rules() -> None:
-    text = rules("lab", "10.197.0.0/16", ["192.0.2.10/32", "2001:db8::/32"])
+    text = build_rules("lab", "10.197.0.0/16", ["192.0.2.10/32", "2001:db8::/32"])
     assert text.startswith("*mangle\n:FAIRWAY-FORWARD-")
     assert text.endswith("COMMIT\n")
     forward = [
@@ -274,12 +276,12 @@ def test_firewall_rules() -> None:
 
 
 def test_a_policy_closes_the_network_of_its_job_after_what_nobody_reaches() -> None:
-    listed = parse_egress(
+    listed = parse_egress_policy(
         {"mode": "listed", "allow": ["10.1.0.0/16 443", "10.9.9.9", "dns", "10.2.0.1 5-7/udp"]}
     )
-    closed = parse_egress({"mode": "none", "allow": []})
+    closed = parse_egress_policy({"mode": "none", "allow": []})
     jobs = [("10.197.0.0/26", listed), ("10.197.0.64/26", closed)]
-    text = rules("lab", "10.197.0.0/16", ["192.0.2.10/32"], jobs, ["10.0.0.53"])
+    text = build_rules("lab", "10.197.0.0/16", ["192.0.2.10/32"], jobs, ["10.0.0.53"])
     lines = [line.partition(" ")[2].partition(" ")[2] for line in text.splitlines() if "-A FAIRWAY-F" in line]
     assert lines[lines.index("-d 192.0.2.10/32 -j DROP") + 2 :] == [
         "-s 10.197.0.0/26 -d 10.197.0.0/26 -j RETURN",
@@ -295,10 +297,10 @@ def test_a_policy_closes_the_network_of_its_job_after_what_nobody_reaches() -> N
 
 
 def test_a_forwarder_of_the_user_mode_stack_answers_dns_alone_and_only_where_the_policy_has_dns() -> None:
-    with_dns = parse_egress({"mode": "listed", "allow": ["dns"]})
-    closed = parse_egress({"mode": "none", "allow": []})
+    with_dns = parse_egress_policy({"mode": "listed", "allow": ["dns"]})
+    closed = parse_egress_policy({"mode": "none", "allow": []})
     jobs = [("10.197.0.0/26", with_dns), ("10.197.0.64/26", closed)]
-    text = rules("lab", "10.197.0.0/16", ["10.0.2.2"], jobs, forwarders=["169.254.1.1"])
+    text = build_rules("lab", "10.197.0.0/16", ["10.0.2.2"], jobs, forwarders=["169.254.1.1"])
     lines = [line.partition(" ")[2].partition(" ")[2] for line in text.splitlines() if "-A FAIRWAY-F" in line]
     first = lines.index("-s 10.197.0.64/26 -d 169.254.1.1 -j DROP")
     assert lines[first + 1 : lines.index("-d 10.0.2.2 -j DROP")] == [
@@ -343,10 +345,10 @@ def test_what_the_user_mode_stack_answers_is_read_from_its_namespace(
 )
 def test_what_is_no_destination_is_no_policy(entry: str) -> None:
     with pytest.raises(ValueError):
-        parse_target(entry)
+        parse_egress_target(entry)
     for raw in ({"mode": "listed", "allow": [entry]}, {"mode": "off", "allow": []}, {"mode": "none"}, "none"):
-        with pytest.raises(Refusal):
-            parse_egress(raw)
+        with pytest.raises(AgentError):
+            parse_egress_policy(raw)
 
 
 @pytest.mark.parametrize("kind", ["podman", "docker"])
@@ -374,11 +376,11 @@ def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docke
         ({"image": "--privileged"}, "image is not of the form"),
         ({"gpus": [{"uuid": "G", "milli": 1001}]}, "milli is not"),
         ({"gpus": [{"uuid": "G", "milli": 1}, {"uuid": "G", "milli": 1}]}, "same GPU twice"),
-        ({"mounts": [{"kind": "path", "source": "/a:b", "target": "/x"}]}, "source is not of the form"),
+        ({"mounts": [{"kind": "host_path", "source": "/a:b", "target": "/x"}]}, "source is not of the form"),
         ({"mounts": [{"kind": "home", "source": "../root", "target": "/x"}]}, "source is not of the form"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/proc/x"}]}, "Nothing can be mounted"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/x/../etc"}]}, "plain absolute path"),
-        ({"mounts": [{"kind": "socket", "source": "a", "target": "/x"}]}, "is one of home, path"),
+        ({"mounts": [{"kind": "socket", "source": "a", "target": "/x"}]}, "is one of home, host_path"),
         ({"mounts": [{"kind": "project", "source": "/a", "target": "/x"}]}, "a folder and a gid"),
         ({"secret_files": {"../x": "y"}}, "not a file name"),
         ({"user": "ada:0"}, "user is not of the form"),
@@ -388,9 +390,9 @@ def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docke
     ],
 )
 def test_specs_are_closed(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(Refusal, match=says) as caught:
+    with pytest.raises(AgentError, match=says) as caught:
         parse_spec(SPEC | change)
-    assert caught.value.code == "bad_spec"
+    assert caught.value.code == "invalid_spec"
 
 
 def test_containers_without_our_labels_are_not_ours() -> None:
@@ -399,7 +401,7 @@ def test_containers_without_our_labels_are_not_ours() -> None:
         "Config": {"Labels": {"fairway.cluster": "lab"}},
         "State": {"Status": "running"},
     }
-    assert found_in(row) is None
+    assert parse_container(row) is None
 
 
 @pytest.mark.parametrize(
@@ -416,7 +418,7 @@ def test_containers_without_our_labels_are_not_ours() -> None:
     ],
 )
 def test_networks_of_others_and_places_that_are_no_devices_are_no_spec(key: str, value: object) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(AgentError):
         parse_spec(SPEC | {key: value})
 
 
@@ -443,10 +445,10 @@ def test_networks_that_people_made_are_told_with_what_they_give_out_and_ours_are
         "IPAM": {"Config": [{"Subnet": "10.9.0.0/24", "IPRange": "10.9.0.32/27", "Gateway": "10.9.0.1"}]},
         "Labels": {},
     }
-    told = [arguments.outer_network(row) for row in (podman, docker)]
+    told = [arguments.parse_external_network(row) for row in (podman, docker)]
     assert [each and each["subnets"][0]["range"] for each in told] == [
         ["10.9.0.33", "10.9.0.62"],
         ["10.9.0.32", "10.9.0.63"],
     ]
-    assert arguments.outer_network(docker | {"Labels": {"fairway.cluster": "lab"}}) is None
-    assert arguments.outer_network({"Name": "host", "Driver": "host"}) is None
+    assert arguments.parse_external_network(docker | {"Labels": {"fairway.cluster": "lab"}}) is None
+    assert arguments.parse_external_network({"Name": "host", "Driver": "host"}) is None

@@ -15,8 +15,8 @@ for each in $(awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts); do mount -o remou
 exec "$@"
 """
 ASK = """
-from agents.node import cgroup
-print(cgroup.make("fw-none-1-0", memory_mib=64, pids=8, cpu_milli=1000), cgroup.find("fw-none-1-0"))
+from agents.node.host import cgroup
+print(cgroup.create("fw-none-1-0", memory_mib=64, pids=8, cpu_milli=1000), cgroup.find("fw-none-1-0"))
 """
 
 

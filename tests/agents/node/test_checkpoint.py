@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import checkpoint, word_files
+from agents.node import checkpoint
+from agents.node.spec import report_files
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_process import eventually, needs_root, start
 
@@ -21,12 +22,12 @@ NOW_S = 1_800_000_000.0
 
 
 def made(folder: Path) -> Path:
-    word_files.make(word_files.CHECKPOINT, str(folder), None, None)
+    report_files.create_report_file(report_files.CHECKPOINT_FILE, str(folder), None, None)
     return folder / "checkpoint"
 
 
 def age(folder: Path, started_s: float | None = NOW_S - 3600) -> float | None:
-    return checkpoint.saved_ago_s(str(folder), started_s, NOW_S)
+    return checkpoint.checkpoint_age_s(str(folder), started_s, NOW_S)
 
 
 def test_a_file_that_nobody_touched_says_nothing(tmp_path: Path) -> None:
@@ -105,8 +106,8 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
 
 def told(link: Link, job: str) -> float | None:
     """What the node says of a job's last save."""
-    (row,) = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == job]
-    ago_s: float | None = row["saved_ago_s"]
+    (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == job]
+    ago_s: float | None = row["checkpoint_age_s"]
     return ago_s
 
 
@@ -161,7 +162,7 @@ def test_a_process_cannot_put_another_thing_in_its_place(node: LoneNode) -> None
 def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
     link = podman_node.open()
     spec = touches("jsays", podman_node, runtime="podman", image=podman_node.image)  # type: ignore[attr-defined]
-    link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
     check_it_is_told(podman_node, link, "jsays")
 
 
@@ -170,9 +171,9 @@ def test_the_next_attempt_begins_with_nothing_said(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagain", "sh", "-c", 'touch "$FAIRWAY_CHECKPOINT_FILE"; sleep 600'))
     eventually(lambda: told(link, "jagain") is not None)
-    link.ask("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
     assert told(link, "jagain") is None  # it has ended: what it saved says nothing any more
-    link.ask("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
+    link.request("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
     start(link, node.spec("jagain", "sh", "-c", "echo here; sleep 600", attempt=2))
     log_of_second = node.folder / f"state/tasks/fw-{CLUSTER}-jagain-2-0/log"
     eventually(lambda: "here" in log_of_second.read_text())

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agents.link import Link
-from agents.node import disk_usage
-from agents.node.disk_usage import count
 from agents.node.runtimes import arguments
+from agents.node.storage import disk_usage
+from agents.node.storage.disk_usage import measure_disk_usage
 from tests.agents.node.conftest import LoneNode, log_with, wait_for
 from tests.agents.node.test_arguments import DOCKER, PODMAN, SPEC, order
 
@@ -28,7 +28,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give ta
 
 def start(link: Link, node: LoneNode, job: str, script: str, **more: object) -> None:
     spec = node.spec(job, "sh", "-c", script, **{"disk_mib": LIMIT_MIB, "memory_mib": 256, **more})
-    link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
 def end_of(link: Link, job: str) -> tuple[str | None, int | None, int | None]:
@@ -49,7 +49,7 @@ def test_blocks_are_counted_and_not_lengths_names_or_links(tmp_path: Path) -> No
     outside.write_bytes(os.urandom(8 * MIB))
     (tmp_path / "link").symlink_to(outside)
     os.sync()
-    found = count([str(tmp_path), str(tmp_path / "missing"), str(outside)])
+    found = measure_disk_usage([str(tmp_path), str(tmp_path / "missing"), str(outside)])
     assert found.complete
     assert 4 * MIB <= found.used_bytes[0] < 5 * MIB
     assert found.used_bytes[1] == 0
@@ -66,7 +66,7 @@ def test_paths_that_are_too_long_to_be_opened_leave_the_count_incomplete(tmp_pat
     )
     subprocess.run([sys.executable, "-c", deep], cwd=tmp_path, check=True)
     try:
-        assert not count([str(tmp_path)]).complete
+        assert not measure_disk_usage([str(tmp_path)]).complete
     finally:
         subprocess.run(["rm", "-rf", str(tmp_path / ("d" * 250))], check=True)
 
@@ -77,13 +77,14 @@ def test_more_files_than_are_counted_leave_the_count_incomplete(
     monkeypatch.setattr(disk_usage, "MAX_ENTRIES", 10)
     for number in range(12):
         (tmp_path / str(number)).touch()
-    assert not count([str(tmp_path)]).complete
+    assert not measure_disk_usage([str(tmp_path)]).complete
 
 
 def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     program = (
-        f"import os, sys; sys.path.insert(0, {os.getcwd()!r}); from agents.node.disk_usage import count;"
-        f"os.geteuid() or os.seteuid(65534); count([{str(tmp_path)!r}])"
+        f"import os, sys; sys.path.insert(0, {os.getcwd()!r});"
+        "from agents.node.storage.disk_usage import measure_disk_usage;"
+        f"os.geteuid() or os.seteuid(65534); measure_disk_usage([{str(tmp_path)!r}])"
     )
     tmp_path.chmod(0o000)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -91,13 +92,15 @@ def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER])
-def test_an_engine_is_told_the_limit_where_its_file_system_can_hold_it(engine: arguments.Engine) -> None:
+def test_an_engine_is_told_the_limit_where_its_file_system_can_hold_it(
+    engine: arguments.EngineOptions,
+) -> None:
     task = order(SPEC | {"disk_mib": 2048, "runtime": engine.kind})
-    able = arguments.create(engine._replace(bounds_layers=True), task, "I", ())
+    able = arguments.create(engine._replace(limits_layers=True), task, "I", ())
     assert able[able.index("--storage-opt") + 1] == "size=2048m"
     assert "--storage-opt" not in arguments.create(engine, task, "I", ())
     without = order(SPEC | {"runtime": engine.kind})
-    assert "--storage-opt" not in arguments.create(engine._replace(bounds_layers=True), without, "I", ())
+    assert "--storage-opt" not in arguments.create(engine._replace(limits_layers=True), without, "I", ())
 
 
 # -- plain processes ---------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ def test_a_process_that_fills_its_temporary_folder_is_ended(node: LoneNode) -> N
     fault, limit_mib, used_mib = end_of(link, "jfull")
     assert (fault, limit_mib) == ("disk_limit_exceeded", LIMIT_MIB)
     assert used_mib is not None and LIMIT_MIB < used_mib <= 41
-    rows = {row["job"]: row for row in link.ask("list", timeout_s=10)["containers"]}
+    rows = {row["job"]: row for row in link.request("list", timeout_s=10)["containers"]}
     assert rows["jquiet"]["state"] == "running"  # it wrote, and stayed below its limit
     assert (rows["jfull"]["fault"], rows["jfull"]["disk_used_mib"]) == ("disk_limit_exceeded", used_mib)
 
@@ -120,7 +123,7 @@ def test_a_process_without_a_limit_goes_on(node: LoneNode) -> None:
     start(link, node, "jfree", FILL.format(path="$TMPDIR/f"), disk_mib=None)
     start(link, node, "jfull", FILL.format(path="$TMPDIR/f"))
     assert end_of(link, "jfull")[0] == "disk_limit_exceeded"
-    rows = {row["job"]: row for row in link.ask("list", timeout_s=10)["containers"]}
+    rows = {row["job"]: row for row in link.request("list", timeout_s=10)["containers"]}
     assert rows["jfree"]["state"] == "running"
 
 
@@ -138,11 +141,11 @@ def test_a_home_counts_by_what_the_task_added_to_it(node: LoneNode) -> None:
     link, home = node.open(), [{"kind": "home", "source": "ada", "target": "/home/ada"}]
     start(link, node, "jbefore", FILL.format(path="~/before"), mounts=home, disk_mib=None)
     log_with(link, "jbefore", "written")
-    link.ask("stop", timeout_s=30, epoch=1, job="jbefore", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=30, epoch=1, job="jbefore", attempt=1, grace_s=0)
     script = "while [ ! -e ~/go ]; do sleep 0.2; done; " + FILL.format(path="~/after")
     start(link, node, "jafter", script, mounts=home)
     time.sleep(3)  # long enough for its first count; the second one is due ten seconds later
-    rows = {row["job"]: row for row in link.ask("list", timeout_s=10)["containers"]}
+    rows = {row["job"]: row for row in link.request("list", timeout_s=10)["containers"]}
     assert rows["jafter"]["state"] == "running"
     (node.folder / "homes/ada/go").touch()
     fault, _, used_mib = end_of(link, "jafter")
@@ -192,5 +195,5 @@ def test_a_container_that_holds_a_removed_file_open_is_ended_and_its_volumes_do_
     script = "exec 3> /tmp/f; rm /tmp/f; head -c 41943040 /dev/urandom >&3; echo written; exec sleep 600"
     start(link, node, "jheld", script, **image)
     assert end_of(link, "jheld")[0] == "disk_limit_exceeded"
-    rows = {row["job"]: row for row in link.ask("list", timeout_s=10)["containers"]}
+    rows = {row["job"]: row for row in link.request("list", timeout_s=10)["containers"]}
     assert rows["jhome"]["state"] == "running"

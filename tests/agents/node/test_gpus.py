@@ -12,19 +12,19 @@ from hypothesis import strategies as drawn
 
 from agents.node.gpus import GpuProvider, NoGpus
 from agents.node.gpus import nvml as by_nvml
-from agents.node.gpus.file import FileGpus
-from agents.node.gpus.links import GpuLink, islands
-from tests.standins import nvml
+from agents.node.gpus.links import GpuLink, nvlink_islands
+from agents.node.gpus.simulated import SimulatedGpus
+from tests.fakes import nvml
 
-needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 
 
 @pytest.fixture
 def gpus_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The provider of a machine with these GPUs, and its driver."""
 
-    def make(*gpus: nvml.Lines) -> tuple[GpuProvider, nvml.Driver]:
-        driver = nvml.Driver(tmp_path, gpus)
+    def make(*gpus: nvml.Lines) -> tuple[GpuProvider, nvml.FakeDriver]:
+        driver = nvml.FakeDriver(tmp_path, gpus)
         driver.take(monkeypatch)
         return by_nvml.open_nvml(), driver
 
@@ -50,19 +50,19 @@ def pairs(*joined: tuple[int, int]) -> list[GpuLink]:
     ("why", "joined", "expected"),
     [
         ("two pairs and one alone", [(0, 2), (1, 3)], [0, 1, 0, 1, 2]),
-        ("a chain is one island", [(3, 4), (2, 3), (0, 1)], [0, 0, 1, 1, 1]),
+        ("a chain is one nvlink_island", [(3, 4), (2, 3), (0, 1)], [0, 0, 1, 1, 1]),
         ("a switch joins all", [(a, b) for a in range(5) for b in range(a)], [0] * 5),
         ("no NVLink: no islands", [], [None] * 5),
     ],
 )
 def test_islands_are_what_nvlink_joins(why, joined, expected) -> None:
-    found = islands([str(number) for number in range(5)], pairs(*joined))
+    found = nvlink_islands([str(number) for number in range(5)], pairs(*joined))
     assert [found.get(str(number)) for number in range(5)] == expected, why
 
 
 @given(drawn.lists(drawn.tuples(drawn.integers(0, 7), drawn.integers(0, 7)), max_size=12))
 def test_two_gpus_are_on_one_island_just_when_a_way_of_nvlinks_joins_them(joined) -> None:
-    found = islands([str(number) for number in range(8)], pairs(*joined))
+    found = nvlink_islands([str(number) for number in range(8)], pairs(*joined))
     reach = {number: {number} for number in range(8)}
     for _ in range(8):
         for a, b in joined:
@@ -86,14 +86,14 @@ def test_pairs_have_their_nvlinks_and_their_place_on_the_bus(gpus_of) -> None:
         GpuLink("GPU-h200-0", "GPU-h200-2", 0, "system"),
         GpuLink("GPU-h200-1", "GPU-h200-2", 0, "system"),
     ]
-    assert [gpu.island for gpu in gpus.gpus()] == [0, 0, 1]
+    assert [gpu.nvlink_island for gpu in gpus.gpus()] == [0, 0, 1]
 
 
 @needs_compiler
 def test_a_switch_joins_by_the_links_of_the_one_with_fewer(gpus_of) -> None:
     gpus, _ = gpus_of(*machine(3, switched=[(0, 18), (1, 18), (2, 17)]))
     assert [link.nvlinks for link in gpus.links()] == [18, 17, 17]
-    assert {gpu.island for gpu in gpus.gpus()} == {0}
+    assert {gpu.nvlink_island for gpu in gpus.gpus()} == {0}
 
 
 @needs_compiler
@@ -104,7 +104,7 @@ def test_a_gpu_that_leaves_the_bus_is_lost_and_the_links_are_those_of_the_others
     rows[2].append("lost")
     driver.write(rows)
     lost = gpus.gpus()[-1]
-    assert (lost.uuid, lost.health, lost.health_sentence) == ("GPU-h200-2", "lost", "The GPU left the bus.")
+    assert (lost.uuid, lost.health, lost.health_message) == ("GPU-h200-2", "lost", "The GPU left the bus.")
     assert [(link.a, link.b) for link in gpus.links()] == [("GPU-h200-0", "GPU-h200-1")]
 
 
@@ -114,24 +114,27 @@ def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path
     (tmp_path / "0000:1b:00.0/numa_node").write_text("1\n")
     monkeypatch.setattr(by_nvml, "_PCI_DEVICES", str(tmp_path))
     gpus, _ = gpus_of(nvml.h200(0), nvml.h200(1))
-    told = [(g.bus_id, g.numa, g.memory_mib, g.reserved_mib, g.compute_capability) for g in gpus.gpus()]
+    told = [
+        (g.bus_id, g.numa_node, g.memory_mib, g.driver_reserved_mib, g.compute_capability)
+        for g in gpus.gpus()
+    ]
     assert told == [
         ("00000000:1A:00.0", None, 143_771, 637, 9.0),
         ("00000000:1B:00.0", 1, 143_771, 637, 9.0),
     ]
-    assert (gpus.driver(), gpus.cuda_driver()) == ("570.124.06", "12.8")
+    assert (gpus.driver_version(), gpus.max_cuda_version()) == ("570.124.06", "12.8")
 
 
 @needs_compiler
 def test_readings_are_those_of_the_driver(gpus_of) -> None:
     gpus, driver = gpus_of(nvml.h200(0, "process 41 2048", "graphics 42 16"))
-    (reading,) = gpus.readings({})
+    (reading,) = gpus.sample({})
     told = (reading.utilisation_percent, reading.memory_used_mib, reading.power_watts, reading.temperature_c)
     assert told == (40.0, 1000, 310.0, 50)
     assert reading.energy_joules == 9000.0
     assert [(each.pid, each.memory_mib) for each in reading.processes] == [(41, 2048), (42, 16)]
     driver.write([nvml.h200(0, "lost")])
-    (reading,) = gpus.readings({})
+    (reading,) = gpus.sample({})
     assert (reading.health, reading.power_watts, reading.processes) == ("lost", None, [])
 
 
@@ -139,9 +142,9 @@ def test_readings_are_those_of_the_driver(gpus_of) -> None:
 def test_what_a_driver_does_not_tell_is_not_known(gpus_of) -> None:
     gpus, _ = gpus_of(["gpu", "uuid GPU-old", "name Tesla K80", "memory 11441 0 0"])
     (gpu,) = gpus.gpus()
-    assert (gpu.model, gpu.health, gpu.health_sentence) == ("Tesla K80", "ok", None)
-    assert {gpu.island, gpu.compute_capability, gpu.mig_profile, gpu.bus_id, gpu.numa} == {None}
-    (reading,) = gpus.readings({})
+    assert (gpu.model, gpu.health, gpu.health_message) == ("Tesla K80", "ok", None)
+    assert {gpu.nvlink_island, gpu.compute_capability, gpu.mig_profile, gpu.bus_id, gpu.numa_node} == {None}
+    (reading,) = gpus.sample({})
     assert {reading.utilisation_percent, reading.power_watts, reading.temperature_c} == {None}
     assert reading.energy_joules is None
 
@@ -151,7 +154,7 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
     rows = machine(3, links=[(0, 2, 6)])
     rows[1] += ["slice MIG-a 1g.18gb 16384", "slice MIG-b 2g.35gb 33280"]
     gpus, _ = gpus_of(*rows)
-    told = [(g.index, g.uuid, g.model, g.mig_profile, g.island, g.memory_mib) for g in gpus.gpus()]
+    told = [(g.index, g.uuid, g.model, g.mig_profile, g.nvlink_island, g.memory_mib) for g in gpus.gpus()]
     model = "NVIDIA H200"
     assert told == [
         (0, "GPU-h200-0", model, None, 0, 143_771),
@@ -160,21 +163,21 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
         (3, "GPU-h200-2", model, None, 0, 143_771),
     ]
     assert {gpu.compute_capability for gpu in gpus.gpus()} == {9.0}
-    gpus._faults.note("GPU-h200-1", 95)  # type: ignore[attr-defined]
-    assert [tuple(each) for each in gpus.new_faults()] == [("MIG-a", 95, 1), ("MIG-b", 95, 1)]
+    gpus._faults.record("GPU-h200-1", 95)  # type: ignore[attr-defined]
+    assert [tuple(each) for each in gpus.take_faults()] == [("MIG-a", 95, 1), ("MIG-b", 95, 1)]
 
 
 @needs_compiler
 @pytest.mark.parametrize(("refusal", "silent"), [(18, True), (999, True), (9, False)])
 def test_a_driver_that_does_not_answer_has_lost_nothing(gpus_of, monkeypatch, refusal, silent) -> None:
     gpus, driver = gpus_of([f"refuse {refusal}"], nvml.h200(0))
-    assert (gpus.gpus(), gpus.links(), gpus.readings({}), gpus.driver()) == ([], [], [], None)
-    assert (gpus.silent() is not None) is silent
+    assert (gpus.gpus(), gpus.links(), gpus.sample({}), gpus.driver_version()) == ([], [], [], None)
+    assert (gpus.driver_error() is not None) is silent
     driver.write([nvml.h200(0)])
     assert gpus.gpus() == []  # it was asked a moment ago
-    monkeypatch.setattr(by_nvml, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(by_nvml, "_RETRY_INTERVAL_S", 0.0)
     assert len(gpus.gpus()) == (1 if silent else 0)
-    assert gpus.silent() is None
+    assert gpus.driver_error() is None
 
 
 def test_a_machine_without_a_driver_has_no_gpus(monkeypatch) -> None:
@@ -183,11 +186,11 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch) -> None:
 
 
 def test_pretend_gpus_say_what_their_file_says(tmp_path) -> None:
-    rows = [{"uuid": "a"}, {"uuid": "b", "island": 1, "compute_capability": 9.0}]
+    rows = [{"uuid": "a"}, {"uuid": "b", "nvlink_island": 1, "compute_capability": 9.0}]
     rows += [{"uuid": "c", "mig_profile": "1g.10gb"}]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
-    told = FileGpus(str(tmp_path / "gpus.json")).gpus()
-    assert [(g.island, g.compute_capability, g.mig_profile) for g in told] == [
+    told = SimulatedGpus(str(tmp_path / "gpus.json")).gpus()
+    assert [(g.nvlink_island, g.compute_capability, g.mig_profile) for g in told] == [
         (0, None, None),
         (1, 9.0, None),
         (None, None, "1g.10gb"),

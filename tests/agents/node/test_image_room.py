@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agents.node.image_cuda import cuda_wanted
-from agents.node.image_names import plain_name
-from agents.node.places import Places
+from agents.node.runtimes.image_cuda import required_cuda_version
 from agents.node.settings import read_settings
+from agents.node.spec.image_names import normalize_image_name
+from agents.node.storage.directories import NodeDirectories
 from tests.agents.node.conftest import LoneNode
 from tests.agents.node.loadable import archive, load
 
@@ -36,7 +36,7 @@ def small_store(podman_node: LoneNode) -> Iterator[LoneNode]:
 
 
 def wish(**more: Any) -> dict[str, Any]:
-    return {"high_percent": 1, "low_percent": 0, "keep_s": 0, **more}
+    return {"high_threshold_percent": 1, "low_threshold_percent": 0, "min_age_s": 0, **more}
 
 
 @pytest.mark.rig
@@ -55,12 +55,12 @@ def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode
             return node.spec(job, "/nothing-there", **more)
 
         # what it runs is not in these images: a container of them is made all the same, and stays until it goes
-        link.ask("prepare", timeout_s=60, epoch=1, spec=spec("runs1", names["runs"]))
-        link.ask("prepare", timeout_s=60, epoch=1, spec=spec("ended1", rows["ended"]["image_id"]))
-        assert link.ask("stop", timeout_s=30, epoch=1, job="ended1", attempt=1, grace_s=0)["gone"]
+        link.request("prepare", timeout_s=60, epoch=1, spec=spec("runs1", names["runs"]))
+        link.request("prepare", timeout_s=60, epoch=1, spec=spec("ended1", rows["ended"]["image_id"]))
+        assert link.request("stop", timeout_s=30, epoch=1, job="ended1", attempt=1, grace_s=0)["gone"]
 
         def tidied(**more: Any) -> list[str]:
-            answer = link.ask("gc", timeout_s=60, images=wish(keep=[names["ahead"]], **more))
+            answer = link.request("gc", timeout_s=60, images=wish(protected=[names["ahead"]], **more))
             assert all(row["size_mib"] >= 3 for row in answer["images"])
             return [name for row in answer["images"] for name in row["names"]]
 
@@ -70,20 +70,24 @@ def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode
 
         everything = here()
         assert everything >= {*names, "by-hand"}
-        used = link.ask("images", timeout_s=20)["store_used_percent"]
+        used = link.request("images", timeout_s=20)["store_used_percent"]
         assert used > 30
-        assert tidied(high_percent=99) == tidied(high_percent=used + 10) == [], "there is room"
-        assert tidied(keep_s=3600) == [], "all of them were used of late"
-        assert link.ask("gc", timeout_s=60)["images"] == [], "an earlier portal says nothing of images"
-        lock = Places(read_settings(str(node.settings_path)))
-        with lock.needs_image("needed:1"):  # as a start or a pull does, by another name of it
-            assert tidied(high_percent=used, low_percent=used - 2) == [names["idle"]], "one is enough"
+        assert tidied(high_threshold_percent=99) == tidied(high_threshold_percent=used + 10) == [], (
+            "there is room"
+        )
+        assert tidied(min_age_s=3600) == [], "all of them were used of late"
+        assert link.request("gc", timeout_s=60)["images"] == [], "an earlier portal says nothing of images"
+        lock = NodeDirectories(read_settings(str(node.settings_path)))
+        with lock.hold_image("needed:1"):  # as a start or a pull does, by another name of it
+            assert tidied(high_threshold_percent=used, low_threshold_percent=used - 2) == [names["idle"]], (
+                "one is enough"
+            )
             assert tidied() == [names["ended"]], "then what was used last, and nothing that somebody needs"
         assert everything - here() == {"idle", "ended"}
         assert tidied() == [names["needed"]]
-        assert tidied(others=True) == ["localhost/by-hand:1"]
+        assert tidied(include_unmanaged=True) == ["localhost/by-hand:1"]
         assert {"runs", "ahead"} <= here()
-        link.ask("stop", timeout_s=30, epoch=1, job="runs1", attempt=1, grace_s=0)
+        link.request("stop", timeout_s=30, epoch=1, job="runs1", attempt=1, grace_s=0)
         assert tidied() == [names["runs"]]
         assert load(link, names["idle"])["image_id"], "and it comes again"
 
@@ -101,8 +105,8 @@ def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode
     ],
 )
 def test_names_of_one_image_are_one_name(one: str, other: str) -> None:
-    assert plain_name(one) == plain_name(other)
-    assert plain_name(one) == plain_name(plain_name(one))
+    assert normalize_image_name(one) == normalize_image_name(other)
+    assert normalize_image_name(one) == normalize_image_name(normalize_image_name(one))
 
 
 @pytest.mark.parametrize(
@@ -120,4 +124,4 @@ def test_names_of_one_image_are_one_name(one: str, other: str) -> None:
     ],
 )
 def test_an_image_says_which_cuda_it_wants(variables: tuple[str, ...], wanted: str | None) -> None:
-    assert cuda_wanted(variables) == wanted
+    assert required_cuda_version(variables) == wanted

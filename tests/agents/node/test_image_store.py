@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.runtimes.image_store import ImageStore, is_whole_name, lists_of
+from agents.node.runtimes.podman_store import PodmanImageStore, find_store_files, is_fully_qualified
 
 
 def info(root: Path, **options: object) -> str:
@@ -36,60 +36,64 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def store(places: tuple[Path, Path]) -> ImageStore:
+def store(places: tuple[Path, Path]) -> PodmanImageStore:
     own, shared = places
     own.mkdir()
     write_images(shared, "bb" * 32)
-    made = ImageStore(lambda: info(own, **{"overlay.imagestore": str(shared)}))
-    made.learn()
+    made = PodmanImageStore(lambda: info(own, **{"overlay.imagestore": str(shared)}))
+    made.locate()
     return made
 
 
-def test_a_store_that_stands_has_one_stamp(store: ImageStore) -> None:
-    assert store.stamp() is not None
-    assert store.stamp() == store.stamp()
+def test_a_store_that_stands_has_one_stamp(store: PodmanImageStore) -> None:
+    assert store.fingerprint() is not None
+    assert store.fingerprint() == store.fingerprint()
 
 
 @pytest.mark.parametrize("change", ["own list", "shared list"])
-def test_each_change_makes_another_stamp(store: ImageStore, places: tuple[Path, Path], change: str) -> None:
+def test_each_change_makes_another_stamp(
+    store: PodmanImageStore, places: tuple[Path, Path], change: str
+) -> None:
     own, shared = places
-    before = store.stamp()
+    before = store.fingerprint()
     write_images(own if change == "own list" else shared, "aa" * 32)
-    assert store.stamp() not in (None, before)
+    assert store.fingerprint() not in (None, before)
 
 
-def test_another_configuration_may_mean_other_stores(store: ImageStore, places: tuple[Path, Path]) -> None:
+def test_another_configuration_may_mean_other_stores(
+    store: PodmanImageStore, places: tuple[Path, Path]
+) -> None:
     (places[0] / "storage.conf").write_text("[storage]\n")
-    assert store.stamp() is None
-    store.learn()
-    assert store.stamp() is not None
+    assert store.fingerprint() is None
+    store.locate()
+    assert store.fingerprint() is not None
 
 
-def test_only_what_is_listed_is_held(store: ImageStore, places: tuple[Path, Path]) -> None:
-    assert store.holds("bb" * 32) and store.holds("sha256:" + "bb" * 32)
-    assert not store.holds("aa" * 32)
+def test_only_what_is_listed_is_held(store: PodmanImageStore, places: tuple[Path, Path]) -> None:
+    assert store.lists_image("bb" * 32) and store.lists_image("sha256:" + "bb" * 32)
+    assert not store.lists_image("aa" * 32)
     (places[1] / "overlay-images/images.json").write_text("[{")
-    assert not store.holds("bb" * 32)
+    assert not store.lists_image("bb" * 32)
 
 
 @pytest.mark.parametrize(
     "said", ["", "no", "[]", "{}", '{"store": {"graphRoot": 1, "graphDriverName": "x"}}']
 )
 def test_what_is_not_understood_is_not_believed(said: str) -> None:
-    store = ImageStore(lambda: said)
-    store.learn()
-    assert store.stamp() is None
+    store = PodmanImageStore(lambda: said)
+    store.locate()
+    assert store.fingerprint() is None
 
 
 def test_newer_podman_lists_its_shared_stores(tmp_path: Path) -> None:
-    lists = lists_of(info(tmp_path, **{"overlay.imagestore": ["/a", "/b,/c"]}))
+    lists = find_store_files(info(tmp_path, **{"overlay.imagestore": ["/a", "/b,/c"]}))
     assert lists is not None
     assert lists.images[1:] == tuple(f"/{each}/overlay-images/images.json" for each in "abc")
 
 
 def test_the_configuration_names_every_shared_store(tmp_path: Path) -> None:
     (tmp_path / "storage.conf").write_text("[storage.options]\nadditionalimagestores = [\n \"/a\",\n '/b']\n")
-    lists = lists_of(info(tmp_path, **{"overlay.imagestore": "/c"}))
+    lists = find_store_files(info(tmp_path, **{"overlay.imagestore": "/c"}))
     assert lists is not None
     assert set(lists.images[1:]) == {f"/{each}/overlay-images/images.json" for each in "abc"}
 
@@ -106,4 +110,4 @@ def test_the_configuration_names_every_shared_store(tmp_path: Path) -> None:
     ],
 )
 def test_short_names_mean_what_the_registries_say(name: str, whole: bool) -> None:
-    assert is_whole_name(name) is whole
+    assert is_fully_qualified(name) is whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from agents.node.interfaces import lasting_ipv6, local_networks
+from agents.node.host.interfaces import local_networks, stable_ipv6_addresses
 
 TABLE = """\
 00000000000000000000000000000001 01 80 10 80       lo
@@ -18,7 +18,7 @@ fd000000000000000000000000000005 02 40 00 c0     eth0
 
 
 def test_those_of_one_wire_or_of_one_day_are_left_out() -> None:
-    found = [(name, str(address)) for name, address in lasting_ipv6(TABLE)]
+    found = [(name, str(address)) for name, address in stable_ipv6_addresses(TABLE)]
     assert found == [("eth0", "fd00::2/64"), ("ib0", "2001:db8::7/64")]
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.node.runtimes import json_log
-from agents.node.runtimes.json_log import LOST, gather, in_our_form
-from portal.selectors.log_files import STAMP
+from agents.node.runtimes import docker_log
+from agents.node.runtimes.docker_log import LINES_LOST_MESSAGE, copy_log, to_k8s_lines
+from portal.selectors.logs.files import TIMESTAMP_PREFIX
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
 
@@ -45,21 +45,23 @@ class Docker:
 
 
 def texts(log: bytes) -> list[bytes]:
-    return [line[found.end() :] if (found := STAMP.match(line)) else line for line in log.splitlines()]
+    return [
+        line[found.end() :] if (found := TIMESTAMP_PREFIX.match(line)) else line for line in log.splitlines()
+    ]
 
 
 def take(docker: Docker, target: Path, limit_mib: int = 1) -> bytes:
-    gather(str(docker.path), str(target), limit_mib)
+    copy_log(str(docker.path), str(target), limit_mib)
     return target.read_bytes() if target.exists() else b""
 
 
 def test_a_line_of_dockers_becomes_one_that_the_portal_reads():
     row = b'{"log":"h\xc3\xa9llo \\u003cb\\u003e\\n","stream":"stderr","time":"2026-11-21T07:00:01.5Z"}\n'
-    assert in_our_form(row) == "2026-11-21T07:00:01.5Z stderr F héllo <b>\n".encode()
+    assert to_k8s_lines(row) == "2026-11-21T07:00:01.5Z stderr F héllo <b>\n".encode()
     piece = b'{"log":"half","stream":"stdout","attrs":{"a":"b"},"time":"2026-11-21T07:00:01.5Z"}\n'
-    assert in_our_form(piece) == b"2026-11-21T07:00:01.5Z stdout P half\n"
+    assert to_k8s_lines(piece) == b"2026-11-21T07:00:01.5Z stdout P half\n"
     for torn in (b'{"log":"ha\n', b"[]\n", b'{"log":1,"stream":"stdout","time":""}\n', b"\n"):
-        assert in_our_form(torn) == torn
+        assert to_k8s_lines(torn) == torn
 
 
 @given(
@@ -80,11 +82,11 @@ def test_nothing_is_lost_or_told_twice(tmp_path_factory, steps):
         if what == "write":
             row = docker.row(f"{more}\n")
             docker.write(unfinished + row)
-            whole, unfinished = whole + in_our_form(row), b""
+            whole, unfinished = whole + to_k8s_lines(row), b""
         elif what == "half" and not unfinished:
             row = docker.row("later\n")
             docker.write(row[:more])
-            whole, unfinished = whole + in_our_form(row), row[more:]
+            whole, unfinished = whole + to_k8s_lines(row), row[more:]
         elif what == "turn" and not unfinished:
             if turned:
                 seen = take(docker, target)
@@ -110,7 +112,7 @@ def test_what_went_before_it_was_taken_over_is_said(tmp_path):
         docker.write(docker.row(f"lost {number}\n"))
         docker.turn()
     docker.write(docker.row("after\n"))
-    assert texts(take(docker, target)) == [b"one", LOST.encode(), b"lost 2", b"after"]
+    assert texts(take(docker, target)) == [b"one", LINES_LOST_MESSAGE.encode(), b"lost 2", b"after"]
 
 
 def test_a_file_that_was_emptied_in_place_is_read_from_its_beginning(tmp_path):
@@ -119,11 +121,11 @@ def test_a_file_that_was_emptied_in_place_is_read_from_its_beginning(tmp_path):
     take(docker, target)
     docker.cut_off()
     docker.write(docker.row("again\n"))
-    assert texts(take(docker, target)) == [b"one"] * 3 + [LOST.encode(), b"again"]
+    assert texts(take(docker, target)) == [b"one"] * 3 + [LINES_LOST_MESSAGE.encode(), b"again"]
 
 
 def test_it_ends_at_its_size_with_a_line_that_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(docker_log, "_BLOCK_BYTES", 1000)
     docker, target = Docker(tmp_path), tmp_path / "log"
     for _ in range(9):
         docker.write(docker.row("x" * 1023 + "\n") * 128)
@@ -149,8 +151,8 @@ def test_a_log_that_vanished_is_begun_again(tmp_path):
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 4096])
 def test_blocks_end_at_lines(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(json_log, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(docker_log, "_BLOCK_BYTES", block_bytes)
     docker, target = Docker(tmp_path), tmp_path / "log"
     rows = [docker.row(f"{number}\n") for number in range(5)]
     docker.write(b"".join(rows) + b'{"log":')
-    assert take(docker, target) == b"".join(map(in_our_form, rows))
+    assert take(docker, target) == b"".join(map(to_k8s_lines, rows))

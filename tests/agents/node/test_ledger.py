@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agents.node import durable
-from agents.node.ledger import EXITED, HOLDING, RUNNING, Ledger, network_of
-from agents.node.refusals import Refusal
-from agents.node.spec import parse_spec
+from agents.node.errors import AgentError
+from agents.node.host import atomic_files
+from agents.node.ledger.ledger import EXITED, LIVE_PHASES, RUNNING, Ledger, task_network
+from agents.node.spec.task_spec import parse_spec
 
 JOBS = ["ja", "jb", "jc"]
 GPUS = ["G0", "G1"]
@@ -80,10 +80,10 @@ class LedgerMachine(RuleBasedStateMachine):
         wanted = spec(job, attempt, shares, task, runtime="podman")
         try:
             admission = self.ledgers[who].admit(epoch, wanted, needs_network=True)
-            if runs and admission.record["phase"] in HOLDING:
-                self.ledgers[who].begin(wanted.name)
-                self.ledgers[who].note(wanted.name, phase=RUNNING)
-        except Refusal:
+            if runs and admission.record["phase"] in LIVE_PHASES:
+                self.ledgers[who].mark_starting(wanted.name)
+                self.ledgers[who].update_task(wanted.name, phase=RUNNING)
+        except AgentError:
             return
         assert epoch >= self.highest_epoch
         assert (job, attempt) not in self.dead
@@ -96,7 +96,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def stop(self, who: int, epoch: int, job: str, attempt: int) -> None:
         try:
             self.ledgers[who].tombstone(epoch, job, attempt)
-        except Refusal as refusal:
+        except AgentError as refusal:
             assert refusal.code == "stale_epoch" and epoch < self.highest_epoch
             return
         self.highest_epoch = max(self.highest_epoch, epoch)
@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """One task is asked to leave alone."""
         try:
             found = self.ledgers[who].tombstone_tasks(epoch, job, attempt, [task])
-        except Refusal as refusal:
+        except AgentError as refusal:
             assert refusal.code == "stale_epoch" and epoch < self.highest_epoch
             return
         self.highest_epoch = max(self.highest_epoch, epoch)
@@ -130,27 +130,31 @@ class LedgerMachine(RuleBasedStateMachine):
         names = sorted(self.ledgers[who].tasks())
         if names:
             name = names[pick % len(names)]
-            record = self.ledgers[who].note(name, phase=EXITED)
+            record = self.ledgers[who].update_task(name, phase=EXITED)
             if forget:
-                self.ledgers[who].forget([name])
+                self.ledgers[who].remove_tasks([name])
                 self.dead.add((record["job"], record["attempt"]))
 
     @rule(who=st.integers(0, 1), fate=st.sampled_from(["promised", "ready", "dropped"]))
     def spare(self, who: int, fate: str) -> None:
         self.made += 1
         name = f"spare-{self.made}"
-        if self.ledgers[who].promise_spare(name, "podman") is not None and fate != "promised":
-            (self.ledgers[who].spare_ready if fate == "ready" else self.ledgers[who].drop_spare)(name)
+        if self.ledgers[who].reserve_pooled_network(name, "podman") is not None and fate != "promised":
+            (
+                self.ledgers[who].mark_pooled_network_ready
+                if fate == "ready"
+                else self.ledgers[who].remove_pooled_network
+            )(name)
 
     @invariant()
     def no_network_is_shared_by_jobs_or_waits_for_two(self) -> None:
         pieces: dict[str, str] = {}
         for record in self.ledgers[0].tasks().values():
-            network = str(network_of(record))
+            network = str(task_network(record))
             assert self.job_of.setdefault(network, record["job"]) == record["job"]
-            assert network not in self.ledgers[0].spares()
+            assert network not in self.ledgers[0].pooled_networks()
             assert pieces.setdefault(record["subnet"], record["job"]) == record["job"]
-        for spare in self.ledgers[0].spares().values():
+        for spare in self.ledgers[0].pooled_networks().values():
             assert spare["subnet"] not in pieces
             pieces[spare["subnet"]] = "a spare"
 
@@ -185,7 +189,7 @@ def ledger(tmp_path: Path) -> Ledger:
     ("change", "code"),
     [
         ({"digest": "other"}, "name_conflict"),
-        ({"shares": {"G0": 1}, "job": "jb"}, "over_milli"),
+        ({"shares": {"G0": 1}, "job": "jb"}, "gpu_overcommitted"),
         ({"attempt": 1, "epoch": 4}, "stale_epoch"),
         ({"attempt": 0 + 1, "job": "jold"}, "tombstoned"),
     ],
@@ -195,7 +199,7 @@ def test_refuses_what_cannot_be(ledger: Ledger, change: dict[str, Any], code: st
     ledger.tombstone(5, "jold", 1)
     wanted = {"job": "ja", "attempt": 1, "shares": {"G0": 1000}, "digest": "d", "epoch": 5} | change
     epoch = wanted.pop("epoch")
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(AgentError) as caught:
         ledger.admit(epoch, spec(**wanted))
     assert caught.value.code == code
     assert ledger.live_milli() == {"G0": 1000}
@@ -203,7 +207,7 @@ def test_refuses_what_cannot_be(ledger: Ledger, change: dict[str, Any], code: st
 
 def test_an_older_attempt_never_starts_after_a_newer_one(ledger: Ledger) -> None:
     ledger.admit(1, spec("ja", 2, {}))
-    with pytest.raises(Refusal, match="older than attempt 2"):
+    with pytest.raises(AgentError, match="older than attempt 2"):
         ledger.admit(1, spec("ja", 1, {}))
 
 
@@ -211,8 +215,8 @@ def test_a_stop_that_comes_first_wins(ledger: Ledger) -> None:
     wanted = spec("ja", 1, {"G0": 500})
     ledger.admit(1, wanted)
     ledger.tombstone(1, "ja", 1)
-    with pytest.raises(Refusal, match="stopped before it ran"):
-        ledger.begin(wanted.name)
+    with pytest.raises(AgentError, match="stopped before it ran"):
+        ledger.mark_starting(wanted.name)
 
 
 def test_a_task_that_was_asked_to_leave_never_starts_and_the_others_do(ledger: Ledger) -> None:
@@ -220,15 +224,15 @@ def test_a_task_that_was_asked_to_leave_never_starts_and_the_others_do(ledger: L
     ledger.admit(1, first)
     ledger.admit(1, second)
     assert list(ledger.tombstone_tasks(1, "ja", 1, [1, 2], grace_s=5)) == [second.name]
-    with pytest.raises(Refusal, match="stopped before it ran"):
-        ledger.begin(second.name)
-    assert ledger.begin(first.name)["phase"] == "starting"
+    with pytest.raises(AgentError, match="stopped before it ran"):
+        ledger.mark_starting(second.name)
+    assert ledger.mark_starting(first.name)["phase"] == "starting"
     for late, code in ((2, "tombstoned"), (3, "")):
         wanted = spec("ja", 1, {})._replace(task=late)
         if not code:
-            assert not ledger.admit(1, wanted).repeated
+            assert not ledger.admit(1, wanted).is_repeat
             continue
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(AgentError) as caught:
             ledger.admit(1, wanted)
         assert caught.value.code == code
     assert not ledger.is_tombstoned("ja", 1)
@@ -241,8 +245,8 @@ def test_a_full_disk_refuses_and_changes_nothing(ledger: Ledger, monkeypatch: py
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(durable.os, "fsync", full)
-    with pytest.raises(Refusal) as caught:
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
+    with pytest.raises(AgentError) as caught:
         ledger.admit(1, spec("jb", 1, {"G0": 500}))
     monkeypatch.undo()
     assert caught.value.code == "disk_full"
@@ -251,8 +255,8 @@ def test_a_full_disk_refuses_and_changes_nothing(ledger: Ledger, monkeypatch: py
 
 
 def test_tasks_get_numbers_of_their_own_and_a_shared_home_one_owner(ledger: Ledger) -> None:
-    first = ledger.admit(1, spec("ja", 1, {}), needs_uid=True).record["own_uid"]
-    second = ledger.admit(1, spec("jb", 1, {}), needs_uid=True).record["own_uid"]
+    first = ledger.admit(1, spec("ja", 1, {}), needs_uid=True).record["task_uid"]
+    second = ledger.admit(1, spec("jb", 1, {}), needs_uid=True).record["task_uid"]
     assert first != second
     assert {first, second} <= set(range(3000, 3010))
 
@@ -262,47 +266,47 @@ def admit(ledger: Ledger, job: str, runtime: str = "podman", **more: Any) -> dic
 
 
 def test_a_spare_is_taken_once_by_a_job_of_its_runtime_when_it_is_ready(ledger: Ledger) -> None:
-    subnet = ledger.promise_spare("spare-1", "podman")
+    subnet = ledger.reserve_pooled_network("spare-1", "podman")
     assert admit(ledger, "ja")["network"] == "fw-t1-ja"  # it is only promised yet
-    ledger.spare_ready("spare-1")
+    ledger.mark_pooled_network_ready("spare-1")
     assert admit(ledger, "jb", runtime="docker")["network"] == "fw-t1-jb"
     taken = admit(ledger, "jc")
-    assert (taken["network"], taken["subnet"], taken["made_ahead"]) == ("spare-1", subnet, True)
+    assert (taken["network"], taken["subnet"], taken["from_pool"]) == ("spare-1", subnet, True)
     assert admit(ledger, "jc", task=1)["network"] == "spare-1"  # of the same job
     assert admit(ledger, "jd")["network"] == "fw-t1-jd"
-    assert ledger.spares() == {}
+    assert ledger.pooled_networks() == {}
     assert ledger.networks() == {"fw-t1-ja", "fw-t1-jb", "spare-1", "fw-t1-jd"}
 
 
 def test_a_spare_never_comes_back_with_the_next_attempt(ledger: Ledger) -> None:
-    ledger.promise_spare("spare-1", "podman")
-    ledger.spare_ready("spare-1")
+    ledger.reserve_pooled_network("spare-1", "podman")
+    ledger.mark_pooled_network_ready("spare-1")
     name = spec("ja", 1, {}, runtime="podman").name
     assert admit(ledger, "ja")["network"] == "spare-1"
-    ledger.note(name, phase=EXITED)
+    ledger.update_task(name, phase=EXITED)
     second = ledger.admit(1, spec("ja", 2, {}, runtime="podman"), needs_network=True).record
-    assert (second["network"], second["made_ahead"]) == ("fw-t1-ja", False)
+    assert (second["network"], second["from_pool"]) == ("fw-t1-ja", False)
 
 
 def test_spares_never_take_the_last_pieces_from_below(tmp_path: Path) -> None:
     small = Ledger(str(tmp_path), subnets="10.1.0.0/24")
-    given = [small.promise_spare(f"spare-{number}", "podman") for number in range(4)]
+    given = [small.reserve_pooled_network(f"spare-{number}", "podman") for number in range(4)]
     assert set(given) == {"10.1.0.128/26", "10.1.0.192/26", None}
     assert [admit(small, job)["subnet"] for job in ("ja", "jb")] == ["10.1.0.0/26", "10.1.0.64/26"]
-    with pytest.raises(Refusal, match="Every job network"):
+    with pytest.raises(AgentError, match="Every job network"):
         admit(small, "jc")
-    small.spare_ready("spare-0")
+    small.mark_pooled_network_ready("spare-0")
     assert admit(small, "jc")["network"] == "spare-0"
 
 
 def test_a_record_of_the_version_before_has_the_network_of_its_job(ledger: Ledger) -> None:
     name = spec("ja", 1, {}, runtime="podman").name
     admit(ledger, "ja")
-    with ledger.change() as state:
-        for key in ("network", "made_ahead"):
+    with ledger.transaction() as state:
+        for key in ("network", "from_pool"):
             del state["tasks"][name][key]
-        del state["spares"]
-    assert network_of(ledger.tasks()[name]) == "fw-t1-ja"
+        del state["network_pool"]
+    assert task_network(ledger.tasks()[name]) == "fw-t1-ja"
     assert ledger.networks() == {"fw-t1-ja"}
     assert admit(ledger, "ja", task=1)["network"] == "fw-t1-ja"
 
@@ -318,5 +322,5 @@ def test_ports_are_not_given_twice(ledger: Ledger) -> None:
 def test_jobs_unheard_of_for_a_month_are_forgotten(ledger: Ledger) -> None:
     ledger.tombstone(1, "ja", 1)
     ledger.admit(1, spec("jb", 1, {}))
-    assert ledger.forget_old_jobs(now_s=4e9) == 1
+    assert ledger.remove_old_jobs(now_s=4e9) == 1
     assert sorted(ledger.read()["jobs"]) == ["jb"]

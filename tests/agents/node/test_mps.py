@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, LinkUnknown, Refused
-from agents.node import machine, mps
-from agents.node.gpus import OK, GpuFacts
-from agents.node.runtimes import Order, arguments
+from agents.link import AgentError, Link, OutcomeUnknownError
+from agents.node.gpus import OK, GpuInfo, mps
+from agents.node.host import procfs
+from agents.node.runtimes import ContainerConfig, arguments
 from agents.node.settings import parse_settings
 from tests.agents.node.conftest import LoneNode, log_of
 from tests.agents.node.sweeps import CRASHING, MOST_STEPS
 from tests.agents.node.test_arguments import DOCKER, PODMAN, SPEC, order
-from tests.engine_room import wait_for
-from tests.standins import nvml
+from tests.engine_harness import wait_for
+from tests.fakes import nvml
 
 pytestmark = [
     pytest.mark.rig,
-    pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not())),
+    pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler())),
 ]
 
 STANDIN = Path(nvml.__file__).with_name("nvidia-cuda-mps-control")
@@ -53,10 +53,10 @@ class SharingNode:
 
     def __init__(self, node: LoneNode) -> None:
         self.node = node
-        self.driver = nvml.Driver(node.folder, [nvml.h200(0), nvml.h200(1)])
+        self.driver = nvml.FakeDriver(node.folder, [nvml.h200(0), nvml.h200(1)])
         self.control = node.folder / STANDIN.name
         shutil.copy(STANDIN, self.control)
-        node.configure(gpus="nvml", mps_control=str(self.control))
+        node.configure(gpu_provider="nvml", mps_control_program=str(self.control))
 
     def open(self, **how: Any) -> Link:
         more = how.pop("environment", {})
@@ -73,17 +73,17 @@ class SharingNode:
         pipes = str(self.node.folder / "state/mps")
         return [
             each.pid
-            for each in machine.processes()
-            if (machine.read_text(f"/proc/{each.pid}/comm") or "").strip() == mps.COMMAND
-            and pipes in (machine.read_text(f"/proc/{each.pid}/environ") or "")
+            for each in procfs.list_processes()
+            if (procfs.read_text(f"/proc/{each.pid}/comm") or "").strip() == mps.PROCESS_NAME
+            and pipes in (procfs.read_text(f"/proc/{each.pid}/environ") or "")
         ]
 
     def daemons(self) -> list[int]:
-        found = [machine.process(pid) for pid in self.processes()]
+        found = [procfs.read_process(pid) for pid in self.processes()]
         return [each.pid for each in found if each is not None and each.session == each.pid]
 
     def folder(self) -> Path:
-        return self.node.folder / "state/mps" / mps.key_of(UUID)
+        return self.node.folder / "state/mps" / mps.gpu_key(UUID)
 
     def words(self) -> list[str]:
         return (self.folder() / "log/control.log").read_text().splitlines()
@@ -93,20 +93,20 @@ class SharingNode:
 def sharing(node: LoneNode) -> Iterator[SharingNode]:
     made = SharingNode(node)
     yield made
-    node.configure(gpus="none")
+    node.configure(gpu_provider="none")
     node.close()
     for pid in made.processes():
         os.kill(pid, signal.SIGKILL)
-    for left in Path("/dev/shm").glob(f"fairway-*-{mps.key_of(UUID)}"):
+    for left in Path("/dev/shm").glob(f"fairway-*-{mps.gpu_key(UUID)}"):
         shutil.rmtree(left)
 
 
 def begin(link: Link, spec: dict[str, Any]) -> None:
-    assert link.ask("start", timeout_s=60, epoch=1, spec=spec)["state"] == "running"
+    assert link.request("start", timeout_s=60, epoch=1, spec=spec)["state"] == "running"
 
 
 def stop(link: Link, job: str) -> None:
-    assert link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)["gone"] is True
+    assert link.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)["gone"] is True
 
 
 def said_by(link: Link, job: str) -> str:
@@ -115,8 +115,8 @@ def said_by(link: Link, job: str) -> str:
 
 def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: SharingNode) -> None:
     link = sharing.open()
-    assert link.hello.shares is not None and link.hello.shares.enforced, link.hello.shares
-    room_mib = link.hello.gpus[0].memory_mib - link.hello.gpus[0].reserved_mib
+    assert link.hello.gpu_sharing is not None and link.hello.gpu_sharing.enforced, link.hello.gpu_sharing
+    room_mib = link.hello.gpus[0].memory_mib - link.hello.gpus[0].driver_reserved_mib
     assert room_mib < link.hello.gpus[0].memory_mib
     begin(link, sharing.node.spec("jwhole", gpus=[{"uuid": "GPU-h200-1", "milli": 1000}]))
     assert sharing.daemons() == []  # a whole GPU needs none
@@ -146,7 +146,7 @@ def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: Sh
     assert f"set_active_thread_percentage {server} 50" in wider
 
     sharing.driver.write([nvml.h200(0, f"process {server} 400", f"mps {os.getpid()} 9"), nvml.h200(1)])
-    rows = link.ask("stats", timeout_s=10, once=True)["sample"]["gpus"][0]["processes"]
+    rows = link.request("stats", timeout_s=10, once=True)["sample"]["gpus"][0]["processes"]
     assert {row["pid"]: row["foreign"] for row in rows} == {server: False, os.getpid(): True}
 
     stop(link, "jsmall")
@@ -155,7 +155,7 @@ def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: Sh
     stop(link, "jlarge")
     stop(link, "jthird")
     wait_for("no daemon left", lambda: not sharing.processes())
-    wait_for("its order dropped", lambda: not (sharing.folder() / "order.json").exists())
+    wait_for("its order dropped", lambda: not (sharing.folder() / "launch.json").exists())
     assert list((sharing.folder() / "pipe").iterdir()) == []
 
 
@@ -171,11 +171,11 @@ def test_tasks_whose_daemon_dies_end_with_that_reason_and_the_next_start_begins_
     os.kill(daemon, signal.SIGKILL)
 
     def ended() -> dict[str, Any]:
-        rows = {row["job"]: row for row in link.ask("list", timeout_s=20)["containers"]}
+        rows = {row["job"]: row for row in link.request("list", timeout_s=20)["containers"]}
         return rows if all(rows[job]["state"] == "exited" for job in ("jone", "jtwo")) else {}
 
     rows = wait_for("both ended", ended)
-    assert [rows[job]["fault"] for job in ("jone", "jtwo")] == [mps.FAULT] * 2
+    assert [rows[job]["fault"] for job in ("jone", "jtwo")] == [mps.MPS_DAEMON_LOST] * 2
     assert rows["jother"]["state"] == "running"
     wait_for("no daemon left", lambda: not sharing.processes())  # the server that outlived its daemon, too
     begin(link, sharing.share("jnext", 400))
@@ -186,7 +186,7 @@ def test_a_daemon_that_does_not_begin_refuses_the_start_and_leaves_nothing(shari
     works = sharing.control.read_text()
     sharing.control.write_text("#!/bin/sh\n# -multiuser-server\necho no CUDA device; exit 1\n")
     link = sharing.open()
-    with pytest.raises(Refused, match="no CUDA device") as refused:
+    with pytest.raises(AgentError, match="no CUDA device") as refused:
         begin(link, sharing.share("jone", 500))
     assert refused.value.code == "engine_error"
     assert sharing.node.ledger()["tasks"] == {} and sharing.processes() == []
@@ -201,7 +201,7 @@ def test_after_a_reboot_the_first_share_begins_a_daemon_anew(sharing: SharingNod
         os.kill(pid, signal.SIGKILL)
     sharing.node.boot_id_path.write_text("boot-2\n")
     with sharing.open() as link:
-        (row,) = link.ask("list", timeout_s=20)["containers"]
+        (row,) = link.request("list", timeout_s=20)["containers"]
         assert (row["rebooted"], row["fault"]) == (True, None)
         begin(link, sharing.share("jtwo", 500))
         assert len(sharing.daemons()) == 1
@@ -218,8 +218,8 @@ def test_an_agent_killed_at_a_step_leaves_one_daemon_at_most_and_none_that_nobod
         died = False
         dying = sharing.open(pyz=CRASHING, environment=environment)
         try:
-            dying.ask("start", timeout_s=60, epoch=1, spec=spec)
-        except LinkUnknown:
+            dying.request("start", timeout_s=60, epoch=1, spec=spec)
+        except OutcomeUnknownError:
             died = True
         dying.close()
         with sharing.open() as link:
@@ -227,7 +227,7 @@ def test_an_agent_killed_at_a_step_leaves_one_daemon_at_most_and_none_that_nobod
             assert len(sharing.daemons()) == 1
             said_by(link, job)
             stop(link, job)
-            link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+            link.request("remove", timeout_s=30, epoch=1, job=job, attempt=1)
             wait_for("no daemon left", lambda: not sharing.processes())
         if not died:
             break
@@ -251,25 +251,27 @@ def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) 
     kinds = [{"kind": kind} for kind in runtimes]
     own = {"cluster": "t", "state_dir": "/s", "home_root": "/h", "runtimes": kinds}
     settings = parse_settings(own)
-    real = [GpuFacts(UUID, 0, "NVIDIA H200", 140_000, False, OK)]
-    why_not = mps.why_not(settings, real, str(STANDIN))
+    real = [GpuInfo(UUID, 0, "NVIDIA H200", 140_000, False, OK)]
+    why_not = mps.unavailable_reason(settings, real, str(STANDIN))
     assert why_not is None if says is None else why_not is not None and says in why_not
-    assert "pretend" in str(mps.why_not(settings, [real[0]._replace(simulated=True)], str(STANDIN)))
-    assert "is not on it" in str(mps.why_not(settings, real, None))
-    assert mps.program_of(parse_settings({**own, "mps_control": None})) is None
+    assert "pretend" in str(
+        mps.unavailable_reason(settings, [real[0]._replace(simulated=True)], str(STANDIN))
+    )
+    assert "is not on it" in str(mps.unavailable_reason(settings, real, None))
+    assert mps.find_control_program(parse_settings({**own, "mps_control_program": None})) is None
     older = tmp_path / "older"
     older.write_text("get_server_list")
-    one_account = mps.why_not(settings, real, str(older))
+    one_account = mps.unavailable_reason(settings, real, str(older))
     assert ("serves one account at a time" in str(one_account)) == root
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER])
 def test_a_container_with_a_share_sees_pipes_and_shared_memory_of_its_daemon(
-    engine: arguments.Engine,
+    engine: arguments.EngineOptions,
 ) -> None:
-    share = mps.Share("GPU-1", 20_000, 25.0, "/s/mps/k/pipe", "/dev/shm/fairway-lab-k")
-    asked: Order = order({**SPEC, "env": {"CUDA_MPS_LOG_DIRECTORY": "/mine"}}, ("GPU-1",))._replace(
-        share=share
+    share = mps.MpsShare("GPU-1", 20_000, 25.0, "/s/mps/k/pipe", "/dev/shm/fairway-lab-k")
+    asked: ContainerConfig = order({**SPEC, "env": {"CUDA_MPS_LOG_DIRECTORY": "/mine"}}, ("GPU-1",))._replace(
+        mps_share=share
     )
     words = arguments.create(engine, asked, "image", [])
     mounted = [words[at + 1].split(":")[:2] for at, word in enumerate(words) if word == "--volume"]

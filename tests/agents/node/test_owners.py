@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.node import machine
 from agents.node.gpus import GpuProcess
-from agents.node.owners import Owners, _is_within
+from agents.node.gpus.process_owners import ProcessOwnerResolver, _is_within
+from agents.node.host import procfs
 from tests.agents.node.conftest import LoneNode
-from tests.standins import nvml
+from tests.fakes import nvml
 
-needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 
 
 @pytest.fixture
@@ -30,17 +30,17 @@ def stranger():
 
 @needs_compiler
 def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path, stranger: int) -> None:
-    driver = nvml.Driver(tmp_path, [nvml.h200(0), nvml.h200(1)])
-    node.configure(gpus="nvml")
+    driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
+    node.configure(gpu_provider="nvml")
     with node.open(environment=driver.environment) as link:
         shell = ["/bin/sh", "-c", "sleep 600 & wait"]
         spec = node.spec("job1", *shell, gpus=[{"uuid": "GPU-h200-0", "milli": 1000}])
-        link.ask("start", timeout_s=10, epoch=1, spec=spec)
+        link.request("start", timeout_s=10, epoch=1, spec=spec)
         first = next(iter(node.ledger()["tasks"].values()))["pid"]
         child = child_of(first)
         driver.write([nvml.h200(0, f"process {child} 2048"), nvml.h200(1, f"graphics {stranger} 7")])
         ours, others = (
-            gpu["processes"] for gpu in link.ask("stats", timeout_s=10, once=True)["sample"]["gpus"]
+            gpu["processes"] for gpu in link.request("stats", timeout_s=10, once=True)["sample"]["gpus"]
         )
     assert [(row["pid"], row["job"], row["attempt"], row["foreign"]) for row in ours] == [
         (child, "job1", 1, False)
@@ -55,16 +55,16 @@ def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path,
 def test_processes_of_a_container_are_its_tasks_also_those_that_were_brought_in_later(
     podman_node: LoneNode, tmp_path: Path
 ) -> None:
-    node, driver = podman_node, nvml.Driver(tmp_path, [nvml.h200(0)])
-    node.configure(gpus="nvml")
+    node, driver = podman_node, nvml.FakeDriver(tmp_path, [nvml.h200(0)])
+    node.configure(gpu_provider="nvml")
     with node.open(environment=driver.environment) as link:
         spec = node.spec("job1", "sleep", "600", runtime="podman", image=node.image)
-        name = link.ask("start", timeout_s=30, epoch=1, spec=spec)["container"]
+        name = link.request("start", timeout_s=30, epoch=1, spec=spec)["container"]
         first = node.ledger()["tasks"][name]["pid"]
         assert node.podman("exec", "--detach", name, "sleep", "700").returncode == 0
         family = [first, brought_in("700")]
         driver.write([nvml.h200(0, *(f"process {pid} 64" for pid in family))])
-        (gpu,) = link.ask("stats", timeout_s=10, once=True)["sample"]["gpus"]
+        (gpu,) = link.request("stats", timeout_s=10, once=True)["sample"]["gpus"]
     assert [(row["pid"], row["job"], row["foreign"]) for row in gpu["processes"]] == [
         (pid, "job1", False) for pid in sorted(family)
     ]
@@ -74,7 +74,7 @@ def brought_in(argument: str) -> int:
     """The process ``sleep <argument>`` of this machine, once it is there."""
     for _ in range(100):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
-            if machine.read_text(str(path)) == f"sleep\0{argument}\0":
+            if procfs.read_text(str(path)) == f"sleep\0{argument}\0":
                 return int(path.parent.name)
         time.sleep(0.05)
     raise AssertionError("nothing was brought in")
@@ -83,7 +83,7 @@ def brought_in(argument: str) -> int:
 def child_of(pid: int) -> int:
     """A process below this one that has no child itself, once there is one."""
     for _ in range(100):
-        family = machine.descendants(pid, machine.processes())
+        family = procfs.descendants(pid, procfs.list_processes())
         parents = {each.parent for each in family}
         if len(family) > 1:
             return next(each.pid for each in family if each.pid not in parents)
@@ -93,23 +93,23 @@ def child_of(pid: int) -> int:
 
 def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(stranger, monkeypatch) -> None:
     looked: list[str] = []
-    read = machine.read_text
-    monkeypatch.setattr(machine, "read_text", lambda path: (looked.append(path), read(path))[1])
-    owners, task = Owners(), {"pid": os.getppid(), "job": "abc", "attempt": 2}
+    read = procfs.read_text
+    monkeypatch.setattr(procfs, "read_text", lambda path: (looked.append(path), read(path))[1])
+    owners, task = ProcessOwnerResolver(), {"pid": os.getppid(), "job": "abc", "attempt": 2}
     processes = [GpuProcess(stranger, 1)]
-    (told,) = owners.rows([processes], [task])
+    (told,) = owners.describe_processes([processes], [task])
     assert (told[0]["job"], told[0]["attempt"], told[0]["foreign"]) == ("abc", 2, False)
     seen = {path.split("/")[2] for path in looked}
     assert seen <= {str(stranger), str(os.getpid()), str(os.getppid()), "self"}
     looked.clear()
-    assert owners.rows([processes], [task]) == [told]
+    assert owners.describe_processes([processes], [task]) == [told]
     assert looked == [f"/proc/{stranger}/stat"]
 
 
 def test_arguments_are_not_told(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--password=x"])
     try:
-        ((row,),) = Owners().rows([[GpuProcess(child.pid, 1)]], [])
+        ((row,),) = ProcessOwnerResolver().describe_processes([[GpuProcess(child.pid, 1)]], [])
     finally:
         child.kill()
         child.wait()
@@ -118,7 +118,7 @@ def test_arguments_are_not_told(tmp_path: Path) -> None:
 
 
 def test_a_process_that_has_gone_is_nobodys(tmp_path: Path) -> None:
-    ((row,),) = Owners().rows([[GpuProcess(2**22 + 1, None)]], [])
+    ((row,),) = ProcessOwnerResolver().describe_processes([[GpuProcess(2**22 + 1, None)]], [])
     assert (row["foreign"], row["account"], row["command"]) == (True, None, None)
 
 

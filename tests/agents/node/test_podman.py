@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, Refused
+from agents.link import AgentError, Link
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_with, wait_for
 from tests.rig.images import RigImage
 from tests.time_budget import budget_s
@@ -46,7 +46,7 @@ print(json.dumps({
 
 def start(link: Link, node: LoneNode, job: str, *command: str, **more: Any) -> dict[str, Any]:
     spec = node.spec(job, *command, runtime="podman", image=node.image, **more)  # type: ignore[attr-defined]
-    return link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    return link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
 def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> None:
@@ -96,7 +96,7 @@ def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> No
     assert {seen[place] for place in places} <= {"ConnectionRefusedError", "TimeoutError"}
     assert urllib.request.urlopen(f"http://127.77.0.1:{port}/", timeout=5).status == 200
     assert wait_for(link, "exited", job="jlook")["exit_code"] == 0
-    (row,) = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == "jserve"]
+    (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == "jserve"]
     assert row["state"] == "running" and row["ports"] == {"8888": port}
 
 
@@ -109,7 +109,7 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     assert start(link, node, "jlong", "sh", "-c", "sleep 600; true")["already"] is True
     assert len(node.podman("ps", "--quiet").stdout.split()) == 1  # type: ignore[attr-defined]
     asked_s = time.time()
-    assert link.ask("stop", timeout_s=20, epoch=1, job="jlong", attempt=1, grace_s=0)["gone"] is True
+    assert link.request("stop", timeout_s=20, epoch=1, job="jlong", attempt=1, grace_s=0)["gone"] is True
     assert time.time() - asked_s < budget_s(5)
     start(link, node, "joom", "python3", "-c", "x = bytearray(300 << 20)")
     event = wait_for(link, "exited", job="joom")
@@ -117,11 +117,13 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     start(link, node, "jquick", "sh", "-c", "exit 7")
     event = wait_for(link, "exited", job="jquick")
     assert (event["exit_code"], event["oom"]) == (7, False)
-    link.ask("remove", timeout_s=30, epoch=1, job="jquick", attempt=1)  # waits for what is being cleaned up
-    link.ask("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
+    link.request(
+        "remove", timeout_s=30, epoch=1, job="jquick", attempt=1
+    )  # waits for what is being cleaned up
+    link.request("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
     spare = node.wait_for_spare()
-    assert node.networks() == {spare} == set(node.ledger()["spares"])
+    assert node.networks() == {spare} == set(node.ledger()["network_pool"])
 
 
 def test_what_a_variable_holds_reaches_the_task_and_no_argument_list(podman_node: LoneNode) -> None:
@@ -157,8 +159,8 @@ def network_of(node: LoneNode, started: dict[str, Any]) -> str:
 
 
 def end(link: Link, job: str) -> None:
-    link.ask("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
-    link.ask("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+    link.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
+    link.request("remove", timeout_s=30, epoch=1, job=job, attempt=1)
 
 
 def test_a_job_takes_the_network_that_stands_ready_for_itself_alone(podman_node: LoneNode) -> None:
@@ -182,7 +184,7 @@ def test_a_network_that_was_pruned_is_made_again(podman_node: LoneNode) -> None:
     assert node.podman("network", "rm", spare).returncode == 0  # type: ignore[attr-defined]
     assert network_of(node, start(link, node, "jpruned")) == spare
     end(link, "jpruned")
-    assert node.networks() <= set(node.ledger()["spares"])
+    assert node.networks() <= set(node.ledger()["network_pool"])
 
 
 def test_networks_that_nobody_knows_are_removed_and_strangers_stay(podman_node: LoneNode) -> None:
@@ -191,7 +193,7 @@ def test_networks_that_nobody_knows_are_removed_and_strangers_stay(podman_node: 
         words = ("network", "create", "--label", f"fairway.cluster={label}", name)
         assert node.podman(*words).returncode == 0  # type: ignore[attr-defined]
     link = node.open()
-    assert link.ask("gc", timeout_s=20)["networks"] == 1
+    assert link.request("gc", timeout_s=20)["networks"] == 1
     everything = node.podman("network", "ls", "--format", "{{.Name}}").stdout.split()  # type: ignore[attr-defined]
     assert "lost" not in everything and "other" in everything
 
@@ -210,19 +212,19 @@ def test_a_name_that_means_another_image_is_noticed(podman_node: LoneNode) -> No
         assert node.podman("tag", source, name).returncode == 0  # type: ignore[attr-defined]
         for turn in "ab":  # the second is answered from memory
             spec = node.spec(f"j{number}{turn}", runtime="podman", image=name)
-            started = link.ask("start", timeout_s=30, epoch=1, spec=spec)
+            started = link.request("start", timeout_s=30, epoch=1, spec=spec)
             image = node.podman("inspect", "-f", "{{.Image}}", started["container"]).stdout.strip()  # type: ignore[attr-defined]
             seen.append(image)
     assert seen[0] == seen[1] != seen[2] == seen[3]
     assert node.podman("untag", name).returncode == 0  # type: ignore[attr-defined]
-    with pytest.raises(Refused) as caught:
-        link.ask("start", timeout_s=30, epoch=1, spec=node.spec("jgone", runtime="podman", image=name))
+    with pytest.raises(AgentError) as caught:
+        link.request("start", timeout_s=30, epoch=1, spec=node.spec("jgone", runtime="podman", image=name))
     assert caught.value.code == "image_missing"
 
 
 def test_a_log_takes_no_more_than_twice_its_size(podman_node: LoneNode) -> None:
     node = podman_node
-    node.configure(log_mib=1)
+    node.configure(max_log_mib=1)
     link = node.open()
     # a pause after the first 1.4 MiB: who writes twice the limit between two looks loses its beginning
     noise = """import time
@@ -238,7 +240,7 @@ time.sleep(600)"""
         return sum(file.stat().st_size for file in folder.glob("log*"))
 
     def piece(offset: int) -> bytes:
-        return base64.b64decode(link.ask("logs", timeout_s=10, offset=offset, **where)["data_b64"])
+        return base64.b64decode(link.request("logs", timeout_s=10, offset=offset, **where)["data_b64"])
 
     deadline_s = time.monotonic() + 20
     while (last := piece(max(0, (1 << 20) - 1000)))[-20:].find(b"is not kept.") < 0:
@@ -251,7 +253,7 @@ time.sleep(600)"""
     assert number < 8192
     assert piece(0).split()[3] == b"0" * 127
     assert size() <= 2 << 20
-    assert link.ask("stop", timeout_s=20, epoch=1, job="jloud", attempt=1, grace_s=0)["gone"] is True
+    assert link.request("stop", timeout_s=20, epoch=1, job="jloud", attempt=1, grace_s=0)["gone"] is True
     assert piece(max(0, (1 << 20) - 1000)) == last
 
 
@@ -274,12 +276,12 @@ def test_strangers_are_never_touched(podman_node: LoneNode) -> None:
     node.open().close()
     node.boot_id_path.write_text("boot-2\n")
     link = node.open()
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AgentError) as caught:
         start(link, node, "jname")
     assert caught.value.code == "name_conflict"
-    link.ask("stop", timeout_s=20, epoch=1, job="jname", attempt=1, grace_s=0)
-    link.ask("gc", timeout_s=20)
-    assert link.ask("list", timeout_s=20)["containers"] == []
+    link.request("stop", timeout_s=20, epoch=1, job="jname", attempt=1, grace_s=0)
+    link.request("gc", timeout_s=20)
+    assert link.request("list", timeout_s=20)["containers"] == []
     assert len(node.podman("ps", "--quiet").stdout.split()) == 2  # type: ignore[attr-defined]
     assert node.ledger()["tasks"] == {}
 
@@ -292,7 +294,7 @@ def test_after_a_reboot_what_the_engine_revived_is_gone(podman_node: LoneNode) -
     node.boot_id_path.write_text("boot-2\n")
     link = node.open()
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
-    (row,) = link.ask("list", timeout_s=20)["containers"]
+    (row,) = link.request("list", timeout_s=20)["containers"]
     assert (row["state"], row["rebooted"]) == ("exited", True)
 
 
@@ -311,19 +313,19 @@ def test_images_are_loaded_in_pieces_and_checked(podman_node: LoneNode, tiny_ima
     content = archive.read_bytes()
     half = len(content) // 2
     for offset, piece in ((0, content[:half]), (0, content[:half]), (half, content[half:])):
-        sent = link.ask(
+        sent = link.request(
             "load", timeout_s=20, upload="up1", offset=offset, data_b64=base64.b64encode(piece).decode()
         )
     assert sent["size"] == len(content)
-    image = link.ask("load", timeout_s=60, upload="up1", last=True)["image"]
+    image = link.request("load", timeout_s=60, upload="up1", last=True)["image"]
     assert image["image_id"].startswith("sha256:") and "localhost/evil:1" in image["refs"]
     control = node.open()
-    for wanted, code in (("localhost/evil:1", "bad_spec"), ("localhost/none:1", "image_missing")):
+    for wanted, code in (("localhost/evil:1", "invalid_spec"), ("localhost/none:1", "image_missing")):
         spec = node.spec("jimage", runtime="podman", image=wanted)
-        with pytest.raises(Refused) as caught:
-            control.ask("start", timeout_s=20, epoch=1, spec=spec)
+        with pytest.raises(AgentError) as caught:
+            control.request("start", timeout_s=20, epoch=1, spec=spec)
         assert caught.value.code == code
     assert node.podman("network", "ls", "--quiet").stdout.count("fw-") == 0  # type: ignore[attr-defined]
-    with pytest.raises(Refused) as caught:
-        link.ask("pull", timeout_s=60, image="127.0.0.1:9/none/none:1")
+    with pytest.raises(AgentError) as caught:
+        link.request("pull", timeout_s=60, image="127.0.0.1:9/none/none:1")
     assert caught.value.code == "image_missing"

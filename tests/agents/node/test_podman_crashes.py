@@ -34,7 +34,7 @@ def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
 @every_28th
 def test_steps_of_a_start_on_a_network_that_stood_ready(podman_node: LoneNode, stride: int) -> None:
     assert sweep_start(podman_node, "podman", stride, spare=True) * stride >= 12
-    assert podman_node.networks() <= set(podman_node.ledger()["spares"])
+    assert podman_node.networks() <= set(podman_node.ledger()["network_pool"])
 
 
 @at_length
@@ -46,4 +46,4 @@ def test_steps_of_making_a_network_ahead(podman_node: LoneNode, stride: int) -> 
 def test_steps_of_an_abandoned_podman_start_and_of_a_stop(podman_node: LoneNode, stride: int) -> None:
     sweep_abandoned_start(podman_node, "podman", stride)
     sweep_stop(podman_node, "podman", stride)
-    assert podman_node.networks() <= set(podman_node.ledger()["spares"])
+    assert podman_node.networks() <= set(podman_node.ledger()["network_pool"])

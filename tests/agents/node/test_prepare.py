@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, Refused
+from agents.link import AgentError, Link
 from tests.agents.node.conftest import GPUS, LoneNode, log_of, wait_for
 from tests.agents.ranks import MEETS
-from tests.engine_room import wait_for as eventually
+from tests.engine_harness import wait_for as eventually
 
 SAYS = ("sh", "-c", "echo begun")
 
 
 def prepare(link: Link, spec: dict[str, Any], verb: str = "prepare") -> dict[str, Any]:
-    return link.ask(verb, timeout_s=30, epoch=1, spec=spec)
+    return link.request(verb, timeout_s=30, epoch=1, spec=spec)
 
 
 def state_of(link: Link, job: str) -> str | None:
-    rows = link.ask("list", timeout_s=20)["containers"]
+    rows = link.request("list", timeout_s=20)["containers"]
     return next((row["state"] for row in rows if row["job"] == job), None)
 
 
 def codes_of(link: Link, job: str) -> list[int | None]:
-    rows = link.ask("list", timeout_s=20)["containers"]
+    rows = link.request("list", timeout_s=20)["containers"]
     return [row["exit_code"] for row in rows if row["job"] == job]
 
 
@@ -36,17 +36,17 @@ def free_port() -> int:
 
 def test_it_waits_for_its_start_and_holds_its_gpu_and_port(node: LoneNode) -> None:
     link, port = node.open(), free_port()
-    assert "prepare" in link.hello.takes and link.hello.gang_ports == (32_000, 32_700)
-    spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}], meet_port=port)
+    assert "prepare" in link.hello.capabilities and link.hello.rendezvous_ports == (32_000, 32_700)
+    spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}], rendezvous_port=port)
     assert prepare(link, spec)["state"] == "created"
     assert prepare(link, spec)["already"] is True
     other = node.open()  # also for another agent process, after its control session has healed
     assert state_of(other, "jone") == "created"
-    with pytest.raises(Refused, match="thousandths"):
+    with pytest.raises(AgentError, match="thousandths"):
         prepare(other, node.spec("jtwo", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1}]))
-    with pytest.raises(Refused, match="meet") as taken:
-        prepare(other, node.spec("jtwo", *SAYS, meet_port=port))
-    assert taken.value.code == "meet_port_in_use"
+    with pytest.raises(AgentError, match="meet") as taken:
+        prepare(other, node.spec("jtwo", *SAYS, rendezvous_port=port))
+    assert taken.value.code == "rendezvous_port_in_use"
     assert prepare(other, spec, "start")["state"] == "running"
     wait_for(other, "exited", job="jone", exit_code=0)
     assert log_of(other, "jone") == "begun\n"
@@ -56,10 +56,10 @@ def test_a_stop_undoes_it_and_it_never_begins(node: LoneNode) -> None:
     link = node.open()
     spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}])
     prepare(link, spec)
-    stopped = link.ask("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=1)
+    stopped = link.request("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=1)
     assert stopped["gone"] and [each["exit_code"] for each in stopped["tasks"]] == [None]
     for verb in ("prepare", "start"):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(AgentError) as refused:
             prepare(link, spec, verb)
         assert refused.value.code == "tombstoned"
     assert prepare(link, node.spec("jtwo", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}]))
@@ -71,12 +71,12 @@ def test_a_port_on_which_somebody_listens_is_refused_at_both_steps_and_nothing_i
     link = node.open()
     with socket.create_server(("", 0)) as stranger:
         port = stranger.getsockname()[1]
-        with pytest.raises(Refused, match=str(port)):
-            prepare(link, node.spec("jone", *SAYS, meet_port=port))
+        with pytest.raises(AgentError, match=str(port)):
+            prepare(link, node.spec("jone", *SAYS, rendezvous_port=port))
         assert state_of(link, "jone") is None
-    spec = node.spec("jone", *SAYS, meet_port=port, gpus=[{"uuid": GPUS[0], "milli": 1000}])
+    spec = node.spec("jone", *SAYS, rendezvous_port=port, gpus=[{"uuid": GPUS[0], "milli": 1000}])
     assert prepare(link, spec)["state"] == "created"
-    with socket.create_server(("", port)), pytest.raises(Refused, match=str(port)):
+    with socket.create_server(("", port)), pytest.raises(AgentError, match=str(port)):
         prepare(link, spec, "start")
     assert state_of(link, "jone") is None
     assert prepare(link, spec, "start")["state"] == "running"
@@ -84,20 +84,20 @@ def test_a_port_on_which_somebody_listens_is_refused_at_both_steps_and_nothing_i
 
 def test_devices_that_the_node_does_not_lend_are_refused(node: LoneNode) -> None:
     link = node.open()
-    with pytest.raises(Refused, match="not among"):
+    with pytest.raises(AgentError, match="not among"):
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/sda"]))
-    with pytest.raises(Refused, match="has no"):
+    with pytest.raises(AgentError, match="has no"):
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/uverbs77"]))
-    with pytest.raises(Refused, match="form"):
+    with pytest.raises(AgentError, match="form"):
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/infiniband/../sda"]))
-    with pytest.raises(Refused, match=r"not among"):
+    with pytest.raises(AgentError, match=r"not among"):
         prepare(link, node.spec("jone", *SAYS, devices=["/dev/nul?"]))
     node.configure(fabric_devices=["/dev/null", "/dev/shm"])
     lends = node.open()
-    assert lends.hello.fabric and "/dev/null" in lends.hello.fabric
-    with pytest.raises(Refused, match="Plain processes"):
+    assert lends.hello.fabric_devices and "/dev/null" in lends.hello.fabric_devices
+    with pytest.raises(AgentError, match="Plain processes"):
         prepare(lends, node.spec("jone", *SAYS, devices=["/dev/nul?"]))
-    with pytest.raises(Refused, match="no character device"):
+    with pytest.raises(AgentError, match="no character device"):
         prepare(lends, node.spec("jone", *SAYS, devices=["/dev/shm"]))
 
 
@@ -111,9 +111,9 @@ def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_rep
     link, other, port = node.open(), node.open(), free_port()
 
     def why(job: str = "jone") -> object:
-        return other.ask("reach", timeout_s=5, **place(port, job))["why"]
+        return other.request("check_rendezvous", timeout_s=5, **place(port, job))["reason"]
 
-    spec = node.spec("jone", "sleep", "600", meet_port=port, listens=True)
+    spec = node.spec("jone", "sleep", "600", rendezvous_port=port, hold_rendezvous_port=True)
     assert why() == "connection refused"
     assert prepare(link, spec)["state"] == "created"
     assert why() is None and why("jtwo") == "something else answers there"
@@ -121,10 +121,10 @@ def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_rep
     assert prepare(other, spec)["already"] is True and why() is None  # the link to the first was lost, say
     assert prepare(link, spec, "start")["state"] == "running"
     assert why() == "connection refused"  # it is the task's now
-    again = node.spec("jtwo", *SAYS, meet_port=port, listens=True)
-    link.ask("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=0)
+    again = node.spec("jtwo", *SAYS, rendezvous_port=port, hold_rendezvous_port=True)
+    link.request("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=0)
     assert prepare(link, again)["state"] == "created" and why("jtwo") is None
-    link.ask("stop", timeout_s=20, epoch=1, job="jtwo", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jtwo", attempt=1, grace_s=0)
     assert why("jtwo") == "connection refused"
 
 
@@ -132,10 +132,10 @@ def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) ->
     link = node.open()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as silent:  # it takes connections and says nothing
         port = silent.getsockname()[1]
-        told = link.ask("reach", timeout_s=5, **place(port))
-        assert told["why"] == "no answer in 0.3 s" and 0.25 < told["seconds"] < 3
-    with pytest.raises(Refused, match="address"):
-        link.ask("reach", timeout_s=5, **place(port) | {"address": "node-a"})
+        told = link.request("check_rendezvous", timeout_s=5, **place(port))
+        assert told["reason"] == "no answer in 0.3 s" and 0.25 < told["seconds"] < 3
+    with pytest.raises(AgentError, match="address"):
+        link.request("check_rendezvous", timeout_s=5, **place(port) | {"address": "node-a"})
 
 
 def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -> None:
@@ -145,7 +145,7 @@ def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -
 
     def check(**named: Any) -> dict[str, Any]:
         fabric = {"runtime": "process", "interface": "", "network": "", "devices": []} | named
-        rows = link.ask("preflight", timeout_s=30, fabric=fabric)["checks"]
+        rows = link.request("preflight", timeout_s=30, fabric=fabric)["checks"]
         return next(row for row in rows if row["name"] == "fabric")
 
     assert (
@@ -153,8 +153,8 @@ def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -
         and check(interface=here.addresses[0].rpartition("/")[0] + "/32")["ok"]
     )
     wrong = check(interface="192.0.2.128/32", network="fabric0", devices=["/dev/null", "/dev/fabric7"])
-    assert not wrong["ok"] and "no interface 192.0.2.128/32" in wrong["sentence"]
-    assert "Plain processes" in wrong["sentence"] and "/dev/fabric7" in wrong["sentence"]
+    assert not wrong["ok"] and "no interface 192.0.2.128/32" in wrong["message"]
+    assert "Plain processes" in wrong["message"] and "/dev/fabric7" in wrong["message"]
 
 
 @pytest.mark.rig
@@ -167,13 +167,13 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     address = (
         next((each.address for each in link.hello.interfaces if each.chosen), "")
         if on_node
-        else "{first_rank}"
+        else "{rank0_address}"
     )
     specs = []
     for rank in (0, 1):
         env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
-        told |= {"meet_port": port} if on_node and rank == 0 else {}
+        told: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
+        told |= {"rendezvous_port": port} if on_node and rank == 0 else {}
         more = {"runtime": "podman", "image": node.image, "env": env, "task": rank, **told}  # type: ignore[attr-defined]
         specs.append(node.spec("jgang", "python3", "-c", MEETS, **more))
     for spec in specs:
@@ -183,7 +183,7 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     eventually("both have ended", lambda: codes_of(link, "jgang") == [0, 0])
     assert "heard one" in log_of(link, "jgang")
     if on_node:  # it is only created: not everywhere may we raise the bound that it asks for
-        fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "meet_port": None, "env": {}}
+        fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "rendezvous_port": None, "env": {}}
         made = prepare(link, specs[0] | fabric)["container"]
         told = node.podman("inspect", "--format", "{{.HostConfig.Devices}} {{.HostConfig.Ulimits}}", made)  # type: ignore[attr-defined]
         assert "/dev/null" in told.stdout and "MEMLOCK -1 -1" in told.stdout, told

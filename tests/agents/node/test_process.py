@@ -16,23 +16,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.link import Refused
-from agents.node.stats import REST_S, until_phase_s
-from agents.node.task_log import stamped
+from agents.link import AgentError
+from agents.node.sampler import MIN_PAUSE_S, wait_until_phase_s
+from agents.node.task_log import to_log_lines
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
 from tests.time_budget import budget_s
-from tests.unkillable import cannot_freeze, unkillable
+from tests.unkillable_process import missing_freezer, unkillable
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give tasks an account of their own")
 
 
 def start(link: Any, spec: dict[str, Any], epoch: int = 1) -> dict[str, Any]:
-    return link.ask("start", timeout_s=20, epoch=epoch, spec=spec)
+    return link.request("start", timeout_s=20, epoch=epoch, spec=spec)
 
 
-def refused(link: Any, verb: str, **fields: Any) -> Refused:
-    with pytest.raises(Refused) as caught:
-        link.ask(verb, timeout_s=20, **fields)
+def refused(link: Any, verb: str, **fields: Any) -> AgentError:
+    with pytest.raises(AgentError) as caught:
+        link.request(verb, timeout_s=20, **fields)
     return caught.value
 
 
@@ -111,17 +111,18 @@ def test_start_is_repeatable_and_guards_the_gpu(node: LoneNode) -> None:
     again = start(link, node.spec("ja", gpus=whole))
     assert (first["already"], again["already"]) == (False, True)
     assert again["started_s"] == first["started_s"]
-    assert refused(link, "start", epoch=1, spec=node.spec("jb", gpus=whole)).code == "over_milli"
+    assert refused(link, "start", epoch=1, spec=node.spec("jb", gpus=whole)).code == "gpu_overcommitted"
     other = node.spec("ja", gpus=whole, digest="d2")
     assert refused(link, "start", epoch=1, spec=other).code == "name_conflict"
     unknown = node.spec("jc", gpus=[{"uuid": "GPU-none", "milli": 1}])
     assert refused(link, "start", epoch=1, spec=unknown).code == "unknown_gpu"
     assert refused(link, "start", epoch=0, spec=node.spec("ja", gpus=whole)).code == "stale_epoch"
-    assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "bad_spec"
+    assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "invalid_spec"
     assert (
-        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "bad_spec"
+        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code
+        == "invalid_spec"
     )
-    assert len(link.ask("list", timeout_s=10)["containers"]) == 1
+    assert len(link.request("list", timeout_s=10)["containers"]) == 1
 
 
 def test_fractions_fill_a_gpu_and_no_more(node: LoneNode) -> None:
@@ -129,8 +130,8 @@ def test_fractions_fill_a_gpu_and_no_more(node: LoneNode) -> None:
     for number, milli in enumerate((400, 600)):
         start(link, node.spec(f"j{number}", gpus=[{"uuid": GPUS[0], "milli": milli}]))
     one_more = node.spec("j9", gpus=[{"uuid": GPUS[0], "milli": 1}])
-    assert refused(link, "start", epoch=1, spec=one_more).code == "over_milli"
-    link.ask("stop", timeout_s=10, epoch=1, job="j0", attempt=1, grace_s=0)
+    assert refused(link, "start", epoch=1, spec=one_more).code == "gpu_overcommitted"
+    link.request("stop", timeout_s=10, epoch=1, job="j0", attempt=1, grace_s=0)
     start(link, one_more)
 
 
@@ -139,17 +140,17 @@ def test_stop_asks_first_and_forbids_for_ever(node: LoneNode) -> None:
     polite = "trap 'echo bye; exit 3' TERM; echo up; sleep 600 & wait"
     start(link, node.spec("jpolite", "sh", "-c", polite))
     log_with(link, "jpolite", "up")
-    answer = link.ask("stop", timeout_s=10, epoch=1, job="jpolite", attempt=1, grace_s=20)
+    answer = link.request("stop", timeout_s=10, epoch=1, job="jpolite", attempt=1, grace_s=20)
     assert answer.get("stopping") or answer.get("gone")
     assert wait_for(link, "exited", job="jpolite")["exit_code"] == 3
     assert "bye" in log_of(link, "jpolite")
-    assert link.ask("stop", timeout_s=10, epoch=1, job="jpolite", attempt=1)["gone"] is True
+    assert link.request("stop", timeout_s=10, epoch=1, job="jpolite", attempt=1)["gone"] is True
     assert refused(link, "start", epoch=1, spec=node.spec("jpolite")).code == "tombstoned"
 
 
 def test_a_stop_of_one_task_leaves_the_others_alone(node: LoneNode) -> None:
     link = node.open()
-    assert "stop.tasks" in link.hello.takes
+    assert "stop.tasks" in link.hello.capabilities
     says = 'echo "$FAIRWAY_TASK/$FAIRWAY_TASKS/$FAIRWAY_TASKS_MIN/$FAIRWAY_TASKS_MAX"; sleep 600'
     bounds = {"tasks": 2, "tasks_min": 1, "tasks_max": 4}
     for number in (0, 1):
@@ -157,32 +158,32 @@ def test_a_stop_of_one_task_leaves_the_others_alone(node: LoneNode) -> None:
     log_with(link, "jgrows", "0/2/1/4")
 
     def stop() -> dict[str, Any]:
-        return link.ask("stop", timeout_s=10, epoch=1, job="jgrows", attempt=1, grace_s=1, tasks=[1])
+        return link.request("stop", timeout_s=10, epoch=1, job="jgrows", attempt=1, grace_s=1, tasks=[1])
 
     assert stop().get("stopping") or stop().get("gone")
     assert wait_for(link, "exited", job="jgrows")["task"] == 1
     assert [row["task"] for row in stop()["tasks"]] == [1]
-    states = {row["task"]: row["state"] for row in link.ask("list", timeout_s=10)["containers"]}
+    states = {row["task"]: row["state"] for row in link.request("list", timeout_s=10)["containers"]}
     assert states == {0: "running", 1: "exited"}
     late = node.spec("jgrows", "sleep", "600", task=1, gpus=[])
     assert refused(link, "start", epoch=1, spec=late).code in ("tombstoned", "name_conflict")
     never = node.spec("jgrows", "sleep", "600", task=7, gpus=[])
-    link.ask("stop", timeout_s=10, epoch=1, job="jgrows", attempt=1, tasks=[7])
+    link.request("stop", timeout_s=10, epoch=1, job="jgrows", attempt=1, tasks=[7])
     assert refused(link, "start", epoch=1, spec=never).code == "tombstoned"
     start(link, node.spec("jgrows", "sleep", "600", task=2, gpus=[]))
     for wrong in ([], "1", [True], [-1]):
         fields = {"epoch": 1, "job": "jgrows", "attempt": 1, "tasks": wrong}
-        assert refused(link, "stop", **fields).code == "bad_spec"
+        assert refused(link, "stop", **fields).code == "invalid_spec"
 
 
 def test_a_stop_before_the_start_wins(node: LoneNode) -> None:
     link = node.open()
-    assert link.ask("stop", timeout_s=10, epoch=1, job="jearly", attempt=1)["gone"] is True
+    assert link.request("stop", timeout_s=10, epoch=1, job="jearly", attempt=1)["gone"] is True
     assert refused(link, "start", epoch=1, spec=node.spec("jearly")).code == "tombstoned"
     start(link, node.spec("jearly", attempt=2))
 
 
-@pytest.mark.skipif(cannot_freeze() is not None, reason=cannot_freeze() or "")
+@pytest.mark.skipif(missing_freezer() is not None, reason=missing_freezer() or "")
 def test_what_cannot_be_killed_is_told_and_keeps_the_agent_from_nothing(node: LoneNode) -> None:
     """Ten stops that wait would take all hands of the agent, and its link would break."""
     link = node.open()
@@ -191,7 +192,7 @@ def test_what_cannot_be_killed_is_told_and_keeps_the_agent_from_nothing(node: Lo
     (path,) = node.folder.glob("state/tasks/*-jstuck-*/pid.json")
 
     def stop(job: str) -> dict[str, Any]:
-        return link.ask("stop", timeout_s=10, epoch=1, job=job, attempt=1, grace_s=0)
+        return link.request("stop", timeout_s=10, epoch=1, job=job, attempt=1, grace_s=0)
 
     with unkillable(json.loads(path.read_text())["pid"]):
         assert stop("jstuck")["stopping"] is True
@@ -200,7 +201,7 @@ def test_what_cannot_be_killed_is_told_and_keeps_the_agent_from_nothing(node: Lo
             assert answer["stopping"] is True and answer["stuck_s"] > 0.0
         assert stop("jother")["gone"] is True
         more = node.spec("jmore", "true", gpus=[{"uuid": GPUS[0], "milli": 1000}])
-        assert refused(link, "start", epoch=1, spec=more).code == "over_milli"
+        assert refused(link, "start", epoch=1, spec=more).code == "gpu_overcommitted"
     wait_for(link, "exited", job="jstuck")
     assert stop("jstuck")["gone"] is True
 
@@ -209,7 +210,7 @@ def test_patience_ends_even_when_another_agent_must_end_it(node: LoneNode) -> No
     first = node.open()
     start(first, node.spec("jdeaf", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"))
     log_with(first, "jdeaf", "up")
-    first.ask("stop", timeout_s=10, epoch=1, job="jdeaf", attempt=1, grace_s=1)
+    first.request("stop", timeout_s=10, epoch=1, job="jdeaf", attempt=1, grace_s=1)
     os.kill(first.process_id, signal.SIGKILL)
     event = wait_for(node.open(), "exited", job="jdeaf")
     assert event["exit_code"] == 137
@@ -223,7 +224,7 @@ def test_tasks_outlive_agent_and_link(node: LoneNode) -> None:
     time.sleep(0.3)
     assert len(alive("612.5")) == 1
     second = node.open()
-    (row,) = second.ask("list", timeout_s=10)["containers"]
+    (row,) = second.request("list", timeout_s=10)["containers"]
     assert (row["state"], row["exit_code"]) == ("running", None)
     os.kill(alive("612.5")[0], signal.SIGTERM)
     asked_s = time.time()
@@ -281,29 +282,29 @@ def test_logs_come_by_offset(node: LoneNode) -> None:
     start(link, node.spec("jlog", "sh", "-c", "printf 0123456789; sleep 0.5; printf abc"))
     log_with(link, "jlog", "0123456789")
     where = {"job": "jlog", "attempt": 1, "task": 0}
-    begun = base64.b64decode(link.ask("logs", timeout_s=10, offset=0, **where)["data_b64"])
+    begun = base64.b64decode(link.request("logs", timeout_s=10, offset=0, **where)["data_b64"])
     assert begun.endswith(b" stdout P 0123456789\n")
-    part = link.ask("logs", timeout_s=10, offset=4, limit=3, **where)
+    part = link.request("logs", timeout_s=10, offset=4, limit=3, **where)
     assert (base64.b64decode(part["data_b64"]), part["next_offset"], part["eof"]) == (begun[4:7], 7, False)
     wait_for(link, "exited", job="jlog")
-    part = link.ask("logs", timeout_s=10, offset=len(begun), **where)
+    part = link.request("logs", timeout_s=10, offset=len(begun), **where)
     assert base64.b64decode(part["data_b64"]).endswith(b" stdout P abc\n")
     assert (part["next_offset"], part["eof"]) == (part["size"], True)
-    link.ask("remove", timeout_s=10, epoch=1, job="jlog", attempt=1)
+    link.request("remove", timeout_s=10, epoch=1, job="jlog", attempt=1)
     assert refused(link, "logs", offset=0, **where).code == "no_such_container"
     assert refused(link, "start", epoch=1, spec=node.spec("jlog")).code == "tombstoned"
 
 
 def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
-    node.configure(log_mib=1)
+    node.configure(max_log_mib=1)
     link = node.open()
     noise = "import sys; [sys.stdout.write('x' * 1023 + chr(10)) for _ in range(3000)]; open('done', 'w')"
     start(link, node.spec("jloud", "python3", "-c", noise))
     assert wait_for(link, "exited", job="jloud")["exit_code"] == 0
     where = {"job": "jloud", "attempt": 1, "task": 0}
-    size = link.ask("logs", timeout_s=10, offset=0, **where)["size"]
+    size = link.request("logs", timeout_s=10, offset=0, **where)["size"]
     assert (1 << 20) - 128 * 1024 < size < (1 << 20) + 512
-    last = link.ask("logs", timeout_s=10, offset=size - 200_000, **where)
+    last = link.request("logs", timeout_s=10, offset=size - 200_000, **where)
     *kept, cut, dropped = base64.b64decode(last["data_b64"]).decode().splitlines()
     assert cut.endswith(" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
     told = re.fullmatch(r"\S+ stdout F fairway: (\d+) bytes were dropped after this place\.", dropped)
@@ -317,7 +318,7 @@ def test_output_and_errors_are_told_apart(node: LoneNode) -> None:
     script = "echo one; echo two >&2; sleep 0.2; printf 'th'; sleep 0.2; printf 'ree' >&2; echo ' four'; echo end >&2"
     start(link, node.spec("jtwo", "sh", "-c", script))
     wait_for(link, "exited", job="jtwo")
-    answer = link.ask("logs", timeout_s=10, job="jtwo", attempt=1, task=0, offset=0)
+    answer = link.request("logs", timeout_s=10, job="jtwo", attempt=1, task=0, offset=0)
     rows = [line.split(" ", 3)[1:] for line in base64.b64decode(answer["data_b64"]).decode().splitlines()]
     said = {stream: [row for row in rows if row[0] == stream] for stream in ("stdout", "stderr")}
     assert said["stdout"] == [["stdout", "F", "one"], ["stdout", "P", "th"], ["stdout", "F", " four"]]
@@ -331,7 +332,7 @@ def test_output_and_errors_are_told_apart(node: LoneNode) -> None:
     )
 )
 def test_what_each_stream_said_comes_out_again(said) -> None:
-    log = b"".join(stamped(stream, data, 1_700_000_000_123_456_789) for stream, data in said)
+    log = b"".join(to_log_lines(stream, data, 1_700_000_000_123_456_789) for stream, data in said)
     again: dict[bytes, bytes] = {}
     for line in log.split(b"\n")[:-1]:
         at, stream, mark, words = line.split(b" ", 3)
@@ -350,7 +351,7 @@ def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:
     node.boot_id_path.write_text("boot-2\n")
     second = node.open()
     assert alive("615.25") == []
-    (row,) = second.ask("list", timeout_s=10)["containers"]
+    (row,) = second.request("list", timeout_s=10)["containers"]
     assert (row["state"], row["rebooted"]) == ("exited", True)
     start(second, node.spec("jnew", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
 
@@ -374,7 +375,7 @@ def test_samples_come_every_second(node: LoneNode) -> None:
         node.spec("jbusy", "sh", "-c", "while :; do :; done", gpus=[{"uuid": GPUS[0], "milli": 1000}]),
     )
     watch = node.open("watch")
-    watch.ask("stats", timeout_s=10)
+    watch.request("stats", timeout_s=10)
     wait_for(watch, "sample")
     sample = wait_for(watch, "sample")
     (task,) = sample["tasks"]
@@ -387,51 +388,51 @@ def test_samples_come_every_second(node: LoneNode) -> None:
 def test_samples_are_taken_when_they_are_wanted(node: LoneNode) -> None:
     watch = node.open("watch")
     for nonsense in (1, -0.1, "0.5", True):
-        assert refused(watch, "stats", phase_s=nonsense).code == "bad_spec"
+        assert refused(watch, "stats", phase_s=nonsense).code == "invalid_spec"
     phase_s = (time.time() + 0.5) % 1.0
-    watch.ask("stats", timeout_s=10, phase_s=phase_s)
+    watch.request("stats", timeout_s=10, phase_s=phase_s)
     wait_for(watch, "sample")  # the first comes at once
     assert (wait_for(watch, "sample")["at_s"] - phase_s) % 1.0 < 0.5
 
 
 @given(phase_s=st.floats(0, 1, exclude_max=True), now_s=st.floats(1e9, 2e9))
 def test_the_wait_ends_at_the_moment_wanted(phase_s: float, now_s: float) -> None:
-    wait_s = until_phase_s(phase_s, now_s)
-    assert REST_S <= wait_s <= 1 + REST_S
+    wait_s = wait_until_phase_s(phase_s, now_s)
+    assert MIN_PAUSE_S <= wait_s <= 1 + MIN_PAUSE_S
     missed_s = (now_s + wait_s - phase_s) % 1.0
     assert min(missed_s, 1 - missed_s) < 1e-5
 
 
 def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
-    node.write_settings(disk_floor_mib=10**9)
+    node.write_settings(min_free_disk_mib=10**9)
     refusal = refused(node.open(), "start", epoch=1, spec=node.spec("jfull"))
     assert refusal.code == "disk_full"
     assert "MiB left" in refusal.message
 
 
 def test_mounts_only_from_lent_folders(node: LoneNode) -> None:
-    mount = {"kind": "path", "source": "/etc", "target": "/mnt"}
+    mount = {"kind": "host_path", "source": "/etc", "target": "/mnt"}
     assert "lends" in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
 
 
 def test_roles_are_bounded_by_the_key(node: LoneNode) -> None:
     watch = node.open("watch")
-    assert refused(watch, "start", epoch=1, spec=node.spec("ja")).code == "not_allowed"
-    assert refused(watch, "stop", epoch=1, job="ja", attempt=1).code == "not_allowed"
-    assert refused(node.open("bulk"), "start", epoch=1, spec=node.spec("ja")).code == "not_allowed"
+    assert refused(watch, "start", epoch=1, spec=node.spec("ja")).code == "forbidden"
+    assert refused(watch, "stop", epoch=1, job="ja", attempt=1).code == "forbidden"
+    assert refused(node.open("bulk"), "start", epoch=1, spec=node.spec("ja")).code == "forbidden"
     assert refused(node.open(), "dance").code == "unknown_verb"
 
 
 def test_another_cluster_is_turned_away(node: LoneNode) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AgentError) as caught:
         node.open(cluster="t2")
-    assert caught.value.code == "not_allowed"
+    assert caught.value.code == "forbidden"
 
 
 def test_the_agent_stays_small(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jsmall", "sleep", "1"))
-    link.ask("stats", timeout_s=10)
+    link.request("stats", timeout_s=10)
     wait_for(link, "sample")
     status = Path(f"/proc/{link.process_id}/status").read_text()
     resident_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import progress, word_files
-from agents.wire import measured
+from agents.node import progress
+from agents.node.spec import report_files
+from agents.wire.fields import check_number
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_checkpoint import ODD
 from tests.agents.node.test_process import eventually, needs_root, start
@@ -23,15 +24,15 @@ NOW_S = 1_800_000_000.0
 
 
 def made(folder: Path) -> Path:
-    word_files.make(word_files.PROGRESS, str(folder), None, None)
+    report_files.create_report_file(report_files.PROGRESS_FILE, str(folder), None, None)
     return folder / "progress"
 
 
-def told(folder: Path, started_s: float | None = NOW_S - 3600) -> progress.Told | None:
-    return progress.told(str(folder), started_s, NOW_S)
+def told(folder: Path, started_s: float | None = NOW_S - 3600) -> progress.ProgressReport | None:
+    return progress.read_progress(str(folder), started_s, NOW_S)
 
 
-def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> progress.Told | None:
+def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> progress.ProgressReport | None:
     file = made(folder)
     file.write_bytes(what)
     os.utime(file, (at_s, at_s))
@@ -104,7 +105,7 @@ def test_whatever_it_holds_is_a_number_or_nothing(
     said = say(tmp_path_factory.getbasetemp(), what)
     if said is not None:
         assert math.isfinite(said.done) and said.done >= 0
-        assert measured(said.done) == said.done  # the portal takes it: nobody silences a node by a number
+        assert check_number(said.done) == said.done  # the portal takes it: nobody silences a node by a number
         assert re.fullmatch(rb"[0-9.\s]+", what) and len(what) <= 64
 
 
@@ -135,8 +136,8 @@ def test_a_device_and_a_pipe_that_somebody_fills_say_nothing_and_hold_nobody_up(
 
 def said_by(link: Link, job: str) -> tuple[float | None, float | None]:
     """What the node says of a job's progress."""
-    (row,) = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == job]
-    return row["progress"], row["progress_ago_s"]
+    (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == job]
+    return row["progress"], row["progress_age_s"]
 
 
 def counts(job: str, node: LoneNode, **more: Any) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def test_a_process_says_it_by_its_own_file(node: LoneNode) -> None:
 def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
     link = podman_node.open()
     spec = counts("jcounts", podman_node, runtime="podman", image=podman_node.image)  # type: ignore[attr-defined]
-    link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
     check_it_is_told(podman_node, link, "jcounts")
 
 
@@ -185,9 +186,9 @@ def test_the_next_attempt_begins_with_nothing_said(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagain", "sh", "-c", 'echo 5 > "$FAIRWAY_PROGRESS_FILE"; sleep 600'))
     eventually(lambda: said_by(link, "jagain")[0] == 5)
-    link.ask("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
     assert said_by(link, "jagain") == (None, None)  # it has ended
-    link.ask("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
+    link.request("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
     start(link, node.spec("jagain", attempt=2))
     assert said_by(link, "jagain") == (None, None)
 

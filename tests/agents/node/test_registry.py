@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.link import Refused
+from agents.link import AgentError
 from tests.agents.node.conftest import LoneNode
 
 NAME, PASSWORD = "robot", "open-sesame-5d1"
@@ -123,13 +123,13 @@ def test_only_the_right_login_brings_the_image_and_none_of_it_stays(
     podman_node: LoneNode, registry: Registry
 ) -> None:
     link = podman_node.open()
-    with pytest.raises(Refused, match="wants a login, or has no such image; an administrator keeps one"):
-        link.ask("pull", timeout_s=60, image=registry.image)
+    with pytest.raises(AgentError, match="wants a login, or has no such image; an administrator keeps one"):
+        link.request("pull", timeout_s=60, image=registry.image)
     wrong = {"username": NAME, "password": "guessed"}
-    with pytest.raises(Refused, match="refused the login that is kept for it"):
-        link.ask("pull", timeout_s=60, image=registry.image, login=wrong)
+    with pytest.raises(AgentError, match="refused the login that is kept for it"):
+        link.request("pull", timeout_s=60, image=registry.image, login=wrong)
     right = {"username": NAME, "password": PASSWORD}
-    answer = link.ask("pull", timeout_s=60, image=registry.image, login=right)
+    answer = link.request("pull", timeout_s=60, image=registry.image, login=right)
     assert answer["image"]["refs"] == [registry.image]
     uploads = podman_node.folder / "state/uploads"
     assert list(uploads.iterdir()) == [] and registry.leaks == []

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.link import Refused
-from agents.node import websocket
-from agents.node.terminal import WINDOW_BYTES
+from agents.link import AgentError
+from agents.node.terminals import websocket
+from agents.node.terminals.terminal import WINDOW_BYTES
 from tests.agents.node.conftest import LoneNode
 
 SECRET = "s" * 43
@@ -116,11 +116,11 @@ class Browser:
 
 def open_terminal(link: Any, job: str, **more: Any) -> int:
     fields = {"job": job, "attempt": 1, "task": 0, "secret": SECRET, "cols": 80, "rows": 24, "idle_s": 600}
-    return int(link.ask("terminal", timeout_s=20, **{**fields, **more})["port"])
+    return int(link.request("terminal", timeout_s=20, **{**fields, **more})["port"])
 
 
 def begin(link: Any, spec: dict[str, Any]) -> None:
-    link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
 def processes_with(marker: str) -> list[int]:
@@ -170,7 +170,7 @@ def test_a_shell_stands_beside_its_task_and_sees_nothing_of_ours(task, monkeypat
     assert "/dev/pts/" in told
     uid = next(line for line in told.splitlines() if line.strip().isdigit() and int(line) > 1_000_000)
     record = next(iter(node.ledger()["tasks"].values()))
-    assert int(uid) == record["own_uid"]
+    assert int(uid) == record["task_uid"]
     assert os.readlink(f"/proc/{record['pid']}/ns/mnt") in browser.ask(
         "readlink /proc/self/ns/mnt; echo x=1", "x=1"
     )
@@ -209,7 +209,7 @@ def test_a_terminal_ends_with_its_task(task) -> None:
     _, link = task
     browser = Browser(open_terminal(link, "jterm"))
     browser.ask("echo her''e", "here")
-    link.ask("stop", timeout_s=20, epoch=1, job="jterm", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jterm", attempt=1, grace_s=0)
     assert browser.end()["ended"] == "task_ended"
 
 
@@ -255,24 +255,24 @@ def test_output_without_end_waits_for_the_eyes_and_starves_no_other(task) -> Non
 def test_limits_and_what_is_no_order_are_refused(task) -> None:
     _, link = task
     browsers = [Browser(open_terminal(link, "jterm")) for _ in range(4)]
-    with pytest.raises(Refused, match="At most 4 terminals"):
+    with pytest.raises(AgentError, match="At most 4 terminals"):
         open_terminal(link, "jterm")
     browsers[0].leave()
     until_s = time.monotonic() + 5
     while True:
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(AgentError):
             open_terminal(link, "jterm")
             break
         assert time.monotonic() < until_s
         time.sleep(0.1)
     for broken in ({"secret": "short"}, {"cols": 0}, {"rows": 5000}, {"idle_s": 10**6}, {"job": "other"}):
-        with pytest.raises(Refused):
+        with pytest.raises(AgentError):
             open_terminal(link, **{"job": "jterm", **broken})
 
 
 def test_only_the_control_key_opens_terminals(node: LoneNode) -> None:
     for role in ("watch", "bulk"):
-        with pytest.raises(Refused, match=f"The role {role} may not terminal"):
+        with pytest.raises(AgentError, match=f"The role {role} may not terminal"):
             open_terminal(node.open(role), "jterm")
 
 
@@ -306,7 +306,7 @@ def test_a_shell_in_a_container_has_the_container_s_walls_and_ends_with_its_conn
     assert again.end() == {"ended": "exited", "exit_code": 5}
     last = Browser(open_terminal(link, "jbox"))
     last.ask("echo re''ady", "ready")
-    link.ask("stop", timeout_s=20, epoch=1, job="jbox", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jbox", attempt=1, grace_s=0)
     assert last.end()["ended"] == "task_ended"
 
 
@@ -328,7 +328,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, piece)
         else:
             head += b"\xff" + size.to_bytes(8, "big")
         wire += head + mask + bytes(c ^ mask[n % 4] for n, c in enumerate(payload))
-    reader, found = websocket.Messages(), []
+    reader, found = websocket.MessageReader(), []
     for at in range(0, len(wire), piece):
         found += reader.feed(wire[at : at + piece])
     assert found == messages
@@ -345,5 +345,5 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, piece)
     ],
 )
 def test_what_no_browser_sends_is_refused(wire) -> None:
-    with pytest.raises(websocket.BadPeer):
-        websocket.Messages().feed(wire)
+    with pytest.raises(websocket.WebSocketProtocolError):
+        websocket.MessageReader().feed(wire)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.local import open_local
-from agents.node import versions
+from agents.node.host import versions
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from agents.node import versions
     ],
 )
 def test_what_is_below_its_floor_has_a_sentence(told, containers, says) -> None:
-    found = versions.floor_sentences(told, containers=containers)
+    found = versions.version_warnings(told, containers=containers)
     assert found == [] if says is None else (len(found) == 1 and says in found[0]), found
 
 
@@ -51,7 +51,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
         _program(tmp_path / "sshd", f"port {port}\nmaxauthtries 6\nmaxsessions 7\nmaxstartups 3:30:100")
         _program(tmp_path / "conmon", "conmon version 2.0.25\ncommit: unknown")
         own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-        (tmp_path / "node.json").write_text(json.dumps({**own, "gpus": "none"}))
+        (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "none"}))
         with open_local(
             pyz,
             "watch",
@@ -59,7 +59,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
             cluster="t",
             environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         ) as link:
-            told, below = link.hello.versions, link.hello.below_floor
+            told, below = link.hello.versions, link.hello.version_warnings
     assert (told["sshd"], told["maxsessions"], told["maxstartups"]) == ("8.4", "7", "3:30:100")
     assert (told["conmon"], told["driver"]) == ("2.0.25", None)
     assert any("The sshd that runs 8.4 is below 9.6" in each for each in below)
@@ -68,7 +68,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
 
 
 def test_an_sshd_that_cannot_be_asked_is_not_known() -> None:
-    assert set(versions.parse_sshd("sshd: no hostkeys available -- exiting.\n").values()) == {None}
+    assert set(versions.parse_sshd_config("sshd: no hostkeys available -- exiting.\n").values()) == {None}
 
 
 def _program(path: Path, says: str) -> None:

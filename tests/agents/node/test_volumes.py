@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, Refused
-from agents.node.volumes import is_mounted, mounted_at
+from agents.link import AgentError, Link
+from agents.node.storage.volumes import find_mount, is_mounted
 from tests.agents.node.conftest import LoneNode, log_with
 
 GID = 2_100_000_007
@@ -25,7 +25,7 @@ def lent(podman_node: LoneNode) -> Path:
     (lent / "sets").mkdir(parents=True)
     (lent / "sets/rows").write_text("a,b\n")
     (lent / "teams").mkdir()
-    podman_node.configure(path_roots=[str(lent)])
+    podman_node.configure(allowed_mount_roots=[str(lent)])
     return lent
 
 
@@ -41,7 +41,7 @@ def start(link: Link, node: LoneNode, job: str, script: str, *mounts: dict[str, 
         uid=uid,
         gid=uid,
     )
-    return link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    return link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
 @pytest.mark.rig
@@ -49,7 +49,7 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: Lone
     link = podman_node.open()
     team = {"kind": "project", "source": str(lent / "teams"), "folder": "vision22", "gid": GID}
     team |= {"target": "/volumes/team", "quota_mib": 64}
-    sets = {"kind": "path", "source": str(lent / "sets"), "target": "/volumes/sets", "read_only": True}
+    sets = {"kind": "host_path", "source": str(lent / "sets"), "target": "/volumes/sets", "read_only": True}
     scratch = {"kind": "scratch", "source": "fast", "target": "/volumes/fast"}
     first = (
         "umask 077; mkdir /volumes/team/d && echo mine > /volumes/team/d/notes; cat /volumes/sets/rows; "
@@ -66,10 +66,10 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: Lone
     start(link, podman_node, "jsecond", second, team, uid=2002)
     assert "mine\nours" in log_with(link, "jsecond", "ours")
     stranger = "ls /volumes/team 2>&1; echo looked"
-    outside = {"kind": "path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
+    outside = {"kind": "host_path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
     start(link, podman_node, "jthird", stranger, outside, uid=2003)
     assert "ermission denied" in log_with(link, "jthird", "looked")
-    link.ask("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
     deadline_s = time.monotonic() + 5
     while any(scratches.iterdir()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -85,7 +85,7 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
     (lent / "out").symlink_to("/etc")
     (lent / "teams/vision22").symlink_to("/etc")
     (lent / "a:b").mkdir()
-    mount = {"kind": "path", "target": "/volumes/x"}
+    mount = {"kind": "host_path", "target": "/volumes/x"}
     team = {"kind": "project", "folder": "vision22", "gid": GID, "source": str(lent / "teams")}
     for wrong, said in (
         (mount | {"source": "/etc"}, "not under a folder that this node lends"),
@@ -98,7 +98,7 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
         (mount | {"source": str(lent / "sets"), "target": "/run/fairway/x"}, "Nothing can be mounted at"),
         (mount | {"source": str(lent / "sets"), "target": "/x/../etc"}, "not a plain absolute path"),
     ):
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(AgentError, match=said):
             start(link, podman_node, "jwrong", "true", wrong)
     assert os.stat("/etc").st_gid == 0 and not any((podman_node.folder / "state/scratch").iterdir())
 
@@ -116,13 +116,13 @@ def memory_disk(lent: Path) -> Iterator[Path]:
 @pytest.mark.rig
 def test_a_share_is_shown_only_while_it_is_mounted(podman_node: LoneNode, memory_disk: Path) -> None:
     (memory_disk / "seen").write_text("shared\n")
-    mount = {"kind": "path", "source": str(memory_disk), "target": "/volumes/x", "filesystem": "tmpfs"}
+    mount = {"kind": "host_path", "source": str(memory_disk), "target": "/volumes/x", "filesystem": "tmpfs"}
     link = podman_node.open()
     start(link, podman_node, "jshare", "cat /volumes/x/seen", mount)
     assert "shared" in log_with(link, "jshare", "shared")
     below = mount | {"source": str(memory_disk / "below")}
     (memory_disk / "below").mkdir()
-    with pytest.raises(Refused, match="No tmpfs file system is mounted at"):
+    with pytest.raises(AgentError, match="No tmpfs file system is mounted at"):
         start(link, podman_node, "jbelow", "true", below)
 
 
@@ -135,5 +135,5 @@ def test_the_mount_on_top_counts() -> None:
     )
     assert is_mounted(table, "/net/lab data", "nfs")
     assert not is_mounted(table, "/net/lab data/below", "nfs") and not is_mounted(table, "/net/old", "nfs")
-    assert mounted_at(table, "/net/lab data/below") == ("/net/lab data", "nfs4")
-    assert mounted_at(table, "/network") == ("/", "ext4")
+    assert find_mount(table, "/net/lab data/below") == ("/net/lab data", "nfs4")
+    assert find_mount(table, "/network") == ("/", "ext4")

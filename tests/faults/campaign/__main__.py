@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.campaign.stand import servers
+from tests.faults.campaign.targets import servers
 
 
 def main() -> int:

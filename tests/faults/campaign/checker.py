@@ -111,8 +111,8 @@ def wrong_in_journals(journals: list[Path]) -> list[str]:
 
 def wrong_in_record(acknowledged: set[str], cancelled: set[str]) -> list[str]:
     """Jobs (public ids) that were acknowledged and lost, and books that do not close."""
-    from portal.models import Allocation, Attempt, Gpu, Job, UsageLedger
-    from portal.words.states import JOB_ENDS
+    from portal.domain.states import TERMINAL_JOB_STATES
+    from portal.models import Allocation, Attempt, Gpu, Job, UsageInterval
 
     found = []
     rows = {job.public_id: job for job in Job.objects.filter(public_id__in=acknowledged)}
@@ -120,13 +120,13 @@ def wrong_in_record(acknowledged: set[str], cancelled: set[str]) -> list[str]:
         job = rows.get(public_id)
         if job is None:
             found.append(f"{public_id} was acknowledged and is lost")
-        elif job.state not in JOB_ENDS or not job.reason:
+        elif job.state not in TERMINAL_JOB_STATES or not job.reason:
             found.append(f"{public_id} was acknowledged and is {job.state} ({job.reason})")
         elif job.state == "CANCELLED" and public_id not in cancelled:
             found.append(f"{public_id} is cancelled, and nobody asked for it")
     if Gpu.objects.filter(used_milli__gt=0).exists() or Allocation.objects.filter(ended_at=None).exists():
         found.append("GPUs are held although everything has ended")
-    if UsageLedger.objects.filter(ended_at=None).exists():
+    if UsageInterval.objects.filter(ended_at=None).exists():
         found.append("the usage ledger is open although everything has ended")
     if Attempt.objects.filter(ended_at=None).exists() or Attempt.objects.filter(reason="").exists():
         found.append("an attempt has no end, or no reason")

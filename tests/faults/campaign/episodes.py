@@ -17,13 +17,13 @@ from django.db import Error as DatabaseError
 from django.db import connection
 
 from portal.config.celery import app
+from portal.domain.states import TERMINAL_JOB_STATES
 from portal.errors import FairwayError
 from portal.models import Job, Node
-from portal.services.jobs import do_cancel_job
-from portal.services.trust import do_trust_node
-from portal.words.states import JOB_ENDS
-from tests import record
-from tests.engine_room import EngineRoom, containers_alive, wait_for
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.quarantine import do_clear_node_quarantine
+from tests import factories
+from tests.engine_harness import EngineHarness, containers_alive, wait_for
 from tests.faults.campaign.checker import (
     Ledgers,
     lines,
@@ -32,7 +32,7 @@ from tests.faults.campaign.checker import (
     wrong_in_journals,
     wrong_in_record,
 )
-from tests.faults.campaign.stand import (
+from tests.faults.campaign.targets import (
     GPUS,
     NODES,
     OVER_SSH,
@@ -45,7 +45,7 @@ from tests.faults.campaign.stand import (
     settings_of,
     small_disks,
 )
-from tests.rig.proxy import Weather
+from tests.rig.faulty_link import LinkConditions
 
 LASTS_S = 6.0
 QUIET_WITHIN_S = 180.0
@@ -63,25 +63,26 @@ class Field:
         self.boots = 0
 
     def __enter__(self) -> Field:
-        self.room = EngineRoom(self.root / "data")
-        self.ending.callback(self.room.close)
-        self.people = [record.person(name) for name in ("ada", "ben")]
-        self.admin = record.person("root", admin=True)
-        self.project = record.project(member=self.people[0], manager=self.people[1])
-        self.environment = record.environment(runtime="process", tool=False)
-        pool = record.pool()
+        self.harness = EngineHarness(self.root / "data")
+        self.ending.callback(self.harness.close)
+        self.people = [factories.user(name) for name in ("ada", "ben")]
+        self.admin = factories.user("root", admin=True)
+        self.project = factories.project(member=self.people[0], manager=self.people[1])
+        self.environment = factories.environment(runtime="process", tool=False)
+        pool = factories.pool()
         self.nodes = [
-            self.room.known(self.room.node(pool=pool, gpus=GPUS, name=name), gpus=GPUS) for name in NODES
+            self.harness.mark_enrolled(self.harness.create_node(pool=pool, gpus=GPUS, name=name), gpus=GPUS)
+            for name in NODES
         ]
         self.disks = self.ending.enter_context(
-            small_disks([self.room.folder / name / "state" for name in NODES])
+            small_disks([self.harness.folder / name / "state" for name in NODES])
         )
         west = next(node for node in self.nodes if node.name == OVER_SSH)
-        self.wire = self.ending.enter_context(over_ssh(west, self.room))
+        self.wire = self.ending.enter_context(over_ssh(west, self.harness))
         # one journal for all: a job does not know where it will run, and GPUs have names of their own
-        self.journal = self.room.folder / "journal"
+        self.journal = self.harness.folder / "journal"
         make_journal(self.journal, [f"SIM-{name}-{index}" for name in NODES for index in range(GPUS)])
-        self.workers = [Worker(self.room) for _ in range(self.count)]
+        self.workers = [Worker(self.harness) for _ in range(self.count)]
         for worker in self.workers:
             worker.keep()
         wait_for("all nodes answer", self._all_answer, 60)
@@ -104,7 +105,7 @@ class Field:
         before = len(lines([self.journal], "starts"))
         names, acts = self._drawn(draw)
         began_s = time.monotonic()
-        ledgers = {name: self.room.folder / name / "state" / "ledger.json" for name in NODES}
+        ledgers = {name: self.harness.folder / name / "state" / "ledger.json" for name in NODES}
         with Ledgers(ledgers) as watched:
             for at_s, act in sorted(acts, key=lambda each: each[0]):
                 time.sleep(max(0.0, began_s + at_s - time.monotonic()))
@@ -162,7 +163,7 @@ class Field:
 
         def submit() -> None:
             with unheard():
-                job = record.job(
+                job = factories.job(
                     who,
                     self.project,
                     self.environment,
@@ -172,7 +173,7 @@ class Field:
                     milli_per_gpu=milli,
                     cpu_milli=100,
                     memory_mib=64,
-                    stop_grace_s=1,
+                    termination_grace_s=1,
                 )
                 self.acknowledged.add(job.public_id)
                 made.append(job)
@@ -201,13 +202,13 @@ class Field:
         _weather(self)
         for node in self.nodes:
             send_all(agents_of(settings_of(node)), signal.SIGCONT)
-            (self.room.folder / node.name / "state" / "filler").unlink(missing_ok=True)
+            (self.harness.folder / node.name / "state" / "filler").unlink(missing_ok=True)
         connection.close()
 
     def _forgive(self) -> None:
         """Nodes that an episode before put aside are trusted: each episode stands for a day of its own."""
         for node in Node.objects.all():
-            do_trust_node(self.admin, node)
+            do_clear_node_quarantine(self.admin, node)
 
     def _come_to_rest(self, watched: Ledgers) -> list[str]:
         """Waits until all jobs have ended and nothing is left on the nodes; gives what is, when it is too late."""
@@ -219,9 +220,9 @@ class Field:
             time.sleep(0.2)
             self._keep_workers()
             with unheard():
-                live = Job.objects.exclude(state__in=[state.value for state in JOB_ENDS])
+                live = Job.objects.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES])
                 left = [f"{job.public_id} {job.state} {job.reason}" for job in live]
-                left += [f"{name} lives" for name in containers_alive(self.room.folder)]
+                left += [f"{name} lives" for name in containers_alive(self.harness.folder)]
                 left += [f"{name} in a ledger" for name in watched.holding()]
         return []
 
@@ -267,14 +268,14 @@ def _freeze_agents(field: Field, node: Node, worker: Worker) -> Pair:
 def _reboot(field: Field, node: Node, worker: Worker) -> Pair:
     def begin() -> None:
         field.boots += 1
-        field.room.reboot(node.name, f"boot-{os.getpid()}-{field.boots}")
+        field.harness.reboot(node.name, f"boot-{os.getpid()}-{field.boots}")
         send_all(agents_of(settings_of(node)), signal.SIGKILL)
 
     return begin, _nothing
 
 
 def _fill_disk(field: Field, node: Node, worker: Worker) -> Pair:
-    filler = field.room.folder / node.name / "state" / "filler"
+    filler = field.harness.folder / node.name / "state" / "filler"
 
     def begin() -> None:
         if field.disks:
@@ -307,7 +308,7 @@ def _messages_again(field: Field, node: Node, worker: Worker) -> Pair:
             for _ in range(30):
                 app.send_task("scheduler.cycle", args=["again"], queue="cycle", retry=False)
                 hint = [node.public_id, "start", ""]
-                app.send_task("scheduler.node_hint", args=hint, queue="nodes", retry=False)
+                app.send_task("scheduler.notify_node", args=hint, queue="nodes", retry=False)
 
     return begin, begin
 
@@ -327,7 +328,7 @@ def _slow_wire(field: Field, node: Node, worker: Worker) -> Pair:
 
 def _weather(field: Field, **changes: Any) -> None:
     """Weather from now on, also for connections that stand."""
-    for name, value in vars(Weather(**changes)).items():
+    for name, value in vars(LinkConditions(**changes)).items():
         setattr(field.wire.weather, name, value)
 
 

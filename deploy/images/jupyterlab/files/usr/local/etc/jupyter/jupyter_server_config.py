@@ -1,4 +1,4 @@
-# JupyterLab behind Fairway's gateway: it listens for the node's loopback and trusts nobody without the secret.
+# JupyterLab behind Fairway's gateway: it listens for the node's loopback interface and requires the secret.
 import os
 from pathlib import Path
 
@@ -8,29 +8,30 @@ c.ServerApp.ip = "0.0.0.0"  # noqa: S104 - of the container, whose port is publi
 c.ServerApp.port = int(os.environ.get("FAIRWAY_PORT", "8888"))
 c.ServerApp.port_retries = 0
 c.ServerApp.open_browser = False
-c.ServerApp.allow_remote_access = True  # the Host header is the workspace's; the secret is what is checked
+# the Host header is the workspace's; the secret authenticates requests
+c.ServerApp.allow_remote_access = True
 c.ServerApp.trust_xheaders = False
 c.ServerApp.quit_button = False
 c.ServerApp.root_dir = os.environ.get("HOME", "/")
 
-# The secret comes as a file, never in the environment or the arguments.
+# The secret is a file, never in the environment or the arguments.
 _secrets = Path(os.environ.get("FAIRWAY_SECRETS", "/run/fairway"))
 _token = Path(os.environ.get("JUPYTER_TOKEN_FILE", _secrets / "token"))
 if _token.exists():
     c.IdentityProvider.token = _token.read_text().strip()
 
-# Gives the SIGTERM of a stop the time to save.
+# Time to save after the SIGTERM of a stop.
 c.MappingKernelManager.shutdown_wait_time = 2.0
-# No call home, no news.
+# No update checks and no news.
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.LabApp.news_url = None
 
 
 def _without_delay():
-    """Sends a kernel's messages as they come.
+    """Disable Nagle's algorithm (TCP_NODELAY) for kernel messages.
 
-    An answer is several small ones (busy, reply, idle). Tornado leaves it to TCP to gather them, which holds
-    each back until the one before is acknowledged: 40 ms on every cell.
+    A reply consists of several small messages (busy, reply, idle). Tornado leaves it to TCP to combine them,
+    which delays each until the previous one is acknowledged: 40 ms for every cell.
     """
     from tornado.websocket import WebSocketHandler
 

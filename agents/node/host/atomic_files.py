@@ -1,0 +1,104 @@
+"""Crash-safe files: locked with flock, replaced atomically, fsynced; a full disk is a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from typing import Any, Iterator, Optional
+
+from agents.node.errors import DISK_FULL, AgentError
+
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def disk_full_as_error(path: str) -> Iterator[None]:
+    """Convert "no space left" errors in the block to the refusal ``disk_full``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK_FULL_ERRNOS:
+            raise AgentError(DISK_FULL, f"The disk of the node is full: {path} cannot be written.") from error
+        raise
+
+
+@contextlib.contextmanager
+def file_lock(path: str, *, wait: bool = True, shared: bool = False) -> Iterator[Optional[int]]:
+    """Hold a flock on ``path``, exclusive unless ``shared``, and yield its descriptor.
+
+    Yield None when it is held and ``wait`` is false. The lock belongs to the open file, so a child process
+    that inherits the descriptor keeps it.
+    """
+    with disk_full_as_error(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor if _try_flock(descriptor, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) else None
+    finally:
+        os.close(descriptor)
+
+
+def _try_flock(descriptor: int, wait: bool, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_atomic(path: str, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Replace ``path`` atomically; after a crash it has the old or the new content."""
+    part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
+    with disk_full_as_error(path):
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                os.fchmod(descriptor, mode)
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        if sync:
+            fsync_dir(os.path.dirname(path))
+
+
+def fsync_dir(path: str) -> None:
+    """Make renames and new names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str) -> Optional[Any]:
+    """Return the value in a JSON file, None when the file does not exist."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except FileNotFoundError:
+        return None
+
+
+def write_json(path: str, value: object, *, mode: int = 0o600) -> None:
+    """Replace a JSON file atomically and durably."""
+    write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), mode=mode)
+
+
+def free_mib(path: str) -> Optional[int]:
+    """Return free space for unprivileged users in MiB, None when the path does not exist."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize // (1024 * 1024)

@@ -1,0 +1,234 @@
+"""Images on the node: list, pull with progress, and load from chunked uploads."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
+
+from agents.node.errors import ENGINE_ERROR, IMAGE_MISSING, AgentError, invalid_spec
+from agents.node.host.atomic_files import disk_full_as_error, write_atomic
+from agents.node.images.image_gc import store_used_percent
+from agents.node.ledger.image_usage import record_arrival
+from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
+from agents.node.spec.image_names import UNKNOWN_ARCHIVE, registry_host
+from agents.node.spec.task_spec import parse_integer
+from agents.node.tasks.task_manager import TaskManager
+
+_UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
+_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}\Z")
+_PROGRESS_INTERVAL_S = 0.5
+_UPLOAD_RETENTION_S = 86_400.0
+_AUTH_FILE_RETENTION_S = 7200.0  # longer than any pull
+_AUTH_DIR_PREFIX = "login-"
+_HUB, _HUB_AUTH_KEY = "docker.io", "https://index.docker.io/v1/"  # key of docker's own registry
+_LOGIN_REQUIRED_MESSAGES = (
+    "unauthorized",
+    "authentication required",
+    "access denied",
+    "invalid username",
+    "no basic auth",
+)
+JsonObject = Dict[str, Any]
+
+
+class RegistryLogin(NamedTuple):
+    username: str
+    password: str
+
+
+class ImageManager:
+    """The image verbs of one session."""
+
+    def __init__(self, tasks: TaskManager, push: Callable[[JsonObject], None]) -> None:
+        self._tasks = tasks
+        self._push = push
+
+    def list_images(self) -> JsonObject:
+        """Return the images of all engines, and the use of the fullest file system of images."""
+        return {"images": self.image_rows(), "store_used_percent": self.store_used_percent()}
+
+    def store_used_percent(self) -> Optional[float]:
+        """Return the use of the fullest file system of images, 0 to 100; None without one."""
+        fill = (store_used_percent(runtime) for runtime in self._tasks.runtimes.values())
+        return max((each for each in fill if each is not None), default=None)
+
+    def image_rows(self) -> List[JsonObject]:
+        rows: List[JsonObject] = []
+        for runtime in self._tasks.runtimes.values():
+            with contextlib.suppress(AgentError):
+                rows.extend(_row(runtime.kind, image) for image in runtime.images())
+        return rows
+
+    def pull(self, fields: JsonObject) -> JsonObject:
+        """Pull an image; send progress at most twice a second."""
+        reference = fields.get("image")
+        if not isinstance(reference, str) or not _REFERENCE.match(reference):
+            raise invalid_spec("image is not a reference.")
+        runtime, login = self._find_runtime(fields), _login(fields.get("login"))
+        self._tasks.directories.check_disk_space()
+        reported_s = 0.0
+
+        def progress(line: str) -> None:
+            nonlocal reported_s
+            if time.monotonic() - reported_s >= _PROGRESS_INTERVAL_S:
+                reported_s = time.monotonic()
+                self._push({"event": "pull_progress", "image": reference, "line": line[:300]})
+
+        with self._tasks.directories.hold_image(reference), self._auth_file(reference, login) as folder:
+            before = _image_ids(runtime)
+            try:
+                image = runtime.pull(reference, progress, folder)
+            except AgentError as refusal:
+                raise _explain_login_error(refusal, reference, login is not None) from refusal
+            self._record_arrival(runtime, image, before)
+        return {"image": _row(runtime.kind, image)}
+
+    def load(self, fields: JsonObject) -> JsonObject:
+        """Store a chunk of an archive at its offset; with ``last`` load the archive and return the image.
+
+        Idempotent. ``size`` in the reply is the number of stored bytes, from which an upload can resume.
+        """
+        upload = fields.get("upload")
+        if not isinstance(upload, str) or not _UPLOAD.match(upload):
+            raise invalid_spec("upload is not a short name of letters and digits.")
+        runtime = self._find_runtime(fields)
+        path = os.path.join(self._tasks.directories.uploads_dir, upload)
+        size = self._append(path, fields) if fields.get("data_b64") is not None else _size(path)
+        if not fields.get("last"):
+            return {"size": size}
+        try:
+            self._check_sha256(path, fields.get("sha256"))
+            with self._tasks.directories.hold_image(
+                UNKNOWN_ARCHIVE
+            ):  # the content of the archive is still unknown
+                before = _image_ids(runtime)
+                image = runtime.load(path)
+                self._record_arrival(runtime, image, before)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        return {"size": size, "image": _row(runtime.kind, image)}
+
+    def _record_arrival(self, runtime: Runtime, image: Image, before: Set[str]) -> None:
+        with self._tasks.ledger.transaction() as state:
+            was_here = image.image_id in before
+            record_arrival(state, runtime.kind, image.image_id, was_present=was_here, now_s=time.time())
+
+    def remove_old_uploads(self) -> int:
+        """Remove uploads older than a day; return their number."""
+        removed = 0
+        for name in os.listdir(self._tasks.directories.uploads_dir):
+            path = os.path.join(self._tasks.directories.uploads_dir, name)
+            with contextlib.suppress(FileNotFoundError):
+                age_s = time.time() - os.stat(path).st_mtime
+                if name.startswith(_AUTH_DIR_PREFIX) and age_s > _AUTH_FILE_RETENTION_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                elif not name.startswith(_AUTH_DIR_PREFIX) and age_s > _UPLOAD_RETENTION_S:
+                    os.unlink(path)
+                    removed += 1
+        return removed
+
+    @contextlib.contextmanager
+    def _auth_file(self, reference: str, login: Optional[RegistryLogin]) -> Iterator[Optional[str]]:
+        """Yield a temporary folder with the login in the engines' format; None without login."""
+        if login is None:
+            yield None
+            return
+        folder = tempfile.mkdtemp(prefix=_AUTH_DIR_PREFIX, dir=self._tasks.directories.uploads_dir)
+        try:
+            words = base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
+            hosts = [
+                registry_host(reference) or _HUB,
+                *([_HUB_AUTH_KEY] if registry_host(reference) in (None, _HUB) else []),
+            ]
+            content = json.dumps({"auths": {host: {"auth": words} for host in hosts}})
+            write_atomic(os.path.join(folder, REGISTRY_AUTH_FILE), content.encode(), sync=False)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _append(self, path: str, fields: JsonObject) -> int:
+        offset = parse_integer(fields, "offset")
+        try:
+            data = base64.b64decode(fields["data_b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise invalid_spec("data_b64 is not base64.") from error
+        if offset > _size(path):
+            raise invalid_spec(f"The piece begins at {offset}, but only {_size(path)} bytes are here.")
+        self._tasks.directories.check_disk_space()
+        with disk_full_as_error(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(descriptor, view, offset)
+                    view, offset = view[written:], offset + written
+            finally:
+                os.close(descriptor)
+        return _size(path)
+
+    @staticmethod
+    def _check_sha256(path: str, wanted: Any) -> None:
+        if wanted is None:
+            return
+        digest = hashlib.sha256()
+        with open(path, "rb") as stream:
+            for piece in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(piece)
+        if digest.hexdigest() != wanted:
+            raise AgentError(ENGINE_ERROR, "The archive arrived damaged: its SHA-256 is another one.")
+
+    def _find_runtime(self, fields: JsonObject) -> Runtime:
+        wanted = fields.get("runtime")
+        for runtime in self._tasks.runtimes.values():
+            if runtime.kind != "process" and wanted in (None, runtime.kind):
+                return runtime
+        raise AgentError(IMAGE_MISSING, "This node has no container engine, so it has no images.")
+
+
+def _image_ids(runtime: Runtime) -> Set[str]:
+    return {image.image_id for image in runtime.images()}
+
+
+def _login(raw: Any) -> Optional[RegistryLogin]:
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or set(raw) != set(RegistryLogin._fields):
+        raise invalid_spec("login has a username and a password.")
+    if not all(isinstance(each, str) and each for each in raw.values()) or ":" in raw["username"]:
+        raise invalid_spec("login has a username and a password.")
+    return RegistryLogin(**raw)
+
+
+def _explain_login_error(refusal: AgentError, reference: str, given: bool) -> AgentError:
+    """Return a refusal that explains a registry's login requirement; other refusals are unchanged."""
+    said = refusal.message.lower()
+    if not any(word in said for word in _LOGIN_REQUIRED_MESSAGES):
+        return refusal
+    host = registry_host(reference) or "The registry"
+    if given:
+        return AgentError(refusal.code, f"{host} refused the login that is kept for it: {refusal.message}")
+    return AgentError(
+        refusal.code,
+        f"{host} wants a login, or has no such image; an administrator keeps one under Registries: {refusal.message}",
+    )
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _row(runtime: str, image: Image) -> JsonObject:
+    return dict(image._asdict(), runtime=runtime)

@@ -1,0 +1,500 @@
+"""The ledger of a node: highest epoch, attempts, tombstones, held GPU milli and task records, on disk.
+
+All agent processes of the node share the file under one flock, and every change is fsynced before it takes
+effect. The ledger, not the portal, prevents double allocation of a GPU on this machine.
+
+Task phases: ``reserved`` (GPUs held, nothing created), ``starting`` (container exists and may be running),
+``running``, ``exited``. GPUs are held in the first three.
+
+A pooled network is created ahead for a later job: first recorded here, then created, then ready. The job that
+takes it removes it from the pool in the same transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import random
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from agents.node import errors
+from agents.node.errors import AgentError
+from agents.node.host import procfs
+from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.ledger.image_usage import record_use
+from agents.node.spec.task_spec import MILLI_PER_GPU, TaskSpec, network_name
+
+RESERVED, STARTING, RUNNING, EXITED = "reserved", "starting", "running", "exited"
+LIVE_PHASES = (RESERVED, STARTING, RUNNING)
+JOB_RETENTION_S = 30 * 86_400.0
+_JOB_NETWORK_BITS = 26
+
+Record = Dict[str, Any]
+"""One task record: plain JSON, keys as in :func:`_new_record`."""
+
+
+class Admission(NamedTuple):
+    """A start that the ledger admits."""
+
+    record: Record
+    is_repeat: bool  # the task was already admitted
+
+
+class Ledger:
+    """The ledger file of one node. Each method is a transaction."""
+
+    def __init__(
+        self, state_dir: str, *, subnets: str = "10.197.0.0/16", uids: Tuple[int, int] = (0, 0)
+    ) -> None:
+        self._path = os.path.join(state_dir, "ledger.json")
+        self._lock_path = os.path.join(state_dir, "ledger.lock")
+        self._subnets = ipaddress.IPv4Network(subnets)
+        self._uids = uids
+        self._file_version: Optional[Tuple[int, int, int]] = None
+        self._cached: Record = _empty_ledger()
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def read(self) -> Record:
+        """Return the current ledger, which must not be modified. Cheap while the file is unchanged."""
+        try:
+            facts = os.stat(self._path)
+        except FileNotFoundError:
+            return _empty_ledger()
+        seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        if seen != self._file_version:
+            self._cached = read_json(self._path) or _empty_ledger()
+            self._file_version = seen
+        return self._cached
+
+    def tasks(self) -> Dict[str, Record]:
+        """Return all records by container name."""
+        tasks: Dict[str, Record] = self.read()["tasks"]
+        return tasks
+
+    def tasks_of(self, job: str, attempt: int) -> Dict[str, Record]:
+        return {
+            name: record
+            for name, record in self.tasks().items()
+            if record["job"] == job and record["attempt"] == attempt
+        }
+
+    def epoch(self) -> int:
+        return int(self.read()["epoch"])
+
+    def is_tombstoned(self, job: str, attempt: int) -> bool:
+        return attempt in self.read()["jobs"].get(job, {}).get("tombstones", ())
+
+    def tombstones(self, *, newest: Optional[int] = None) -> List[Record]:
+        """Return all tombstones as (job, attempt), or those of the ``newest`` jobs by last contact."""
+        jobs = sorted(
+            self.read()["jobs"].items(), key=lambda each: float(each[1]["last_seen_s"]), reverse=True
+        )
+        return [
+            {"job": job, "attempt": attempt}
+            for job, facts in jobs[:newest]
+            for attempt in facts["tombstones"]
+        ]
+
+    def live_milli(self) -> Dict[str, int]:
+        """Return the milli held on each GPU with allocations."""
+        return _live_milli(self.read())
+
+    def pooled_networks(self) -> Dict[str, Record]:
+        """Return pooled networks by name: ``runtime``, ``subnet``, ``ready``."""
+        spares: Dict[str, Record] = self.read().get("network_pool", {})
+        return spares
+
+    def networks(self) -> Set[str]:
+        """Return the names of all networks of tasks and of the pool."""
+        used = {task_network(record) for record in self.tasks().values()}
+        return {name for name in used if name is not None} | set(self.pooled_networks())
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Record]:
+        """Run a transaction: changes of the block are on disk when it ends.
+
+        After an exception the file is unchanged.
+        """
+        with file_lock(self._lock_path):
+            state = read_json(self._path) or _empty_ledger()
+            before = _fingerprint(state)
+            yield state
+            if _fingerprint(state) != before:
+                write_json(self._path, state)
+
+    def check_epoch(self, epoch: int) -> None:
+        """Refuse commands with an epoch below the highest seen, and record the highest."""
+        if epoch == self.epoch():
+            return
+        with self.transaction() as state:
+            _check_epoch(state, epoch)
+
+    def admit(
+        self, epoch: int, spec: TaskSpec, *, needs_uid: bool = False, needs_network: bool = False
+    ) -> Admission:
+        """Reserve the GPUs of a task or refuse; a repeated admission succeeds."""
+        with self.transaction() as state:
+            _check_epoch(state, epoch)
+            job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            if spec.attempt in job["tombstones"]:
+                raise AgentError(
+                    errors.TOMBSTONED,
+                    f"Attempt {spec.attempt} of {spec.job} was stopped and never starts again.",
+                )
+            if spec.task in _stopped_tasks(job, spec.attempt):
+                raise AgentError(errors.TOMBSTONED, f"{spec.name} was asked to leave and never starts again.")
+            if spec.attempt < job["attempt"]:
+                raise AgentError(
+                    errors.TOMBSTONED,
+                    f"Attempt {spec.attempt} of {spec.job} is older than attempt {job['attempt']}.",
+                )
+            known = state["tasks"].get(spec.name)
+            if known is not None:
+                if known["digest"] != spec.digest or known["runtime"] != spec.runtime:
+                    raise AgentError(
+                        errors.NAME_CONFLICT,
+                        f"{spec.name} is known on this node with another specification.",
+                    )
+                return Admission(dict(known), is_repeat=True)
+            _check_gpu_capacity(state, spec)
+            _check_rendezvous_port(state, spec)
+            record = _new_record(spec)
+            record_use(state, spec.runtime, spec.image, time.time())
+            if needs_network:
+                record.update(self._allocate_network(state, spec))
+            if needs_uid:
+                record["task_uid"] = self._allocate_uid(state, spec)
+            state["tasks"][spec.name] = record
+            job["attempt"] = spec.attempt
+            job["last_seen_s"] = time.time()
+            return Admission(dict(record), is_repeat=False)
+
+    def assign_ports(
+        self, name: str, ports: Sequence[int], is_free: Callable[[int], bool], port_range: Tuple[int, int]
+    ) -> Dict[int, int]:
+        """Assign each port of a task a free port of the node; idempotent."""
+        with self.transaction() as state:
+            record = state["tasks"][name]
+            taken = {
+                port
+                for each in state["tasks"].values()
+                if each["phase"] in LIVE_PHASES
+                for port in each["ports"].values()
+            }
+            for port in ports:
+                if str(port) not in record["ports"]:
+                    record["ports"][str(port)] = _free_port(taken, is_free, port_range)
+                    taken.add(record["ports"][str(port)])
+            return {int(port): int(number) for port, number in record["ports"].items()}
+
+    def update_task(self, name: str, **fields: Any) -> Record:
+        """Update fields of a task record; an exited task cannot become live again."""
+        with self.transaction() as state:
+            record = state["tasks"].get(name)
+            if record is None:
+                raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            if record["phase"] == EXITED and fields.get("phase") in LIVE_PHASES:
+                raise AgentError(errors.TOMBSTONED, f"{name} has ended and never starts again.")
+            record.update(fields)
+            if fields.get("phase") == EXITED:
+                record_use(state, record["runtime"], record.get("image"), time.time())
+            return dict(record)
+
+    def tombstone(self, epoch: int, job: str, attempt: int, *, grace_s: float = 0.0) -> Dict[str, Record]:
+        """Tombstone an attempt; return its tasks with their stop deadlines."""
+        with self.transaction() as state:
+            _check_epoch(state, epoch)
+            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            if attempt not in facts["tombstones"]:
+                facts["tombstones"] = sorted([*facts["tombstones"], attempt])
+            facts["attempt"] = max(facts["attempt"], attempt)
+            facts["last_seen_s"] = time.time()
+            return _set_deadlines(state, job, attempt, time.time() + grace_s)
+
+    def tombstone_tasks(
+        self, epoch: int, job: str, attempt: int, tasks: Sequence[int], *, grace_s: float = 0.0
+    ) -> Dict[str, Record]:
+        """Like :meth:`tombstone`, for some tasks of an attempt that continues."""
+        with self.transaction() as state:
+            _check_epoch(state, epoch)
+            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            left = facts.setdefault("stopped_tasks", {})
+            left[str(attempt)] = sorted({*left.get(str(attempt), ()), *tasks})
+            facts["last_seen_s"] = time.time()
+            return _set_deadlines(state, job, attempt, time.time() + grace_s, tasks)
+
+    def set_stop_deadline(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
+        """Like :meth:`tombstone`, but the attempt may start again."""
+        with self.transaction() as state:
+            _check_epoch(state, epoch)
+            return _set_deadlines(state, job, attempt, time.time() + grace_s)
+
+    def remove_tasks(self, names: Sequence[str]) -> None:
+        """Remove records of tasks that are gone; their attempts get tombstones."""
+        with self.transaction() as state:
+            for name in names:
+                record = state["tasks"].pop(name, None)
+                if record is not None:
+                    facts = state["jobs"].setdefault(
+                        record["job"],
+                        {"attempt": record["attempt"], "tombstones": [], "last_seen_s": time.time()},
+                    )
+                    if record["phase"] != RESERVED and record["attempt"] not in facts["tombstones"]:
+                        facts["tombstones"] = sorted([*facts["tombstones"], record["attempt"]])
+
+    def remove_old_jobs(self, now_s: float) -> int:
+        """Remove jobs without tasks and without contact for thirty days; return their number."""
+        with self.transaction() as state:
+            busy = {record["job"] for record in state["tasks"].values()}
+            old = [
+                job
+                for job, facts in state["jobs"].items()
+                if job not in busy and now_s - facts["last_seen_s"] > JOB_RETENTION_S
+            ]
+            for job in old:
+                del state["jobs"][job]
+            return len(old)
+
+    def mark_starting(self, name: str) -> Record:
+        """Set the phase ``starting`` immediately before a task runs; refuse when it was stopped."""
+        with self.transaction() as state:
+            record = state["tasks"].get(name)
+            if record is None:
+                raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            facts = state["jobs"].get(record["job"], {})
+            forbidden = record["attempt"] in facts.get("tombstones", ())
+            forbidden = forbidden or record["task"] in _stopped_tasks(facts, record["attempt"])
+            if forbidden or record["phase"] == EXITED:
+                raise AgentError(errors.TOMBSTONED, f"{name} was stopped before it ran.")
+            record["phase"] = STARTING
+            return dict(record)
+
+    def cancel_reservation(self, name: str) -> None:
+        """Remove a reservation for which nothing was created; the attempt may start again."""
+        with self.transaction() as state:
+            state["tasks"].pop(name, None)
+
+    def set_boot_id(self, boot_id: str) -> None:
+        """Record the boot id that the ledger refers to."""
+        with self.transaction() as state:
+            state["boot_id"] = boot_id
+
+    def reserve_pooled_network(self, name: str, runtime: str) -> Optional[str]:
+        """Reserve a subnet for a network about to be created; return None when none is free.
+
+        It is chosen at random from the upper half: an agent of the previous version takes subnets from below,
+        and another cluster on this machine has a pool of its own.
+        """
+        with self.transaction() as state:
+            pieces = list(self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
+            upper = pieces[len(pieces) // 2 :]
+            random.shuffle(upper)
+            subnet = self._free_subnet(state, upper)
+            if subnet is not None:
+                state.setdefault("network_pool", {})[name] = {
+                    "runtime": runtime,
+                    "subnet": subnet,
+                    "ready": False,
+                }
+            return subnet
+
+    def mark_pooled_network_ready(self, name: str) -> None:
+        """Mark a network as created; the next job of its runtime may take it."""
+        with self.transaction() as state:
+            spare = state.get("network_pool", {}).get(name)
+            if spare is not None:
+                spare["ready"] = True
+
+    def remove_pooled_network(self, name: str) -> None:
+        """Remove a pooled network that could not be created."""
+        with self.transaction() as state:
+            state.get("network_pool", {}).pop(name, None)
+
+    # -- allocation ---------------------------------------------------------------------------------------
+
+    def _allocate_network(self, state: Record, spec: TaskSpec) -> Record:
+        """Return the network of a task: the job's existing one, else one of the pool, else a new one."""
+        for record in state["tasks"].values():
+            live = record["job"] == spec.job and record["phase"] in LIVE_PHASES
+            if live and record["subnet"] and record["runtime"] == spec.runtime:
+                return {
+                    "network": task_network(record),
+                    "subnet": record["subnet"],
+                    "from_pool": bool(record.get("from_pool")),
+                }
+        spares = state.get("network_pool", {})
+        for name, spare in spares.items():
+            if spare["ready"] and spare["runtime"] == spec.runtime:
+                del spares[name]
+                return {"network": name, "subnet": spare["subnet"], "from_pool": True}
+        name = network_name(spec.cluster, spec.job)
+        for record in state["tasks"].values():  # of an ended attempt that may not be removed yet
+            if task_network(record) == name:
+                return {"network": name, "subnet": record["subnet"], "from_pool": False}
+        subnet = self._free_subnet(state, self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
+        if subnet is None:
+            raise AgentError(errors.ENGINE_ERROR, "Every job network of this node is in use.")
+        return {"network": name, "subnet": subnet, "from_pool": False}
+
+    @staticmethod
+    def _free_subnet(state: Record, candidates: Iterable[ipaddress.IPv4Network]) -> Optional[str]:
+        taken = {record.get("subnet") for record in state["tasks"].values()}
+        taken.update(spare["subnet"] for spare in state.get("network_pool", {}).values())
+        routed = procfs.routed_networks()  # another cluster on this machine, or a network of the site
+        for subnet in candidates:
+            if str(subnet) not in taken and not any(subnet.overlaps(each) for each in routed):
+                return str(subnet)
+        return None
+
+    def _allocate_uid(self, state: Record, spec: TaskSpec) -> int:
+        first, count = self._uids
+        live = [record for record in state["tasks"].values() if record.get("task_uid") is not None]
+        home = spec.home.source if spec.home else None
+        for record in live:
+            if home is not None and record.get("home") == home and record["phase"] in LIVE_PHASES:
+                return int(record["task_uid"])  # live tasks that share a home share the account
+        taken = {record["task_uid"] for record in live}
+        turn = int(state.get("next_uid_offset", 0))
+        for step in range(count):
+            uid = first + (turn + step) % count
+            if uid not in taken:
+                state["next_uid_offset"] = (turn + step + 1) % count
+                return uid
+        raise AgentError(errors.ENGINE_ERROR, "Every account number for jobs of this node is in use.")
+
+
+def task_network(record: Record) -> Optional[str]:
+    """Return the name of a task's network; None without one."""
+    if not record["subnet"]:
+        return None
+    return record.get("network") or network_name(record["cluster"], record["job"])  # older records lack it
+
+
+def _empty_ledger() -> Record:
+    return {
+        "version": 1,
+        "boot_id": None,
+        "epoch": 0,
+        "jobs": {},
+        "tasks": {},
+        "network_pool": {},
+        "next_uid_offset": 0,
+    }
+
+
+def _fingerprint(state: Record) -> str:
+    return repr(state)
+
+
+def _new_record(spec: TaskSpec) -> Record:
+    return {
+        "cluster": spec.cluster,
+        "job": spec.job,
+        "attempt": spec.attempt,
+        "task": spec.task,
+        "digest": spec.digest,
+        "runtime": spec.runtime,
+        "image": spec.image,
+        "user": spec.user,
+        "owner": spec.owner,
+        "project": spec.project,
+        "home": spec.home.source if spec.home else None,
+        "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
+        "phase": RESERVED,
+        "ports": {},
+        "rendezvous_port": spec.rendezvous_port,
+        "network": None,
+        "subnet": None,
+        "from_pool": False,
+        "task_uid": None,
+        "pid": None,
+        "pid_start": None,
+        "stop_deadline_s": None,
+        "killed_at_s": None,
+        "reserved_s": time.time(),
+        "started_s": None,
+        "ended_s": None,
+        "exit_code": None,
+        "oom": None,
+        "peak_memory_mib": None,
+        "removed": False,
+        "mps": None,
+        "fault": None,
+        "egress": {"mode": spec.egress.mode, "allow": list(spec.egress.allow)},
+        "disk_mib": spec.disk_mib,
+        "disk_used_mib": None,
+    }
+
+
+def _check_epoch(state: Record, epoch: int) -> None:
+    if epoch < state["epoch"]:
+        raise AgentError(
+            errors.STALE_EPOCH,
+            f"The command is of epoch {epoch}; this node has heard epoch {state['epoch']}.",
+        )
+    state["epoch"] = epoch
+
+
+def _live_milli(state: Record) -> Dict[str, int]:
+    held: Dict[str, int] = {}
+    for record in state["tasks"].values():
+        if record["phase"] in LIVE_PHASES:
+            for share in record["gpus"]:
+                held[share["uuid"]] = held.get(share["uuid"], 0) + share["milli"]
+    return held
+
+
+def _check_gpu_capacity(state: Record, spec: TaskSpec) -> None:
+    held = _live_milli(state)
+    for share in spec.gpus:
+        if held.get(share.uuid, 0) + share.milli > MILLI_PER_GPU:
+            raise AgentError(
+                errors.GPU_OVERCOMMITTED,
+                f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; "
+                f"{share.milli} more do not fit.",
+            )
+
+
+def _check_rendezvous_port(state: Record, spec: TaskSpec) -> None:
+    for record in state["tasks"].values():
+        held = (
+            record["phase"] in LIVE_PHASES and record.get("rendezvous_port") is not None
+        )  # older records lack it
+        if held and record["rendezvous_port"] == spec.rendezvous_port:
+            raise AgentError(
+                errors.RENDEZVOUS_PORT_IN_USE,
+                f"Port {spec.rendezvous_port} of this node is where the ranks of {record['job']} meet.",
+            )
+
+
+def _free_port(taken: Set[int], is_free: Callable[[int], bool], span: Tuple[int, int]) -> int:
+    for _ in range(200):
+        port = random.randrange(*span)  # noqa: S311 - spread, not secrecy
+        if port not in taken and is_free(port):
+            return port
+    raise AgentError(errors.PORT_IN_USE, "No free port was found on this node.")
+
+
+def _stopped_tasks(facts: Record, attempt: int) -> Sequence[int]:
+    """Return the stopped tasks of an attempt; older ledgers have none."""
+    tasks: Sequence[int] = facts.get("stopped_tasks", {}).get(str(attempt), ())
+    return tasks
+
+
+def _set_deadlines(
+    state: Record, job: str, attempt: int, deadline_s: float, tasks: Optional[Sequence[int]] = None
+) -> Dict[str, Record]:
+    found = {}
+    for name, record in state["tasks"].items():
+        if record["job"] != job or record["attempt"] != attempt:
+            continue
+        if tasks is None or record["task"] in tasks:
+            if record["phase"] in LIVE_PHASES:
+                record["stop_deadline_s"] = min(record["stop_deadline_s"] or deadline_s, deadline_s)
+            found[name] = dict(record)
+    return found

@@ -1,0 +1,340 @@
+"""The agent: answers JSON lines on standard input with JSON lines on standard output until end of file.
+
+The role on the command line limits that of the first line: ``control`` may open control or bulk, ``watch``
+only watch. Requests run concurrently; replies have the request's id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any, BinaryIO, Callable, Dict, List, Optional
+
+from agents.node import errors
+from agents.node.errors import AgentError, invalid_spec
+from agents.node.gpus import open_gpus
+from agents.node.host import procfs
+from agents.node.host.atomic_files import disk_full_as_error
+from agents.node.host.interfaces import list_interfaces
+from agents.node.images.image_manager import ImageManager
+from agents.node.ledger.ledger import Ledger
+from agents.node.maintenance.gc import GarbageCollector
+from agents.node.maintenance.preflight import gpu_sharing, installed_versions, run_preflight, version_warnings
+from agents.node.maintenance.upgrade import AgentUpgrader, own_digest
+from agents.node.network.fabric import list_fabric_devices
+from agents.node.network.rendezvous import check_rendezvous
+from agents.node.runtimes.choose import open_runtimes
+from agents.node.sampler import Sampler, wait_until_phase_s
+from agents.node.settings import Settings
+from agents.node.spec.egress import read_denied_networks, save_denied_networks
+from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES
+from agents.node.storage.directories import NodeDirectories
+from agents.node.tasks.disk_limit import DiskLimitEnforcer
+from agents.node.tasks.log_reader import read_log
+from agents.node.tasks.monitor import TaskMonitor
+from agents.node.tasks.network_pool import NetworkPool
+from agents.node.tasks.probe import probe_port
+from agents.node.tasks.task_manager import TaskManager
+from agents.node.terminals.terminal_manager import TerminalManager
+
+PROTOCOL = 1
+OLDEST_PROTOCOL = 1
+"""Clients of this protocol and the previous one are supported; 1 is the first."""
+AGENT_VERSION = "0.1.0"
+MAX_LINE_BYTES = 1024 * 1024
+_WORKER_THREADS = 6
+
+ALLOWED_ROLES = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch",)}
+_READ_VERBS = frozenset({"hello", "list", "logs", "stats"})
+_IMAGE_VERBS = frozenset({"images", "pull", "load"})
+VERBS_BY_ROLE = {
+    "control": _READ_VERBS
+    | _IMAGE_VERBS
+    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "check_rendezvous"}
+    | {"preflight", "gc", "upgrade", "deny_egress"},
+    "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
+    "watch": _READ_VERBS,
+}
+JsonObject = Dict[str, Any]
+
+
+class AgentSession:
+    """One session with the portal over a pair of byte streams."""
+
+    def __init__(
+        self, settings: Settings, role: str, reader: BinaryIO, writer: BinaryIO, agent_command: List[str]
+    ) -> None:
+        self._settings = settings
+        self._key_role = role
+        self.role = role
+        self._reader = reader
+        self._writer = writer
+        self._write_lock = threading.Lock()
+        self._requests: "queue.Queue[Optional[JsonObject]]" = queue.Queue(maxsize=1000)
+        self._closing = threading.Event()
+        self._subscribed = threading.Event()
+        ledger = Ledger(
+            settings.state_dir, subnets=settings.subnets, uids=(settings.uid_first, settings.uid_count)
+        )
+        self._directories = NodeDirectories(settings)
+        self.tasks = TaskManager(
+            settings,
+            ledger,
+            self._directories,
+            open_runtimes(settings, agent_command),
+            open_gpus(settings.gpu_provider),
+            agent_command,
+        )
+        self._images = ImageManager(self.tasks, self.push)
+        self._network_pool = NetworkPool(self.tasks)
+        self._upgrades = AgentUpgrader(settings)
+        self._terminals = TerminalManager(self.tasks, agent_command)
+        self._agent_command = agent_command
+        self._agent_digest = own_digest(agent_command)
+        self._verbs: Dict[str, Callable[[JsonObject], JsonObject]] = {
+            "hello": lambda _: {"hello": self.hello()},
+            "list": self._list,
+            "start": self.tasks.start,
+            "prepare": self.tasks.prepare,
+            "stop": self.tasks.stop,
+            "remove": self.tasks.remove,
+            "signal": self.tasks.signal,
+            "logs": lambda fields: read_log(self.tasks, fields),
+            "probe": lambda fields: probe_port(self.tasks, fields),
+            "stats": self._stats,
+            "images": lambda _: self._images.list_images(),
+            "pull": self._images.pull,
+            "load": self._images.load,
+            "preflight": lambda fields: run_preflight(self.tasks, fields.get("fabric")),
+            "check_rendezvous": lambda fields: check_rendezvous(fields, settings.cluster),
+            "gc": GarbageCollector(self.tasks, self._images, self._network_pool).collect,
+            "upgrade": self._upgrades.receive,
+            "deny_egress": self._deny_egress,
+            "terminal": self._terminals.open,
+        }
+
+    def run(self) -> int:
+        """Send hello and serve until the peer closes; tasks keep running."""
+        try:
+            greeting = self._read_line()
+            if greeting is None:
+                return 0
+            self._check_greeting(greeting)
+        except AgentError as refusal:
+            self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+            return 2
+        except OSError as error:
+            message = f"The agent cannot begin: {error}."
+            self.push({"ok": False, "code": errors.ENGINE_ERROR, "message": message})
+            return 2
+        watch = (
+            TaskMonitor(self.tasks, self.push, DiskLimitEnforcer(self.tasks, self._agent_command))
+            if self.role == "control"
+            else None
+        )
+        self.push({"hello": self.hello()})
+        if watch is not None:
+            watch.start()
+            self._network_pool.start()
+        workers = [
+            threading.Thread(target=self._work, name=f"work-{n}", daemon=True) for n in range(_WORKER_THREADS)
+        ]
+        for worker in workers:
+            worker.start()
+        procfs.trim_memory()
+        try:
+            self._read_requests()
+        finally:
+            self._closing.set()
+            for _ in workers:
+                self._requests.put(None)
+            for worker in workers:
+                worker.join(timeout=30.0)  # finish running requests, so that less has to be reconciled
+            if watch is not None:
+                self._network_pool.stop()
+                watch.stop()
+        return 0
+
+    def hello(self) -> JsonObject:
+        """Return what a portal must know before its first request."""
+        gpus, versions = self.tasks.gpus, installed_versions(self.tasks)
+        # read first: a driver that recovers in between must not make GPUs look lost
+        silent = gpus.driver_error()
+        return {
+            "protocol": PROTOCOL,
+            "agent_version": AGENT_VERSION,
+            "agent_digest": self._agent_digest,
+            "role": self.role,
+            "cluster": self._settings.cluster,
+            "boot_id": procfs.boot_id(self._settings.boot_id_path),
+            "hostname": socket.gethostname(),
+            "python": sys.version.split()[0],
+            "clock_s": time.time(),
+            "cpu_count": len(os.sched_getaffinity(0)),
+            "memory_mib": procfs.memory_mib(),
+            "disk_free_mib": procfs.disk_free_mib(self._settings.state_dir),
+            "loopback": self._settings.loopback,
+            "runtimes": [runtime.info() for runtime in self.tasks.runtimes.values()],
+            "gpus": [facts._asdict() for facts in gpus.gpus()],
+            "gpu_driver_error": silent,
+            "gpu_sharing": gpu_sharing(self.tasks),
+            "links": [link._asdict() for link in gpus.links()],
+            "driver": versions["driver"],
+            "max_cuda_version": gpus.max_cuda_version(),
+            "loader_version": int(os.environ.get("FAIRWAY_LOADER", "0")),
+            "versions": versions,
+            "version_warnings": version_warnings(self.tasks, versions),
+            "images": self._images.image_rows(),
+            "highest_epoch": self.tasks.ledger.epoch(),
+            "per_user_isolation": os.geteuid() == 0,
+            "capabilities": [*SPEC_CAPABILITIES, *VERB_CAPABILITIES],
+            "storage": self._directories.volumes.storage_info(),
+            "interfaces": [each._asdict() for each in list_interfaces()],
+            "fabric_devices": list_fabric_devices(self._settings.fabric_devices),
+            "networks": self._networks() if self.role == "control" else None,
+            "rendezvous_ports": list(self._settings.rendezvous_ports),
+            "egress": {each.kind: each.firewall_fault() == "" for each in self.tasks.runtimes.values()},
+        }
+
+    def _networks(self) -> Dict[str, Any]:
+        """Return user-defined networks by engine; None where unknown."""
+        engines = [each for each in self.tasks.runtimes.values() if each.kind != "process"]
+        return {each.kind: each.external_networks() for each in engines}
+
+    def push(self, message: JsonObject) -> None:
+        """Write one line; a closed stream ends the session, never a task."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._write_lock:
+            try:
+                self._writer.write(line)
+                self._writer.flush()
+            except (BrokenPipeError, ValueError):
+                self._closing.set()
+
+    def _check_greeting(self, greeting: JsonObject) -> None:
+        role = greeting.get("role")
+        if role not in ALLOWED_ROLES[self._key_role]:
+            raise AgentError(errors.FORBIDDEN, f"This key opens {self._key_role}, not {role}.")
+        protocol = greeting.get("protocol")
+        if not isinstance(protocol, int) or not OLDEST_PROTOCOL <= protocol <= PROTOCOL + 1:
+            raise AgentError(
+                errors.PROTOCOL_VERSION,
+                f"The portal speaks protocol {protocol}; this agent ({AGENT_VERSION}) speaks {PROTOCOL} "
+                "and the versions beside it. Upgrade the older of the two.",
+            )
+        if greeting.get("cluster") != self._settings.cluster:
+            raise AgentError(
+                errors.FORBIDDEN,
+                f"This node belongs to the cluster {self._settings.cluster}, not to another one.",
+            )
+        self.role = str(role)
+        self._directories.create_all()
+        self.tasks.handle_reboot()
+        if self.role == "control":
+            try:
+                self.tasks.reconcile()
+            except AgentError as refusal:  # the node must stay reachable when an engine does not respond
+                sys.stderr.write(f"{refusal.message}\n")
+
+    def _read_line(self) -> Optional[JsonObject]:
+        line = self._reader.readline(MAX_LINE_BYTES + 1)
+        if not line or not line.endswith(b"\n"):
+            if len(line) > MAX_LINE_BYTES:
+                raise AgentError(errors.INVALID_SPEC, "A line is longer than 1 MiB.")
+            return None
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise AgentError(errors.INVALID_SPEC, "A line is not JSON.") from error
+        if not isinstance(value, dict):
+            raise AgentError(errors.INVALID_SPEC, "A line is not a JSON object.")
+        return value
+
+    def _read_requests(self) -> None:
+        while not self._closing.is_set():
+            try:
+                request = self._read_line()
+            except AgentError as refusal:  # the stream may be out of sync
+                self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+                return
+            if request is None:
+                return
+            self._requests.put(request)
+
+    def _work(self) -> None:
+        while True:
+            request = self._requests.get()
+            if request is None:
+                return
+            self.push(self._handle(request))
+
+    def _handle(self, request: JsonObject) -> JsonObject:
+        """Return the reply to one request; refusals have a code, unexpected errors are engine errors."""
+        number, verb = request.get("id"), request.get("verb")
+        try:
+            if verb not in self._verbs:
+                raise AgentError(
+                    errors.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not know the verb {verb!r}."
+                )
+            if verb not in VERBS_BY_ROLE[self.role]:
+                raise AgentError(errors.FORBIDDEN, f"The role {self.role} may not {verb}.")
+            with disk_full_as_error(self._settings.state_dir):
+                answer = self._verbs[verb](request)
+        except AgentError as refusal:
+            if verb in ("start", "prepare") and refusal.code == errors.DISK_FULL:
+                self.tasks.record_disk_full(refusal.message)
+            return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
+        except Exception as error:  # one failing request must not end the session
+            traceback.print_exc(file=sys.stderr)
+            message = f"{type(error).__name__}: {error}"
+            return {"id": number, "ok": False, "code": errors.ENGINE_ERROR, "message": message}
+        return dict(answer, id=number, ok=True)
+
+    def _deny_egress(self, fields: JsonObject) -> JsonObject:
+        """Store the addresses that no container may connect to, and apply them to running ones."""
+        save_denied_networks(self._settings.state_dir, fields.get("networks"))
+        for runtime in self.tasks.runtimes.values():
+            runtime.refresh_firewall()
+        return {"denied": len(read_denied_networks(self._settings.state_dir))}
+
+    def _list(self, fields: JsonObject) -> JsonObject:
+        if self.role == "control":
+            self.tasks.reconcile()
+        return self.tasks.list_tasks(fields)
+
+    def _stats(self, fields: JsonObject) -> JsonObject:
+        """Switch one sample per second on or off (``subscribe``, default true), or return one (``once``).
+
+        ``phase_s``: when in each second of the node's clock samples are taken, from 0 to below 1.
+        """
+        if fields.get("once"):
+            return {"sample": Sampler(self.tasks).sample()}
+        if not fields.get("subscribe", True):
+            self._subscribed.clear()
+        elif not self._subscribed.is_set():
+            phase_s = fields.get("phase_s", time.time() % 1.0)
+            if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 0 <= phase_s < 1:
+                raise invalid_spec("phase_s is a number of at least 0 and less than 1.")
+            self._subscribed.set()
+            threading.Thread(target=self._stream_samples, args=(phase_s,), name="stats", daemon=True).start()
+        return {"subscribed": self._subscribed.is_set()}
+
+    def _stream_samples(self, phase_s: float) -> None:
+        sampler = Sampler(self.tasks)
+        while self._subscribed.is_set() and not self._closing.is_set():
+            self.push(sampler.sample())
+            self._closing.wait(wait_until_phase_s(phase_s, time.time()))
+
+
+def serve(settings: Settings, role: str, agent_command: List[str]) -> int:
+    """Run one session over standard input and output."""
+    threading.stack_size(512 * 1024)
+    reading, writing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # accidental prints must not corrupt the protocol
+    return AgentSession(settings, role, reading, writing, agent_command).run()

@@ -1,0 +1,129 @@
+"""Environment variables of a task: the user's, overridden by those of the system. Pure."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from agents.node.spec.task_spec import RANK0_ADDRESS_PLACEHOLDER, TaskSpec
+
+CONTAINER_SECRETS_DIR = "/run/fairway"
+
+SECRET_ENV_FILE = "variables"  # noqa: S105 - a file name
+"""File among a task's secrets that sets its secret variables."""
+_SHELL = "/bin/sh"
+
+RESERVED_VARIABLES = (
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DISABLE_REQUIRE",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_GDS",
+    "NVIDIA_MOFED",
+    "NVIDIA_NVSWITCH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_LOG_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)
+
+
+_RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
+"""Also reserved: with these the NVIDIA toolkit would add device nodes that are not allocated."""
+
+
+def is_reserved(name: str) -> bool:
+    """Return True for a variable that neither users nor images may set."""
+    return name in RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES)
+
+
+def task_environment(
+    spec: TaskSpec,
+    *,
+    secrets: str,
+    report_files: Mapping[str, str],
+    home: Optional[str],
+    ports: Mapping[int, int],
+    address: str,
+    rank0_address: Optional[str] = None,
+    mps_variables: Optional[Mapping[str, str]] = None,
+) -> Dict[str, str]:
+    """Return the variables of a task; ``ports`` maps each requested port to the one to listen on.
+
+    ``secrets`` and the values of ``report_files`` (by variable) are paths as the task sees them.
+    ``rank0_address``: address of its gang's rank 0 when only the node knows it. ``mps_variables``: those of
+    its GPU share.
+    """
+    environment = {name: text for name, text in spec.env.items() if not is_reserved(name)}
+    if rank0_address is not None:
+        environment = {
+            name: rank0_address if text == RANK0_ADDRESS_PLACEHOLDER else text
+            for name, text in environment.items()
+        }
+    uuids = ",".join(share.uuid for share in spec.gpus)
+    environment.update(
+        {
+            "USER": spec.user,
+            "LOGNAME": spec.user,
+            "NVIDIA_VISIBLE_DEVICES": uuids or "void",
+            "CUDA_VISIBLE_DEVICES": uuids,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "FAIRWAY_CLUSTER": spec.cluster,
+            "FAIRWAY_JOB": spec.job,
+            "FAIRWAY_ATTEMPT": str(spec.attempt),
+            "FAIRWAY_TASK": str(spec.task),
+            "FAIRWAY_GPUS": uuids,
+            "FAIRWAY_GPU_MILLI": ",".join(f"{share.uuid}={share.milli}" for share in spec.gpus),
+            "FAIRWAY_SECRETS": secrets,
+            **report_files,
+            "FAIRWAY_ADDRESS": address,
+            **(mps_variables or {}),
+        }
+    )
+    if home is not None:
+        environment["HOME"] = home
+    if spec.memory_mib is not None:
+        environment["FAIRWAY_MEMORY_MIB"] = str(spec.memory_mib)
+    if spec.cpu_milli is not None:
+        environment["FAIRWAY_CPU_MILLI"] = str(spec.cpu_milli)
+    bounds = {"TASKS": spec.tasks, "TASKS_MIN": spec.tasks_min, "TASKS_MAX": spec.tasks_max}
+    environment.update({f"FAIRWAY_{name}": str(count) for name, count in bounds.items() if count is not None})
+    for asked, listen in sorted(ports.items()):
+        environment[f"PORT_{asked}"] = str(listen)
+    return environment
+
+
+def secret_env_file_content(variables: Mapping[str, str]) -> str:
+    """Return shell lines that set variables with arbitrary values."""
+    quoted = ((name, text.replace("'", "'\\''")) for name, text in sorted(variables.items()))
+    return "".join(f"export {name}='{text}'\n" for name, text in quoted if not is_reserved(name))
+
+
+def wrap_with_secret_env(command: List[str], variables: Mapping[str, str], secrets: str) -> List[str]:
+    """Return the command, wrapped in a shell that reads secret variables from a file.
+
+    They are thus neither in an argument list nor in the container's configuration.
+    """
+    if not variables:
+        return command
+    return [_SHELL, "-c", f'. {secrets}/{SECRET_ENV_FILE} && exec "$@"', "fairway", *command]
+
+
+def substitute_placeholders(
+    command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str
+) -> List[str]:
+    """Return the command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
+
+    Applies only to tasks with a port, that is, to tools; commands of users are unchanged.
+    """
+    if not ports:
+        return list(command)
+    words = {"{port}": str(next(iter(ports.values()))), "{address}": address, "{secrets}": secrets}
+    words.update({f"{{port_{asked}}}": str(listen) for asked, listen in ports.items()})
+    filled = []
+    for word in command:
+        for token, value in words.items():
+            word = word.replace(token, value)
+        filled.append(word)
+    return filled

@@ -1,0 +1,62 @@
+"""Report files: files by which a program reports progress and checkpoints to the agent.
+
+They are in the task's folder, belong to the task's account and are initially empty; a container sees only
+these files. Their time is zero until the task writes or touches them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Dict, NamedTuple, Optional
+
+
+class ReportFile(NamedTuple):
+    """A report file: its environment variable and its name in the folder."""
+
+    variable: str
+    name: str
+
+    def path(self, folder: str) -> str:
+        return os.path.join(folder, self.name)
+
+    @property
+    def container_path(self) -> str:
+        return f"/run/fairway-{self.name}"
+
+
+CHECKPOINT_FILE = ReportFile("FAIRWAY_CHECKPOINT_FILE", "checkpoint")
+PROGRESS_FILE = ReportFile("FAIRWAY_PROGRESS_FILE", "progress")
+REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
+
+
+def create_report_file(file: ReportFile, folder: str, uid: Optional[int], gid: Optional[int]) -> None:
+    """Create the file before its task, owned by ``uid`` (the agent when None); idempotent."""
+    path = file.path(folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, flags, 0o600))
+    if uid is not None:
+        os.chown(path, uid, gid if gid is not None else -1, follow_symlinks=False)
+    os.utime(path, (0, 0), follow_symlinks=False)
+
+
+def report_file_variables(folder: str) -> Dict[str, str]:
+    """Return the variables for a task that sees its folder."""
+    return {file.variable: file.path(folder) for file in REPORT_FILES}
+
+
+def container_report_file_variables() -> Dict[str, str]:
+    """Return the variables for a container."""
+    return {file.variable: file.container_path for file in REPORT_FILES}
+
+
+def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) -> Optional[float]:
+    """Return seconds since the task (started at ``started_s``) wrote the file; None when it never did.
+
+    The age is limited to 0 and the task's run time, because a task can set any file time.
+    """
+    if modified_s == 0:
+        return None
+    first_s = modified_s if started_s is None else max(modified_s, started_s)
+    return max(0.0, now_s - first_s)

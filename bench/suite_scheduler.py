@@ -1,0 +1,24 @@
+"""Runs the benchmarks of scheduling decisions; only ``cycle`` and ``forecast`` need a database.
+
+    DATABASE_URL=... REDIS_URL=... python -m bench suite_scheduler [PART ...]
+
+Each part is a process with a time limit, as in ``bench suite_portal``.
+"""
+
+from __future__ import annotations
+
+from bench.runner import run_suite
+
+PARTS: dict[str, tuple[list[str], float]] = {
+    "decide": (["decide"], 120),
+    "kai_scenarios": (["kai_scenarios"], 120),
+    "cycle": (["cycle"], 150),
+    "forecast": (["forecast"], 150),
+    "openb": (["openb"], 300),
+}
+"""Arguments and time limit in seconds."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named parts, or all; return 1 when a part did not finish."""
+    return run_suite("suite_scheduler", PARTS, arguments, limit_s=600)

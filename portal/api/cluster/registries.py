@@ -1,0 +1,110 @@
+"""REST: registry logins, for administrators; passwords are write-only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Model
+from django.http import HttpResponse
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import AccessPolicy, access_policy
+from portal.api.framework.pagination import Order
+from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.serializers.references import timestamp
+from portal.models import RegistryLogin
+from portal.services.accounts.tokens import Scope
+from portal.services.images.registries import (
+    HOST_PATTERN,
+    MAX_PASSWORD_BYTES,
+    USERNAME_PATTERN,
+    do_delete_login,
+    do_save_login,
+    get_login,
+)
+
+
+class RegistryLoginBody(StrictSerializer):
+    """The credentials of nodes at a registry."""
+
+    host = StrictCharField(
+        max_length=255,
+        pattern=HOST_PATTERN,
+        message="Give its host as images name it, such as registry.example.org:5000.",
+        help_text="As images name it, port included.",
+    )
+    username = StrictCharField(
+        max_length=255, pattern=USERNAME_PATTERN, message="A name without spaces and colons."
+    )
+    password = StrictCharField(
+        max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Written once; no answer tells it."
+    )
+
+
+class RegistryLoginDetail(serializers.Serializer[Any]):
+    """A registry login without its password."""
+
+    id = serializers.CharField()
+    host = serializers.CharField(help_text="As images name it, port included.")
+    username = serializers.CharField()
+    changed_at = serializers.DateTimeField()
+    changed_by = serializers.CharField()
+
+
+@access_policy(AccessPolicy.ADMIN)
+class RegistriesView(ApiView):
+    @operation(
+        "registries_list",
+        "List logins to registries",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        query=ListQuery,
+        response=list_schema(RegistryLoginDetail),
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """Logins by host, without passwords."""
+        return self.paginated_response(RegistryLogin.objects.all(), _serialize_login, Order("host"))
+
+    @operation(
+        "registries_save",
+        "Keep the login of a registry",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=RegistryLoginBody,
+        response=RegistryLoginDetail,
+        detail="Over the one of that host, if there is one. Nodes use it for the next image that they bring.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """The login without its password."""
+        row = do_save_login(self.user, self.body["host"], self.body["username"], self.body["password"])
+        return self.json_response(_serialize_login(row))
+
+
+@access_policy(AccessPolicy.ADMIN)
+class RegistryView(ApiView):
+    @operation(
+        "registries_remove",
+        "Forget the login of a registry",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        response=None,
+        status=204,
+        error_statuses=[404],
+    )
+    def delete(self, request: Request, registry: str) -> HttpResponse:
+        """Images that nodes have already pulled stay there."""
+        do_delete_login(self.user, get_login(registry))
+        return self.no_content()
+
+
+def _serialize_login(row: Model) -> dict[str, Any]:
+    assert isinstance(row, RegistryLogin)  # noqa: S101
+    return {
+        "id": row.public_id,
+        "host": row.host,
+        "username": row.username,
+        "changed_at": timestamp(row.changed_at),
+        "changed_by": row.changed_by,
+    }

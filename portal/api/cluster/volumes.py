@@ -1,0 +1,174 @@
+"""REST: volumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import HttpResponse
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import AccessPolicy, access_policy, require_admin, visible_nodes, visible_projects
+from portal.api.framework.pagination import Order
+from portal.api.framework.request_parsing import (
+    NameField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+    StrictSerializer,
+)
+from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
+from portal.api.serializers import volumes as representations
+from portal.domain.volumes import VolumeKind, VolumeScope
+from portal.errors import InvalidRequest
+from portal.models import NodePool
+from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
+from portal.services.accounts.tokens import Scope
+from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
+
+
+class VolumeFields(StrictSerializer):
+    """The changeable fields of a volume; omitted fields become empty."""
+
+    scope = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
+    path = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
+    description = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
+    read_only = StrictBooleanField(required=False, default=False)  # type: ignore[assignment]
+    quota_mib = StrictIntegerField(
+        required=False, allow_null=True, default=None, min_value=1, max_value=MAX_QUOTA_MIB
+    )
+    pool = StrictCharField(
+        required=False, allow_null=True, default=None, max_length=63, help_text="Id or name."
+    )
+    nodes = serializers.ListField(
+        child=StrictCharField(max_length=63), required=False, default=list, max_length=1000
+    )
+    projects = serializers.ListField(
+        child=StrictCharField(max_length=63), required=False, default=list, max_length=1000
+    )
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
+
+
+class VolumeChangeBody(VolumeFields, AffectedJobsFields):
+    """A change of a volume."""
+
+
+class VolumeBody(VolumeFields):
+    """A new volume."""
+
+    name = NameField()
+    kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
+
+
+class _BaseVolumeView(ApiView):
+    def build_input(self, name: str, kind: str) -> VolumeInput:
+        """Return the input of the service, with names resolved to rows."""
+        require_admin(self.user, "change volumes")
+        body = self.body
+        pools = self._get_rows("pool", NodePool.objects.all(), [body["pool"]] if body["pool"] else [])
+        return VolumeInput(
+            name=name,
+            kind=VolumeKind(kind),
+            scope=VolumeScope(body["scope"]),
+            path=body["path"],
+            description=body["description"],
+            read_only=body["read_only"],
+            quota_mib=body["quota_mib"],
+            pool=pools[0] if pools else None,
+            nodes=self._get_rows("nodes", visible_nodes(self.user), body["nodes"]),
+            projects=self._get_rows("projects", visible_projects(self.user), body["projects"]),
+        )
+
+    @staticmethod
+    def _get_rows(field: str, rows: QuerySet[Any], keys: list[str]) -> list[Any]:
+        found, unknown = get_rows_by_key(rows, keys)
+        if unknown is not None:
+            raise InvalidRequest(fields={field: f"There is no {field.removesuffix('s')} called {unknown}."})
+        return found
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class VolumesView(_BaseVolumeView):
+    @operation(
+        "volumes_list",
+        "List volumes",
+        tag="cluster",
+        scope=Scope.READ,
+        query=ListQuery,
+        response=list_schema(representations.Volume),
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """Volumes by name."""
+        return self.paginated_response(list_volumes(self.user), representations.volume, Order("name"))
+
+    @operation(
+        "volumes_create",
+        "Declare a volume",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=VolumeBody,
+        response=representations.Volume,
+        status=201,
+        idempotent=True,
+        detail="A node shows only what its own settings lend (`allowed_mount_roots`).",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """The new volume."""
+
+        def work() -> dict[str, Any]:
+            words = self.build_input(self.body["name"], self.body["kind"])
+            return representations.volume(do_save_volume(self.user, words, reason=self.body["reason"]))
+
+        return self.idempotent_response(work)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class VolumeView(_BaseVolumeView):
+    @operation(
+        "volumes_get",
+        "Get a volume",
+        tag="cluster",
+        scope=Scope.READ,
+        response=representations.Volume,
+        error_statuses=[404],
+    )
+    def get(self, request: Request, volume: str) -> HttpResponse:
+        """A volume by id or name."""
+        return self.json_response(representations.volume(get_volume(self.user, volume)))
+
+    @operation(
+        "volumes_put",
+        "Change a volume",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        body=VolumeChangeBody,
+        response=representations.Volume,
+        error_statuses=[404],
+        detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
+        "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
+    )
+    def put(self, request: Request, volume: str) -> HttpResponse:
+        """The changed volume."""
+        row = get_volume(self.user, volume)
+        words = self.build_input(row.name, row.kind)
+        saved = do_save_volume(
+            self.user, words, row, reason=self.body["reason"], choice=parse_job_choice(self.body)
+        )
+        return self.json_response(representations.volume(saved))
+
+    @operation(
+        "volumes_remove",
+        "Forget a volume",
+        tag="cluster",
+        scope=Scope.ADMIN,
+        response=None,
+        status=204,
+        error_statuses=[404, 409],
+        detail="Its files stay. Refused with `volume_in_use` while jobs that have not ended name it.",
+    )
+    def delete(self, request: Request, volume: str) -> HttpResponse:
+        """Empty."""
+        do_delete_volume(self.user, get_volume(self.user, volume))
+        return self.no_content()

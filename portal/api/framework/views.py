@@ -1,0 +1,372 @@
+"""Base of every REST view: default deny, and one declaration per method that guards and documents it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework import serializers
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import Throttled
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from portal.access import AccessPolicy, enforce, require_user
+from portal.api.framework import pagination, problems
+from portal.api.framework.authentication import (
+    BearerTokenAuthentication,
+    PortalSessionAuthentication,
+    client_key,
+)
+from portal.api.framework.request_parsing import (
+    StrictCharField,
+    StrictJson,
+    StrictSerializer,
+    read_body,
+    read_query,
+)
+from portal.domain.states import JobKind
+from portal.errors import Forbidden, MalformedRequest, PreconditionRequired
+from portal.models import ApiToken, Job, User
+from portal.services import idempotency
+from portal.services.accounts.tokens import Scope, has_scope
+from portal.valkey import rate_limits
+from portal.valkey.rate_limits import RateLimit
+
+log = logging.getLogger(__name__)
+
+ENTITY_TAGS_PATTERN = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
+"""The value of If-Match (RFC 9110, section 13.1.1): ``*`` or a list of entity tags."""
+
+ResponseSchema = type[serializers.BaseSerializer[Any]] | type[str] | None
+_Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
+_Row = TypeVar("_Row", bound=Model)
+
+
+class Problem(serializers.Serializer[Any]):
+    """RFC 9457 problem details; ``code`` is stable, ``detail`` is a message for people."""
+
+    type = serializers.CharField()
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    detail = serializers.CharField()
+    code = serializers.CharField()
+    errors = serializers.ListField(  # type: ignore[assignment]
+        child=serializers.DictField(child=serializers.CharField()),
+        required=False,
+        help_text="One entry per wrong field: field, code, message.",
+    )
+    details = serializers.DictField(
+        required=False, help_text="Numbers and nearest requests behind the refusal."
+    )
+
+
+class ListQuery(StrictSerializer):
+    """Parameters of every list."""
+
+    limit = serializers.IntegerField(
+        required=False, min_value=1, max_value=pagination.MAX_LIMIT, default=pagination.DEFAULT_LIMIT
+    )
+    cursor = StrictCharField(required=False, max_length=2000, help_text="From the previous page's `next`.")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The declaration of one method of a view."""
+
+    scope: Scope | None
+    query: type[StrictSerializer] | None
+    body: type[StrictSerializer] | None
+    partial: bool
+    rate: RateLimit | None
+    idempotent: bool
+    scope_by_job_kind: bool
+
+
+def operation(
+    name: str,
+    summary: str,
+    *,
+    tag: str,
+    scope: Scope | None,
+    scope_by_job_kind: bool = False,
+    response: ResponseSchema,
+    status: int = 200,
+    query: type[StrictSerializer] | None = None,
+    body: type[StrictSerializer] | None = None,
+    partial: bool = False,
+    rate: RateLimit | None = None,
+    idempotent: bool = False,
+    if_match: bool = False,
+    error_statuses: Sequence[int] = (),
+    media_type: str = "application/json",
+    detail: str = "",
+) -> Callable[[_Method], _Method]:
+    """Declare a method of an ApiView. ``scope`` is the scope that a token needs (None on public routes).
+
+    ``scope_by_job_kind`` is for actions on one job that need the scope of the job's kind: the method calls
+    ``require_scope_of`` with the job. ``partial`` reads the body as a patch of the given fields.
+    ``error_statuses`` are statuses beyond those that follow from the rest of the declaration.
+    """
+    headers = []
+    if idempotent:
+        headers.append(
+            _header_parameter(
+                "Idempotency-Key",
+                "The same key and body give the same answer again.",
+                pattern=f"^{idempotency.KEY_PATTERN}$",
+            )
+        )
+    if if_match:
+        meaning = "The ETag that was read; 428 without it, 412 when it is stale."
+        headers.append(_header_parameter("If-Match", meaning, required=True, pattern=ENTITY_TAGS_PATTERN))
+    codes = {400, 405, 422, 429, 503, *error_statuses}
+    codes |= {401, 403} if scope is not None else set()
+    codes |= {413, 415} if body is not None else set()
+    codes |= {409} if idempotent else set()
+    codes |= {412, 428} if if_match else set()
+    good = (
+        OpenApiResponse(response, description="Done.") if response else OpenApiResponse(description="Done.")
+    )
+    responses: dict[Any, Any] = {(status, media_type) if response else status: good}
+    for code in sorted(codes):
+        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(
+            Problem, description=status_description(code)
+        )
+    scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
+    if scope_by_job_kind:
+        scope_line = "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
+
+    def declare(method: _Method) -> _Method:
+        method.operation = Operation(  # type: ignore[attr-defined]
+            scope=scope,
+            query=query,
+            body=body,
+            partial=partial,
+            rate=rate,
+            idempotent=idempotent,
+            scope_by_job_kind=scope_by_job_kind,
+        )
+        parameters: list[Any] = [*headers, *([query] if query else [])]
+        described: Callable[[_Method], _Method] = extend_schema(
+            operation_id=name,
+            summary=summary,
+            description=(detail or summary) + scope_line,
+            tags=[tag],
+            parameters=parameters,
+            request=_request_schema(body, partial),
+            responses=responses,
+        )
+        return described(method)
+
+    return declare
+
+
+class ApiView(APIView):
+    """A REST view; requests need ``@access_policy(...)`` on it and ``@operation(...)`` on the method."""
+
+    checks_policy_itself = True  # tokens are authenticated first; see portal.policy_middleware
+
+    authentication_classes: Sequence[type[BaseAuthentication]] = [
+        BearerTokenAuthentication,
+        PortalSessionAuthentication,
+    ]
+    parser_classes = [StrictJson]
+    permission_classes = []
+    metadata_class = None
+    http_method_names = ["get", "head", "post", "put", "patch", "delete"]
+
+    query: dict[str, Any]
+    body: dict[str, Any]
+    request: Request
+
+    # -- for methods ---------------------------------------------------------------------------
+
+    @property
+    def user(self) -> User:
+        return require_user(self.request.user)
+
+    @property
+    def token(self) -> ApiToken | None:
+        """The token of the request; None for a session."""
+        return self.request.auth if isinstance(self.request.auth, ApiToken) else None
+
+    def json_response(
+        self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> HttpResponse:
+        """Return a JSON response that is not cached."""
+        answer = HttpResponse(
+            json.dumps(body, separators=(",", ":")),
+            status=status,
+            content_type="application/json",
+            headers=dict(headers or {}),
+        )
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+    def no_content(self) -> HttpResponse:
+        return HttpResponse(status=204)
+
+    def paginated_response(
+        self,
+        rows: QuerySet[_Row],
+        serialize: Callable[[_Row], Any],
+        order: pagination.Order = pagination.NEWEST,
+    ) -> HttpResponse:
+        return self.json_response(pagination.paginate(self.request, rows, order, self.query, serialize))
+
+    def require_scope_of(self, job: Job) -> None:
+        """Raise Forbidden unless the token, if any, has the scope of the job's kind."""
+        self._require_scope(Scope.WORKSPACES if job.kind == JobKind.WORKSPACE.value else Scope.JOBS)
+
+    def if_match(self, etag: str) -> bool:
+        """Return whether If-Match matches ``etag``. Raise PreconditionRequired without the header."""
+        given = self.request.headers.get("If-Match")
+        if not given:
+            raise PreconditionRequired("Send the ETag you read as If-Match.", code="if_match_required")
+        return given.strip() == "*" or etag in re.findall(r'"[^"]*"', given)
+
+    def idempotent_response(
+        self, work: Callable[[], Any], status: int = 201, *, precheck: Callable[[], object] | None = None
+    ) -> HttpResponse:
+        """Run ``work``, which returns the response body, at most once per Idempotency-Key.
+
+        With a key, ``work`` runs in a transaction; ``precheck`` runs before the transaction begins.
+        """
+        key = self.request.headers.get("Idempotency-Key")
+        if key is None:
+            return self.json_response(work(), status)
+        given = self.request.data
+        kept = idempotency.run_once(
+            self.user, key, self.request.path, given, lambda: (status, work()), check=precheck
+        )
+        headers = {"Idempotency-Replayed": "true"} if kept.is_replay else {}
+        return self.json_response(kept.body, kept.status, headers)
+
+    @property
+    def raw_body(self) -> dict[str, Any]:
+        """The JSON object as received; ``body`` holds the validated one."""
+        return dict(self.request.data)
+
+    # -- request checks ------------------------------------------------------------------------
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Authenticate, authorize, apply rate limits, then parse: in this order."""
+        self.perform_authentication(request)
+        wanted = getattr(type(self), "access_policy", None)
+        if not isinstance(wanted, AccessPolicy):
+            raise Forbidden("This route declares no policy, so nobody may use it.", code="no_policy")
+        enforce(request.user, wanted)
+        self._throttle(rate_limits.REQUESTS if request.user else rate_limits.ANONYMOUS_REQUESTS)
+        word = (request.method or "").lower()
+        method = getattr(self, word, None) if word in self.http_method_names else None
+        if method is None:
+            return  # DRF answers 405
+        plan = getattr(method, "operation", None)
+        if not isinstance(plan, Operation):
+            raise Forbidden("This route declares no operation, so nobody may use it.", code="no_policy")
+        if plan.scope is not None:
+            self._require_scope(plan.scope, *((Scope.WORKSPACES,) if plan.scope_by_job_kind else ()))
+        if plan.rate is not None:
+            self._throttle(plan.rate)
+        if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
+            raise MalformedRequest("This request takes no Idempotency-Key.", code="idempotency_not_offered")
+        self.query = read_query(request.query_params, plan.query)
+        self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """Select JSON regardless of the Accept header."""
+        renderer = self.get_renderers()[0]
+        return renderer, renderer.media_type
+
+    def handle_exception(self, exc: Exception) -> Any:
+        """Return every failure as a problem; unexpected ones are logged without exposing a traceback."""
+        answer = problems.response_for(exc)
+        if answer is None:
+            log.exception("unforeseen while serving %s %r", self.request.method, self.request.path)
+            answer = problems.response_for_status(500)
+        return answer
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add Allow and Vary, as DRF does."""
+        answer = super().finalize_response(request, response, *args, **kwargs)
+        answer["Vary"] = "Authorization, Cookie"
+        return answer
+
+    def _require_scope(self, *any_of: Scope) -> None:
+        if self.token is None or any(has_scope(self.token, scope) for scope in any_of):
+            return
+        raise Forbidden(
+            f"This token lacks the scope {' or '.join(any_of)}.",
+            code="scope_missing",
+            details={"scope": any_of[0].value},
+        )
+
+    def _throttle(self, rate: RateLimit) -> None:
+        counts = [(rate, client_key(self.request))]
+        if isinstance(self.request.user, User):
+            user = self.request.user.public_id
+            own = f"token:{self.token.public_id}" if self.token else f"sessions:{user}"
+            counts = [(rate, own), (rate_limits.shared_by_user(rate), user)]
+        # In this order: a request that the token may not make does not count for its owner.
+        for each, who in counts:
+            wait_s = rate_limits.consume(each, who)
+            if wait_s > 0:
+                raise Throttled(wait_s)
+
+
+@cache
+def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
+    """Return the schema of one page of a list of ``item``."""
+    return type(
+        f"{item.__name__}Page",
+        (serializers.Serializer,),
+        {
+            "__doc__": f"One page of a list of {item.__name__}.",
+            "items": item(many=True),
+            "next": serializers.CharField(
+                allow_null=True, help_text="URI reference of the next page; null on the last."
+            ),
+        },
+    )
+
+
+def _request_schema(body: type[StrictSerializer] | None, partial: bool) -> Any:
+    if body is None:
+        return None
+    return body(partial=True) if partial else body
+
+
+def _header_parameter(
+    name: str, meaning: str, *, required: bool = False, pattern: str = ""
+) -> OpenApiParameter:
+    shape: Any = {"type": "string", "pattern": pattern} if pattern else str
+    return OpenApiParameter(name, shape, OpenApiParameter.HEADER, required=required, description=meaning)
+
+
+def status_description(code: int) -> str:
+    return {
+        400: "The request does not have the described shape; `errors` names the fields.",
+        401: "Nobody is signed in, or the token does not work.",
+        403: "Not permitted.",
+        404: "Not there, or not for you to know of.",
+        405: "The route does not know this method.",
+        409: "The object is in a state in which this cannot be done.",
+        412: "Somebody changed it since it was read; `details.current` is what stands now.",
+        413: "The body is too large.",
+        415: "The body must be application/json.",
+        422: "The request has the described shape, but it names something that does not exist, contradicts itself, "
+        "or could never be done on this cluster; `details` may hold the nearest request that could.",
+        428: "If-Match is missing.",
+        429: "Too many requests; see Retry-After.",
+        503: "Something this needs does not answer; see Retry-After.",
+    }[code]

@@ -1,0 +1,239 @@
+"""Bodies of job and workspace submissions, and their conversion to the service's request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from rest_framework import serializers
+
+from agents.launchers import LAUNCHERS
+from portal.access import visible_environments, visible_jobs, visible_projects
+from portal.api.framework.request_parsing import (
+    StrictBooleanField,
+    StrictCharField,
+    StrictFloatField,
+    StrictIntegerField,
+    StrictSerializer,
+    read_body,
+)
+from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
+from portal.domain.states import JobKind
+from portal.errors import InvalidRequest
+from portal.models import Job, NodePool, Template, User
+from portal.selectors.nodes.nodes import list_templates
+from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
+from portal.services.jobs.submission import (
+    MAX_GPUS_PER_TASK,
+    MAX_TASKS,
+    MAX_TIME_LIMIT_S,
+    PRIORITIES,
+    JobRequest,
+    preview_start,
+    validate_request,
+)
+
+ID_OR_NAME = "Id or name."
+REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies")
+
+
+class TopologyConstraintBody(StrictSerializer):
+    """How close together the tasks of a job are placed, by levels of a topology (topologies/)."""
+
+    topology = StrictCharField(max_length=63, help_text="Its name.")
+    required = StrictCharField(  # type: ignore[assignment]
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=317,
+        help_text="A level: all tasks stand within one domain of it, or the job waits.",
+    )
+    preferred = StrictCharField(
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=317,
+        help_text="A level that is tried first.",
+    )
+
+
+class JobVolumeBody(StrictSerializer):
+    """A volume that a job mounts (volumes/)."""
+
+    volume = StrictCharField(max_length=63, help_text="Its name.")
+    target = StrictCharField(
+        required=False,
+        allow_null=True,
+        default=None,
+        max_length=1024,
+        help_text="Where it stands in the container. null: /volumes/NAME.",
+    )
+    read_only = StrictBooleanField(required=False, default=False)  # type: ignore[assignment]
+
+
+class JobSecretBody(StrictSerializer):
+    """A secret of a job: a variable, or a file in the folder that FAIRWAY_SECRETS names."""
+
+    secret = StrictCharField(max_length=63, help_text="Its name.")
+    owner_type = serializers.ChoiceField([USER_SCOPE, PROJECT_SCOPE], required=False, default=USER_SCOPE)
+    variable = StrictCharField(required=False, allow_null=True, default=None, max_length=128)
+    file = StrictCharField(required=False, allow_null=True, default=None, max_length=64)
+
+
+class SubmitBody(StrictSerializer):
+    """Fields common to jobs and workspaces. CPU and memory are per task."""
+
+    name = StrictCharField(max_length=100)
+    project = StrictCharField(max_length=63, help_text=ID_OR_NAME)
+    environment = StrictCharField(
+        required=False, max_length=63, help_text=ID_OR_NAME + " Needed unless the template has one."
+    )
+    pool = StrictCharField(
+        required=False, allow_null=True, max_length=63, help_text=ID_OR_NAME + " null: any pool."
+    )
+    template = StrictCharField(
+        required=False,
+        allow_null=True,
+        max_length=63,
+        help_text=ID_OR_NAME + " Its fields stand where this body is silent.",
+    )
+    gpus_per_task = StrictIntegerField(required=False, min_value=0, max_value=MAX_GPUS_PER_TASK)
+    milli_per_gpu = StrictIntegerField(
+        required=False, min_value=1, max_value=1000, help_text="1000 is a whole GPU."
+    )
+    gpu_model = StrictCharField(required=False, allow_blank=True, max_length=100)
+    min_gpu_memory_mib = StrictIntegerField(
+        required=False, allow_null=True, min_value=1, max_value=10_000_000
+    )
+    mig_profile = StrictCharField(
+        required=False,
+        allow_blank=True,
+        max_length=32,
+        help_text="MIG slices of this profile; blank: whole GPUs.",
+    )
+    min_compute_capability = StrictFloatField(
+        required=False, allow_null=True, min_value=1.0, max_value=99.9, help_text="Such as 8.0."
+    )
+    topology_constraint = TopologyConstraintBody(required=False, allow_null=True, help_text="null: anywhere.")
+    cpu_milli = StrictIntegerField(required=False, min_value=100, max_value=1_000_000)
+    memory_mib = StrictIntegerField(required=False, min_value=32, max_value=64 * 1024 * 1024)
+    shm_mib = StrictIntegerField(required=False, min_value=1, max_value=1024 * 1024)
+    env = serializers.DictField(
+        required=False,
+        child=StrictCharField(allow_blank=True, max_length=32_768),
+        help_text="Environment variables: names with text values.",
+    )
+    volumes = JobVolumeBody(many=True, required=False)
+    secrets = JobSecretBody(many=True, required=False)
+    priority = StrictIntegerField(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
+    preemptible = StrictBooleanField(required=False)
+    time_limit_s = StrictIntegerField(
+        required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S
+    )
+    termination_grace_s = StrictIntegerField(required=False, min_value=1, max_value=600)
+    held = StrictBooleanField(required=False)
+    dependencies = serializers.ListField(
+        child=StrictCharField(max_length=63),
+        required=False,
+        max_length=MAX_DEPENDENCIES,
+        help_text="Ids of jobs that must have completed before it starts. When one ends otherwise, it is cancelled.",
+    )
+    ignore_dependency_failure = StrictBooleanField(
+        required=False, help_text="true: it starts after them however they end."
+    )
+
+
+class WorkspaceBody(SubmitBody):
+    """A new workspace."""
+
+
+class JobBody(SubmitBody):
+    """A new job."""
+
+    kind = serializers.ChoiceField([JobKind.TRAINING.value, JobKind.SERVICE.value], required=False)
+    tasks = StrictIntegerField(required=False, min_value=1, max_value=MAX_TASKS)
+    min_tasks = StrictIntegerField(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=MAX_TASKS,
+        help_text="So many tasks are enough to run: it starts with these and grows while it runs. null: all.",
+    )
+    command = serializers.ListField(
+        child=StrictCharField(allow_blank=True, max_length=65_536),
+        required=False,
+        max_length=4096,
+        help_text="Argument list; no shell reads it.",
+    )
+    max_attempts = StrictIntegerField(required=False, min_value=1, max_value=20)
+    retry_on_failure = StrictBooleanField(
+        required=False, help_text="true: a command that fails is tried again too, all its tasks as one."
+    )
+    launcher = serializers.ChoiceField(
+        sorted(LAUNCHERS),
+        required=False,
+        help_text="How its tasks are told of each other (docs/jobs.md). Not for elastic jobs.",
+    )
+
+
+class JobPreviewBody(JobBody):
+    """A request that is previewed, not submitted."""
+
+    kind = serializers.ChoiceField([kind.value for kind in JobKind], required=False)
+
+
+def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> JobRequest:
+    """Return the service's request: template applied, names resolved among the rows visible to the user."""
+    template = _get_template(user, given.get("template"))
+    if template is not None:
+        known = body().fields
+        filled = {name: value for name, value in template.fields.items() if name in known}
+        if template.environment is not None:
+            filled.setdefault("environment", template.environment.public_id)
+        given = {**filled, **given}
+    values = read_body(given, body)
+    if issubclass(body, WorkspaceBody):
+        values["kind"] = JobKind.WORKSPACE.value
+    if "environment" not in values:
+        raise InvalidRequest(fields={"environment": "This field is required."})
+    project = _get_row(visible_projects(user), values["project"], "project")
+    environment = _get_row(visible_environments(user), values["environment"], "environment")
+    pool = _get_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
+    rest = {name: value for name, value in values.items() if name not in REFERENCE_FIELDS}
+    after = _get_jobs(user, values.get("dependencies", []))
+    return JobRequest(
+        **rest, project=project, environment=environment, pool=pool, template=template, dependencies=after
+    )
+
+
+def check_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> None:
+    """Raise what a submission would raise, including refusals of the scheduler; not within a transaction."""
+    wanted = build_job_request(user, given, body)
+    validate_request(user, wanted)
+    preview_start(user, wanted)
+
+
+def _get_template(user: User, key: str | None) -> Template | None:
+    if not key:
+        return None
+    if not isinstance(key, str):
+        raise InvalidRequest(fields={"template": "Not a text."})
+    found: Template = _get_row(list_templates(user), key, "template")
+    return found
+
+
+def _get_jobs(user: User, keys: list[str]) -> list[Job]:
+    """Return the distinct jobs of these ids in the given order. Raise InvalidRequest for an invisible one."""
+    seen = {job.public_id: job for job in visible_jobs(user).filter(public_id__in=keys)}
+    for key in keys:
+        if key not in seen:
+            raise InvalidRequest(fields={"dependencies": unknown_job_message(key)})
+    return [seen[key] for key in dict.fromkeys(keys)]
+
+
+def _get_row(rows: QuerySet[Any], key: str, field: str) -> Any:
+    found = rows.filter(Q(public_id=key) | Q(name=key)).first()
+    if found is None:
+        raise InvalidRequest(fields={field: f"There is no such {field}, or you may not use it."})
+    return found

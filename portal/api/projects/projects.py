@@ -1,0 +1,252 @@
+"""REST: projects and their members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Q
+from django.http import HttpResponse
+from django.utils import timezone
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import (
+    AccessPolicy,
+    Permission,
+    access_policy,
+    require_permission,
+    roles_by_project,
+    visible_projects,
+)
+from portal.api.framework import pagination
+from portal.api.framework.pagination import Order
+from portal.api.framework.request_parsing import (
+    NameField,
+    QueryBooleanField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictSerializer,
+)
+from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
+from portal.api.serializers import projects as representations
+from portal.api.serializers.users import ROLES
+from portal.domain.states import Role
+from portal.errors import InvalidRequest, NotFound
+from portal.models import Project, User
+from portal.selectors.projects.projects import (
+    get_project,
+    get_user,
+    list_members,
+    list_projects,
+    project_counts,
+)
+from portal.services.accounts.tokens import Scope
+from portal.services.projects.projects import (
+    do_change_project,
+    do_create_project,
+    do_remove_member,
+    do_set_member,
+)
+
+
+class ProjectsQuery(ListQuery):
+    """Filters of the project list."""
+
+    archived = QueryBooleanField(required=False, default=False)
+    search = StrictCharField(required=False, max_length=100)
+
+
+class ProjectBody(StrictSerializer):
+    """A new project."""
+
+    name = NameField()
+    title = StrictCharField(required=False, max_length=200, allow_blank=True, default="")
+    parent = StrictCharField(  # type: ignore[assignment]
+        required=False, allow_null=True, default=None, max_length=63, help_text="Id or name."
+    )
+
+
+class ProjectChangeBody(AffectedJobsFields):
+    """Changes of a project."""
+
+    name = NameField(required=False)
+    title = StrictCharField(required=False, max_length=200, allow_blank=True)
+    parent = StrictCharField(  # type: ignore[assignment]
+        required=False, allow_null=True, max_length=63, help_text="Id or name; null: top level."
+    )
+    archived = StrictBooleanField(required=False)
+    egress_allow = serializers.ListField(
+        child=StrictCharField(max_length=60),
+        required=False,
+        max_length=200,
+        help_text="Where jobs may connect while the policy `egress` is listed: `10.1.0.0/16`, `10.1.2.3 443`, "
+        "`10.1.0.0/16 8000-8100/udp`, or `dns` for the nodes' name servers. Administrators only; empty: the list of "
+        "the project above.",
+    )
+
+
+class MemberBody(AffectedJobsFields):
+    """A role; viewers may not run jobs."""
+
+    role = serializers.ChoiceField(ROLES)
+
+
+def find_parent(user: User, key: str | None) -> Project | None:
+    """Return the visible project that a body names as parent, or raise a field error."""
+    if key is None:
+        return None
+    found = visible_projects(user).filter(Q(public_id=key) | Q(name=key)).first()
+    if found is None:
+        raise InvalidRequest(fields={"parent": "There is no such project."})
+    return found
+
+
+def serialize_current(user: User, key: str) -> dict[str, Any]:
+    """Return the project as stored now."""
+    row = get_project(user, key)
+    return representations.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectsView(ApiView):
+    @operation(
+        "projects_list",
+        "List projects",
+        tag="projects",
+        scope=Scope.READ,
+        query=ProjectsQuery,
+        response=list_schema(representations.Project),
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """Projects by name."""
+        roles = roles_by_project(self.user)
+        rows = list_projects(self.user, archived=self.query["archived"])
+        if "search" in self.query:
+            text = self.query["search"]
+            rows = rows.filter(Q(name__icontains=text) | Q(title__icontains=text))
+        found: list[Project] = []
+        page = pagination.paginate(request, rows, Order("name"), self.query, found.append)
+        counts = project_counts(found)
+        items = [representations.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
+        return self.json_response({**page, "items": items})
+
+    @operation(
+        "projects_create",
+        "Make a project",
+        tag="projects",
+        scope=Scope.PROJECTS,
+        body=ProjectBody,
+        response=representations.Project,
+        status=201,
+        idempotent=True,
+        detail="Administrators make top-level projects; managers make projects below their own.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """The new project."""
+
+        def work() -> dict[str, Any]:
+            parent = find_parent(self.user, self.body["parent"])
+            row = do_create_project(
+                self.user, name=self.body["name"], title=self.body["title"], parent=parent
+            )
+            return serialize_current(self.user, row.public_id)
+
+        return self.idempotent_response(work)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectView(ApiView):
+    @operation(
+        "projects_get",
+        "Get a project",
+        tag="projects",
+        scope=Scope.READ,
+        response=representations.Project,
+        error_statuses=[404],
+    )
+    def get(self, request: Request, project: str) -> HttpResponse:
+        """A project by id or name."""
+        return self.json_response(serialize_current(self.user, project))
+
+    @operation(
+        "projects_change",
+        "Change a project",
+        tag="projects",
+        scope=Scope.PROJECTS,
+        body=ProjectChangeBody,
+        partial=True,
+        response=representations.Project,
+        error_statuses=[404, 409],
+        detail="Managers change the title; administrators also rename, move and archive, and set "
+        "`egress_allow`.",
+    )
+    def patch(self, request: Request, project: str) -> HttpResponse:
+        """The changed project."""
+        row = get_project(self.user, project)
+        changes = {key: value for key, value in self.body.items() if key not in AffectedJobsFields().fields}
+        if "parent" in changes:
+            changes["parent"] = find_parent(self.user, changes["parent"])
+        if "archived" in changes:
+            changes["archived_at"] = timezone.now() if changes.pop("archived") else None
+        do_change_project(self.user, row, choice=parse_job_choice(self.body), **changes)
+        return self.json_response(serialize_current(self.user, row.public_id))
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class MembersView(ApiView):
+    @operation(
+        "members_list",
+        "List a project's members",
+        tag="projects",
+        scope=Scope.READ,
+        query=ListQuery,
+        response=list_schema(representations.Member),
+        error_statuses=[404],
+    )
+    def get(self, request: Request, project: str) -> HttpResponse:
+        """Direct members, by user name."""
+        row = get_project(self.user, project)
+        return self.paginated_response(list_members(row), representations.member, Order("user__username"))
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class MemberView(ApiView):
+    @operation(
+        "members_put",
+        "Set a person's role",
+        tag="projects",
+        scope=Scope.PROJECTS,
+        body=MemberBody,
+        response=representations.Member,
+        error_statuses=[404],
+    )
+    def put(self, request: Request, project: str, user: str) -> HttpResponse:
+        """The member with this role, added if new."""
+        row = get_project(self.user, project)
+        require_permission(self.user, Permission.MANAGE, row)
+        member = do_set_member(
+            self.user, row, get_user(user), Role(self.body["role"]), choice=parse_job_choice(self.body)
+        )
+        return self.json_response(representations.member(member))
+
+    @operation(
+        "members_delete",
+        "Take a person out",
+        tag="projects",
+        scope=Scope.PROJECTS,
+        query=AffectedJobsFields,
+        response=None,
+        status=204,
+        error_statuses=[404],
+        detail="By default queued jobs of this person are held and running ones finish.",
+    )
+    def delete(self, request: Request, project: str, user: str) -> HttpResponse:
+        """Empty. Jobs of the user follow the choice; their open workspaces close within seconds."""
+        row = get_project(self.user, project)
+        require_permission(self.user, Permission.MANAGE, row)
+        found = list_members(row).filter(Q(user__public_id=user) | Q(user__username=user)).first()
+        if found is None:
+            raise NotFound("This person is not a member of the project.")
+        do_remove_member(self.user, row, found.user, choice=parse_job_choice(self.query))
+        return self.no_content()

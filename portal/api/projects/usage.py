@@ -1,0 +1,93 @@
+"""REST: usage, from the ledger of starts and ends."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict
+from typing import Any
+
+from django.http import HttpResponse
+from django.utils import timezone
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import AccessPolicy, access_policy
+from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.views import ApiView, operation
+from portal.api.serializers.references import timestamp
+from portal.errors import InvalidRequest
+from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
+from portal.services.accounts.tokens import Scope
+
+MAX_PERIOD = dt.timedelta(days=366)
+DEFAULT_PERIOD = dt.timedelta(days=30)
+GROUPINGS = [word.value for word in UsageGrouping]
+
+
+class UsageQuery(StrictSerializer):
+    """The period, filters and grouping of a usage report."""
+
+    start = serializers.DateTimeField(required=False, help_text="Default: 30 days before the end.")
+    end = serializers.DateTimeField(required=False, help_text="Default: now.")
+    by = serializers.ChoiceField(GROUPINGS, required=False, default=UsageGrouping.PROJECT.value)
+    project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
+    user = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
+
+
+class UsageItem(serializers.Serializer[Any]):
+    """One group with its total."""
+
+    key = serializers.CharField(help_text="Public id, or the date of a day of UTC.")
+    name = serializers.CharField()
+    gpu_hours = serializers.FloatField()
+    jobs = serializers.IntegerField()
+
+
+class UsageReport(serializers.Serializer[Any]):
+    """GPU-hours of a period."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(GROUPINGS)
+    total_gpu_hours = serializers.FloatField()
+    items = UsageItem(many=True)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class UsageView(ApiView):
+    @operation(
+        "usage",
+        "GPU-hours by project, person, pool or day",
+        tag="usage",
+        scope=Scope.READ,
+        query=UsageQuery,
+        response=UsageReport,
+        detail="Your own use, and that of projects you manage; all of it for administrators. GPUs held "
+        "now count up to now.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """GPU-hours from the ledger; a past period always gives the same result."""
+        end = self.query.get("end") or timezone.now()
+        start = self.query.get("start") or _before(end)
+        if not start < end:
+            raise InvalidRequest(fields={"start": "The start must lie before the end."})
+        if end - start > MAX_PERIOD:
+            raise InvalidRequest(fields={"start": f"At most {MAX_PERIOD.days} days at once."})
+        by = UsageGrouping(self.query["by"])
+        rows = gpu_hours_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
+        return self.json_response(
+            {
+                "start": timestamp(start),
+                "end": timestamp(end),
+                "by": by.value,
+                "total_gpu_hours": round(sum(row.gpu_hours for row in rows), 6),
+                "items": [asdict(row) for row in rows],
+            }
+        )
+
+
+def _before(end: dt.datetime) -> dt.datetime:
+    try:
+        return end - DEFAULT_PERIOD
+    except OverflowError as wrong:
+        raise InvalidRequest(fields={"end": "That is before the calendar begins."}) from wrong

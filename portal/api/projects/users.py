@@ -1,0 +1,100 @@
+"""REST: the current user and their tokens."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import AccessPolicy, access_policy, roles_by_project
+from portal.api.framework.request_parsing import NonBlankCharField, StrictIntegerField, StrictSerializer
+from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.serializers import users as representations
+from portal.selectors.projects.projects import list_projects
+from portal.services.accounts.tokens import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    Scope,
+    do_create_token,
+    do_revoke_token,
+    visible_tokens,
+)
+from portal.valkey import rate_limits
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class CurrentUserView(ApiView):
+    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=representations.CurrentUser)
+    def get(self, request: Request) -> HttpResponse:
+        """Account, projects with roles, and the scopes of this authentication."""
+        return self.json_response(
+            representations.current_user(
+                self.user, list(list_projects(self.user)), roles_by_project(self.user), self.token
+            )
+        )
+
+
+class NewTokenBody(StrictSerializer):
+    """A new token."""
+
+    name = NonBlankCharField(max_length=100)
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(representations.SCOPES),
+        allow_empty=False,
+        max_length=len(representations.SCOPES),
+    )
+    days = StrictIntegerField(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class TokensView(ApiView):
+    @operation(
+        "tokens_list",
+        "List my tokens",
+        tag="tokens",
+        scope=Scope.READ,
+        query=ListQuery,
+        response=list_schema(representations.Token),
+        detail="Asked with a token: those that have no scope it lacks.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """Tokens, newest first, including revoked and expired ones."""
+        return self.paginated_response(visible_tokens(self.user, self.token), representations.token)
+
+    @operation(
+        "tokens_create",
+        "Make a token",
+        tag="tokens",
+        scope=Scope.TOKENS,
+        body=NewTokenBody,
+        response=representations.NewToken,
+        status=201,
+        rate=rate_limits.TOKEN_CREATIONS,
+        error_statuses=[409],
+        detail="The answer holds the token's text, this once. A token makes none stronger than itself.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """The new token; its secret is shown only here."""
+        scopes = {Scope(word) for word in self.body["scopes"]}
+        row, text = do_create_token(
+            self.user, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
+        )
+        return self.json_response({**representations.token(row), "token": text}, 201)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class TokenView(ApiView):
+    @operation(
+        "tokens_revoke",
+        "Revoke a token",
+        tag="tokens",
+        scope=Scope.TOKENS,
+        response=None,
+        status=204,
+        error_statuses=[404],
+        detail="It stops working at once. A token revokes none that has a scope it lacks.",
+    )
+    def delete(self, request: Request, token: str) -> HttpResponse:
+        """The token stops working at once."""
+        do_revoke_token(self.user, token, by=self.token)
+        return self.no_content()

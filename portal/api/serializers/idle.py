@@ -1,0 +1,102 @@
+"""Serializers of idle status, idle settings and exemptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
+from portal.models import IdleExemption as IdleExemptionRow
+from portal.selectors.jobs.idle import IdleStatus
+from portal.selectors.scheduling.project_settings import EffectiveRule
+
+
+class IdleExemption(serializers.Serializer[Any]):
+    """Why an idle workspace is kept."""
+
+    id = serializers.CharField()
+    job = Reference()
+    by = UserReference()
+    reason = serializers.CharField()
+    at = serializers.DateTimeField()
+    until = serializers.DateTimeField()
+    revoked_at = serializers.DateTimeField(
+        allow_null=True, help_text="When somebody cut it short; null: nobody did."
+    )
+
+
+class IdleSettingDetail(serializers.Serializer[Any]):
+    """An idle setting as it applies to a project in a pool."""
+
+    name = serializers.CharField()
+    value = serializers.JSONField(help_text="A number, or one of the knob's options.")
+    set_by = serializers.ChoiceField(
+        ["project", "above", "pool", "cluster", "default"],
+        help_text="Whose word it is; above: a project above this one.",
+    )
+    loosest_allowed = serializers.JSONField(
+        help_text="The least strict value that the pool lets projects have."
+    )
+    is_clamped = serializers.BooleanField(help_text="The project asks for more, which does not count.")
+
+
+class IdleDetail(serializers.Serializer[Any]):
+    """Activity of a running workspace, and the action when it stays idle."""
+
+    action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
+    idle_after_s = serializers.IntegerField()
+    last_active_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it was last known to be used."
+    )
+    inactive_since = serializers.DateTimeField(
+        allow_null=True, help_text="Since when nobody used it; null: it is not called idle."
+    )
+    idle_notified_at = serializers.DateTimeField(allow_null=True, help_text="Since when its people are told.")
+    suspend_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it is suspended unless it is used or kept; null: it is not."
+    )
+    snoozed_until = serializers.DateTimeField(allow_null=True, help_text="It may have passed.")
+    snoozes_left = serializers.IntegerField()
+    rules = IdleSettingDetail(many=True, help_text="Each rule as it holds for it, and whose word that is.")
+    exemption = IdleExemption(allow_null=True, help_text="The reason that keeps it now.")
+
+
+def idle_exemption(row: IdleExemptionRow) -> dict[str, Any]:
+    return {
+        "id": row.public_id,
+        "job": reference(row.job),
+        "by": user_reference(row.requested_by),
+        "reason": row.reason,
+        "at": timestamp(row.created_at),
+        "until": timestamp(row.expires_at),
+        "revoked_at": timestamp(row.revoked_at),
+    }
+
+
+def idle_setting(row: EffectiveRule) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "value": row.value,
+        "set_by": row.source,
+        "loosest_allowed": row.loosest_allowed,
+        "is_clamped": row.is_clamped,
+    }
+
+
+def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
+    """Return the idle status of a workspace; null where activity is not monitored."""
+    if found is None:
+        return None
+    return {
+        "action": found.action,
+        "idle_after_s": found.idle_after_s,
+        "last_active_at": timestamp(found.last_active_at),
+        "inactive_since": timestamp(found.inactive_since),
+        "idle_notified_at": timestamp(found.idle_notified_at),
+        "suspend_at": timestamp(found.suspend_at),
+        "snoozed_until": timestamp(found.snoozed_until),
+        "snoozes_left": found.snoozes_left,
+        "rules": [idle_setting(each) for each in found.settings_sheet.rules.values()],
+        "exemption": idle_exemption(found.exemption) if found.exemption else None,
+    }

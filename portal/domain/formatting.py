@@ -1,0 +1,26 @@
+"""Formats amounts for messages to users."""
+
+from __future__ import annotations
+
+
+def format_memory(mib: int) -> str:
+    """Format MiB as 512 MiB, 8 GiB or 63.5 GiB."""
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
+
+
+def format_distinct_memories(one_mib: int, other_mib: int) -> tuple[str, str]:
+    """Format two different amounts so that their texts differ."""
+    one, other = format_memory(one_mib), format_memory(other_mib)
+    return (one, other) if one != other else (f"{one_mib} MiB", f"{other_mib} MiB")
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as 90 s, 15 min, 2 h or 3 d.
+
+    The unit is the largest that gives a whole number; otherwise minutes, or seconds below 10 minutes.
+    """
+    whole = round(seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if whole >= size and whole % size == 0:
+            return f"{whole // size} {unit}"
+    return f"{whole} s" if whole < 600 else f"{whole / 60:.0f} min"

@@ -1,0 +1,164 @@
+"""The states of jobs, attempts and tasks, and the transitions between them, as tables.
+
+``portal.services.lifecycle`` is the only writer; a database trigger has the same tables and refuses any other
+transition.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """State of a job. A job whose attempt ended without ending the job is PENDING again."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+
+
+class AttemptState(StrEnum):
+    """State of an attempt, and of each of its tasks (ranks)."""
+
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    SUSPENDED = "SUSPENDED"
+
+
+class JobKind(StrEnum):
+    """Interactive workspace, training run with an end, or service without an end."""
+
+    WORKSPACE = "workspace"
+    TRAINING = "training"
+    SERVICE = "service"
+
+
+class DesiredState(StrEnum):
+    """What users requested; the scheduler moves the job towards it."""
+
+    RUN = "run"
+    CANCELLED = "cancelled"
+    SUSPENDED = "suspended"
+
+
+TERMINAL_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+LIVE_JOB_STATES = frozenset(JobState) - TERMINAL_JOB_STATES
+
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.PENDING: frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.FAILED, JobState.CANCELLED}),
+    # PENDING -> FAILED: the retries are used up while the last attempt ended in CONFIGURING.
+    JobState.RUNNING: frozenset(
+        {
+            JobState.PENDING,
+            JobState.SUSPENDED,
+            JobState.COMPLETED,
+            JobState.FAILED,
+            JobState.CANCELLED,
+            JobState.TIMEOUT,
+        }
+    ),
+    JobState.SUSPENDED: frozenset({JobState.PENDING, JobState.CANCELLED}),
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+    JobState.TIMEOUT: frozenset(),
+}
+"""A job is RUNNING as soon as GPUs are committed to it; its attempt says how far it is."""
+
+TERMINAL_ATTEMPT_STATES = frozenset(
+    {
+        AttemptState.COMPLETED,
+        AttemptState.FAILED,
+        AttemptState.CANCELLED,
+        AttemptState.TIMEOUT,
+        AttemptState.NODE_FAIL,
+        AttemptState.PREEMPTED,
+        AttemptState.OUT_OF_MEMORY,
+        AttemptState.SUSPENDED,
+    }
+)
+LIVE_ATTEMPT_STATES = frozenset(AttemptState) - TERMINAL_ATTEMPT_STATES
+
+ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.CONFIGURING: TERMINAL_ATTEMPT_STATES | {AttemptState.RUNNING, AttemptState.COMPLETING},
+    AttemptState.RUNNING: TERMINAL_ATTEMPT_STATES | {AttemptState.COMPLETING},
+    AttemptState.COMPLETING: TERMINAL_ATTEMPT_STATES,
+} | {end: frozenset() for end in TERMINAL_ATTEMPT_STATES}
+
+
+def is_job_transition(old: JobState, new: JobState) -> bool:
+    return new in JOB_TRANSITIONS[old]
+
+
+def is_attempt_transition(old: AttemptState, new: AttemptState) -> bool:
+    return new in ATTEMPT_TRANSITIONS[old]
+
+
+class NodeState(StrEnum):
+    """State set by administrators or enrolment. Unreachable is an overlay, not a state."""
+
+    ENROLLING = "enrolling"
+    READY = "ready"
+    CORDONED = "cordoned"  # no new work; running jobs continue
+    DRAINED = "drained"  # no new work; running jobs are evicted
+    RETIRED = "retired"
+
+
+DISK_FULL_REASON = "The disk of the node is full"
+"""Prefix of the reason of a node with a full disk; it returns to service by itself."""
+
+FENCED_REASON = "Fenced"
+"""Prefix of the reason of a node that an administrator fenced."""
+
+
+class GpuHealth(StrEnum):
+    """Health of a GPU as last reported; only ``ok`` accepts new work."""
+
+    OK = "ok"
+    LOST = "lost"
+    QUARANTINED = "quarantined"
+
+
+class RuntimeKind(StrEnum):
+    PODMAN = "podman"
+    DOCKER = "docker"
+    PROCESS = "process"
+
+
+CONTAINER_RUNTIMES = frozenset({RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value})
+
+
+def compatible_runtimes(runtime: str) -> frozenset[str]:
+    """Return the node runtimes that can run an environment of this runtime.
+
+    Podman and Docker run each other's images.
+    """
+    return CONTAINER_RUNTIMES if runtime in CONTAINER_RUNTIMES else frozenset({runtime})
+
+
+class NodeTransport(StrEnum):
+    SSH = "ssh"
+    LOCAL = "local"
+
+
+class Role(StrEnum):
+    """Role in a project: viewers read, members submit jobs, managers administer it."""
+
+    VIEWER = "viewer"
+    MEMBER = "member"
+    MANAGER = "manager"
+
+
+ROLE_RANK: dict[Role, int] = {Role.VIEWER: 1, Role.MEMBER: 2, Role.MANAGER: 3}

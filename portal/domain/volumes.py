@@ -1,0 +1,33 @@
+"""Kinds and limits of volumes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class VolumeKind(StrEnum):
+    HOME = "home"  # a directory per user
+    PROJECT = "project"  # a directory per project, shared by its members
+    DATASET = "dataset"  # an existing directory, always read-only
+    HOST_PATH = "host_path"  # an existing directory
+    NFS = "nfs"  # an existing directory on an NFS mount
+    SCRATCH = "scratch"  # an empty directory per task, removed with it
+
+
+class VolumeScope(StrEnum):
+    """``node``: each node has its own content under the path; ``shared``: all nodes have the same."""
+
+    NODE = "node"
+    SHARED = "shared"
+
+
+QUOTA_KINDS = frozenset({VolumeKind.HOME, VolumeKind.PROJECT, VolumeKind.SCRATCH})
+"""Nodes create the directories of these kinds, so a quota can be enforced."""
+FIRST_PROJECT_GID = 2_100_000_000
+"""The gid of a project's directories is this plus the project's id: the same on all nodes."""
+MAX_VOLUMES_PER_JOB = 32
+
+
+def default_mount_path(name: str) -> str:
+    """Return the mount path of a volume in a container unless the job names another."""
+    return f"/volumes/{name}"

@@ -1,0 +1,271 @@
+"""Authorizes workspace requests, HTTP and WebSocket: who may enter, and where the request goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import monotonic
+from typing import Any, TypeVar
+
+from django.db import Error as DatabaseError
+from django.db import close_old_connections, connections
+from django.utils import timezone
+
+from portal.access import Permission, can
+from portal.domain.states import AttemptState, DesiredState, JobKind
+from portal.models import Attempt, Node, Task, WorkspaceSession
+from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
+from portal.services.encryption import DecryptionError
+from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_redeem_ticket
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+CACHE_TTL_S = 1.5
+"""How long a decision serves further requests of the same session; permissions end within 5 s."""
+MAX_CACHED_DECISIONS = 5_000
+DECISION_TIMEOUT_S = 8.0
+THREADS = 4
+
+AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
+"""Format of the secret in the Authorization header, by tool."""
+
+
+class AccessResult(StrEnum):
+    ALLOWED = "open"
+    DENIED = "stranger"  # no session here; does not reveal whether the workspace exists
+    STOPPED = "stopped"
+    NOT_READY = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """How the gateway reaches the loopback interface of a node."""
+
+    public_id: str
+    link: str
+    host: str = ""
+    port: int = 22
+    account: str = ""
+    host_key: str = ""
+
+    @classmethod
+    def from_node(cls, node: Node) -> NodeAddress:
+        return cls(node.public_id, node.transport, node.host, node.port, node.ssh_user, node.host_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
+
+    ``row`` is the primary key of the attempt. ``tool_port`` is the port of the server itself; ``port`` is the
+    one at which the node publishes it.
+    """
+
+    job: str
+    attempt: int
+    node: NodeAddress
+    port: int
+    authorization: str = field(repr=False)
+    tool: str = ""
+    attempt_pk: int = 0
+    tool_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AccessDecision:
+    """A result, and the target if it is OPEN."""
+
+    result: AccessResult
+    target: Target | None = None
+
+
+DENIED = AccessDecision(AccessResult.DENIED)
+
+
+class AuthorizationUnavailableError(Exception):
+    """The database did not answer; access is neither granted nor denied."""
+
+
+def decide_access(job: str, cookie: str) -> AccessDecision:
+    """Return from the database whether this cookie's holder may use this workspace now, and its target."""
+    if not job or not cookie:
+        return DENIED
+    row = (
+        WorkspaceSession.objects.select_related("user", "attempt__job__project", "attempt__job__environment")
+        .filter(cookie_sha256=digest(cookie), attempt__job__public_id=job, expires_at__gt=timezone.now())
+        .first()
+    )
+    if row is None or session_user(row.session_key) != row.user:
+        return DENIED
+    if not can(row.user, Permission.ENTER, row.attempt.job):
+        return DENIED
+    return _attempt_access(row.attempt)
+
+
+def _attempt_access(attempt: Attempt) -> AccessDecision:
+    job = attempt.job
+    if (
+        job.kind != JobKind.WORKSPACE.value
+        or job.desired_state != DesiredState.RUN.value
+        or attempt.stop_requested_at is not None
+        or attempt.state not in {AttemptState.CONFIGURING.value, AttemptState.RUNNING.value}
+    ):
+        return AccessDecision(AccessResult.STOPPED)
+    if attempt.state != AttemptState.RUNNING.value or attempt.ready_at is None:
+        return AccessDecision(AccessResult.NOT_READY)
+    task = Task.objects.select_related("node").filter(attempt=attempt, rank=0).first()
+    target = _target(attempt, task) if task else None
+    return (
+        AccessDecision(AccessResult.NOT_READY)
+        if target is None
+        else AccessDecision(AccessResult.ALLOWED, target)
+    )
+
+
+def _target(attempt: Attempt, task: Task) -> Target | None:
+    """Return the server of a running attempt; None without a running task or a decryptable secret."""
+    job = attempt.job
+    port = task.ports.get(str(job.environment.tool_port))
+    if task.state != AttemptState.RUNNING.value or not isinstance(port, int):
+        return None
+    try:
+        secret = decrypt_attempt_secret(attempt)
+    except DecryptionError as problem:
+        log.error("the secret of %s/%s does not open: %s", job.public_id, attempt.number, problem)
+        return None
+    return Target(
+        job=job.public_id,
+        attempt=attempt.number,
+        node=NodeAddress.from_node(task.node),
+        port=port,
+        authorization=AUTHORIZATION_FORMATS.get(job.environment.tool, "Bearer {secret}").format(
+            secret=secret
+        ),
+        tool=job.environment.tool,
+        attempt_pk=attempt.pk,
+        tool_port=job.environment.tool_port or 0,
+    )
+
+
+def running_targets() -> list[Target]:
+    """Return the servers of all running workspaces with GPUs on reachable nodes, in two queries."""
+    attempts = Attempt.objects.filter(
+        job__kind=JobKind.WORKSPACE.value,
+        job__desired_state=DesiredState.RUN.value,
+        job__gpus_per_task__gt=0,
+        state=AttemptState.RUNNING.value,
+        ready_at__isnull=False,
+        stop_requested_at__isnull=True,
+    ).exclude(leader_epoch=0)
+    by_row = {attempt.pk: attempt for attempt in attempts.select_related("job__environment")}
+    tasks = Task.objects.select_related("node").filter(attempt__in=by_row, rank=0, node__reachable=True)
+    found = (_target(by_row[task.attempt_id], task) for task in tasks.order_by("pk"))
+    return [target for target in found if target is not None]
+
+
+def extend_session(cookie: str) -> None:
+    """Extend the portal session behind a workspace that is in use."""
+    row = WorkspaceSession.objects.filter(cookie_sha256=digest(cookie)).only("session_key").first()
+    if row is not None:
+        renew_workspace_session(row.session_key)
+
+
+class Authorizer:
+    """Look up decisions in threads, one query at a time per session, and cache them for CACHE_TTL_S.
+
+    ``lookup`` is called with a name and a cookie; ``on_use`` is called with the cookie from time to time
+    while open.
+    """
+
+    def __init__(
+        self,
+        lookup: Callable[[str, str], AccessDecision] = decide_access,
+        on_use: Callable[[str], None] | None = extend_session,
+        threads: int = THREADS,
+    ) -> None:
+        self._lookup, self._on_use, self._thread_count = lookup, on_use, threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rights")
+        self._cache: OrderedDict[tuple[str, str], tuple[float, AccessDecision]] = OrderedDict()
+        self._pending: dict[tuple[str, str], asyncio.Task[AccessDecision]] = {}
+        self._last_use_at: dict[tuple[str, str], float] = {}
+
+    async def decide(self, job: str, cookie: str, *, max_age_s: float = CACHE_TTL_S) -> AccessDecision:
+        """Return a decision at most ``max_age_s`` old. Raise AuthorizationUnavailableError."""
+        if not job or not cookie:
+            return DENIED
+        key = (job, cookie)
+        kept = self._cache.get(key)
+        if kept is not None and monotonic() - kept[0] < max_age_s:
+            return kept[1]
+        asking = self._pending.get(key)
+        if asking is None:
+            asking = asyncio.create_task(self._refresh(key))
+            self._pending[key] = asking
+            asking.add_done_callback(lambda _: self._pending.pop(key, None))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), DECISION_TIMEOUT_S)
+        except (DatabaseError, TimeoutError, OSError) as problem:
+            raise AuthorizationUnavailableError(str(problem)) from problem
+
+    async def redeem(self, ticket: str, job: str) -> str | None:
+        """Return the cookie for a valid ticket, else None. Raise AuthorizationUnavailableError."""
+        try:
+            return await asyncio.wait_for(
+                self.run_in_thread(do_redeem_ticket, ticket, job), DECISION_TIMEOUT_S
+            )
+        except (DatabaseError, TimeoutError, OSError) as problem:
+            raise AuthorizationUnavailableError(str(problem)) from problem
+
+    def invalidate(self, job: str) -> None:
+        """Drop cached decisions on a workspace; the next request queries the database."""
+        for key in [key for key in self._cache if key[0] == job]:
+            del self._cache[key]
+
+    def close(self) -> None:
+        """End the threads and their database connections."""
+        together = threading.Barrier(self._thread_count)
+        for _ in range(self._thread_count):
+            self._threads.submit(_close_connection, together)
+        self._threads.shutdown(wait=False)
+
+    async def _refresh(self, key: tuple[str, str]) -> AccessDecision:
+        asked_at = monotonic()
+        decision = await self.run_in_thread(self._lookup, *key)
+        if (
+            self._on_use is not None
+            and decision.result is AccessResult.ALLOWED
+            and asked_at - self._last_use_at.get(key, -RENEW_INTERVAL_S) >= RENEW_INTERVAL_S
+        ):
+            self._last_use_at[key] = asked_at
+            await self.run_in_thread(self._on_use, key[1])
+        self._cache[key] = (asked_at, decision)
+        self._cache.move_to_end(key)
+        while len(self._cache) > MAX_CACHED_DECISIONS:
+            gone, _ = self._cache.popitem(last=False)
+            self._last_use_at.pop(gone, None)
+        return decision
+
+    async def run_in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Run ``function`` in a thread that has a database connection."""
+
+        def asked() -> _T:
+            close_old_connections()
+            return function(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+
+
+def _close_connection(barrier: threading.Barrier) -> None:
+    """Close this thread's connection, once every thread of the pool has reached the barrier."""
+    with contextlib.suppress(threading.BrokenBarrierError):
+        barrier.wait(1.0)
+    connections.close_all()

@@ -1,0 +1,95 @@
+"""Ends long requests and sockets within 5 s after their permission ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+
+from portal.gateway.access.authorization import (
+    AccessResult,
+    AuthorizationUnavailableError,
+    Authorizer,
+    Target,
+)
+
+CHECK_INTERVAL_S = 1.5
+MAX_DECISION_AGE_S = 0.5
+"""Together with the query itself this stays below 5 s."""
+MAX_DATABASE_OUTAGE_S = 60.0
+"""No permission can be revoked while the database is down; after this time streams end nevertheless."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveGrant:
+    """A permission in use: this cookie on this workspace, for this target."""
+
+    job: str
+    cookie: str
+    target: Target
+
+
+class AuthorizationMonitor:
+    """Recheck every permission in use, and call back when it ends."""
+
+    def __init__(self, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
+        self._callbacks: dict[ActiveGrant, set[Callable[[], None]]] = {}
+        self._confirmed_at: dict[ActiveGrant, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def watch(self, grant: ActiveGrant, on_revoked: Callable[[], None]) -> Iterator[None]:
+        """Within the context, call ``on_revoked`` once when the permission ends."""
+        self._callbacks.setdefault(grant, set()).add(on_revoked)
+        self._confirmed_at.setdefault(grant, monotonic())
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            callbacks = self._callbacks.get(grant)
+            if callbacks is not None:
+                callbacks.discard(on_revoked)
+                if not callbacks:
+                    self._drop(grant)
+
+    @property
+    def active_attempts(self) -> set[int]:
+        """Primary keys of attempts with an open socket or long request."""
+        return {grant.target.attempt_pk for grant in self._callbacks}
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while self._callbacks:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            await asyncio.gather(*(self._check(grant) for grant in list(self._callbacks)))
+
+    async def _check(self, grant: ActiveGrant) -> None:
+        try:
+            decision = await self._authorizer.decide(grant.job, grant.cookie, max_age_s=MAX_DECISION_AGE_S)
+        except AuthorizationUnavailableError:
+            if monotonic() - self._confirmed_at.get(grant, 0.0) < MAX_DATABASE_OUTAGE_S:
+                return
+            decision = None
+        if (
+            decision is not None
+            and decision.result is AccessResult.ALLOWED
+            and decision.target == grant.target
+        ):
+            if grant in self._callbacks:
+                self._confirmed_at[grant] = monotonic()
+            return
+        callbacks = self._callbacks.get(grant, set())
+        self._drop(grant)
+        for lost in callbacks:
+            lost()
+
+    def _drop(self, grant: ActiveGrant) -> None:
+        self._callbacks.pop(grant, None)
+        self._confirmed_at.pop(grant, None)

@@ -1,0 +1,84 @@
+"""Proxy to web for pages, REST and sockets: everything that is not a workspace, over a unix socket."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from portal.access import AccessPolicy, access_policy
+from portal.gateway.asgi_types import BodyTimeoutError, BodyTooLargeError, Headers, Receive, Scope, Send
+from portal.gateway.protocol import cookies
+from portal.gateway.protocol import headers as rules
+from portal.gateway.protocol.error_responses import send_error, send_too_large
+from portal.gateway.proxy.http_client import NoResponseError
+from portal.gateway.proxy.http_proxy import ProxiedRequest, proxy_http
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
+
+log = logging.getLogger(__name__)
+
+RESPONSE_TIMEOUT_S = 9.0
+"""A web process that does not start to answer by then counts as down; no request hangs for 10 s."""
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""Twice Django's in-memory limit; web would write a larger body to disk before it refuses it."""
+
+
+@access_policy(AccessPolicy.PUBLIC)
+class PortalApp:
+    """Proxy a request to web, which applies its own access policies."""
+
+    def __init__(self, upstreams: Upstreams, *, secure: bool, trusted_peers: frozenset[str]) -> None:
+        self._upstreams, self._secure, self._trusted_peers = upstreams, secure, trusted_peers
+        self._send_error = partial(send_error, secure=secure)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        proxied = ProxiedRequest(
+            pool=self._upstreams.web(),
+            headers=self._headers(scope),
+            response_headers=rules.client_response_headers,
+            response_timeout_s=RESPONSE_TIMEOUT_S,
+            max_body_bytes=MAX_BODY_BYTES,
+        )
+        websocket = scope["type"] == "websocket"
+        try:
+            if websocket:
+                await proxy_websocket(proxied, scope)
+            else:
+                await proxy_http(proxied, scope, receive, send)
+        except BodyTooLargeError:
+            await send_too_large(send, scope, receive, MAX_BODY_BYTES, secure=self._secure)
+        except BodyTimeoutError:
+            message = "The rest of it did not come in time. Nothing of it was kept."
+            await self._send_error(send, scope, 408, "too_slow", "This came too slowly", message, close=True)
+        except HandshakeRejectedError as problem:
+            await self._send_error(
+                send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
+            )
+        except NoResponseError as problem:
+            log.warning("web does not answer: %s", problem)
+            await self._send_error(
+                send,
+                scope,
+                503,
+                "unavailable",
+                "The portal is not answering",
+                "It is starting or being repaired. Jobs and workspaces keep running. Try again in a moment.",
+                retry_after_s=5,
+            )
+
+    def _headers(self, scope: Scope) -> Headers:
+        passed = cookies.portal_headers(rules.upstream_request_headers(scope["headers"]))
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        return passed + rules.forwarded_headers(
+            self._client(scope), "https" if self._secure else "http", host
+        )
+
+    def _client(self, scope: Scope) -> str | None:
+        """Return the browser's address: the peer's, or the one that a trusted proxy reports."""
+        peer: str | None = scope["client"][0] if scope.get("client") else None
+        if peer in self._trusted_peers:
+            for name, value in reversed(scope["headers"]):
+                if name == b"x-forwarded-for":
+                    return value.decode("latin-1").rpartition(",")[2].strip() or peer
+        return peer

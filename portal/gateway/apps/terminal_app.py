@@ -1,0 +1,214 @@
+"""Terminals on the portal's origin: authorization, and the connection to the terminal's process on its node.
+
+The WebSocket connects the browser's page and that process; the gateway inspects only whether there is input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+from django.conf import settings
+from django.db import Error as DatabaseError
+
+from portal.access import AccessPolicy, Permission, access_policy, can
+from portal.domain.states import AttemptState, DesiredState
+from portal.gateway.access.authorization import (
+    DENIED,
+    AccessDecision,
+    AccessResult,
+    AuthorizationUnavailableError,
+    Authorizer,
+    NodeAddress,
+    Target,
+)
+from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
+from portal.gateway.activity import ActivityTracker
+from portal.gateway.apps.workspace_app import GatewayAddresses, is_cross_site
+from portal.gateway.asgi_types import Receive, Scope, Send
+from portal.gateway.protocol import cookies
+from portal.gateway.protocol import headers as rules
+from portal.gateway.protocol.error_responses import send_error
+from portal.gateway.proxy.http_client import NoResponseError
+from portal.gateway.proxy.http_proxy import ProxiedRequest
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.gateway.proxy.websocket_protocol import WEBSOCKET_EXTENSION, FrameTracker, RawWebSocketProtocol
+from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
+from portal.models import Terminal
+from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
+from portal.services.encryption import DecryptionError
+from portal.services.workspaces.terminals import (
+    close_orphaned_terminals,
+    do_close_terminal,
+    do_mark_connected,
+    terminal_secret,
+)
+
+log = logging.getLogger(__name__)
+
+PATH = re.compile(rb"/terminals/([a-z0-9]{1,16})/")
+BINARY_OPCODE = 0x2
+"""The frame type (RFC 6455: binary) in which a page sends input."""
+
+
+def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
+    """Return from the database whether the session may use this terminal now, and its target."""
+    row = (
+        Terminal.objects.select_related("user", "task__node", "task__attempt__job__project")
+        .filter(public_id=public_id, session_key=session_key, closed_at__isnull=True, error="")
+        .first()
+    )
+    if row is None or session_user(session_key) != row.user:
+        return DENIED
+    task, attempt = row.task, row.task.attempt
+    if not can(row.user, Permission.ENTER, attempt.job):
+        return DENIED
+    if (
+        attempt.job.desired_state != DesiredState.RUN.value
+        or attempt.stop_requested_at is not None
+        or task.eviction_requested_at is not None
+        or attempt.state != AttemptState.RUNNING.value
+        or task.state != AttemptState.RUNNING.value
+    ):
+        return AccessDecision(AccessResult.STOPPED)
+    if row.port is None:
+        return AccessDecision(AccessResult.NOT_READY)
+    try:
+        secret = terminal_secret(row)
+    except DecryptionError as problem:
+        log.error("the secret of the terminal %s does not open: %s", public_id, problem)
+        return DENIED
+    node = NodeAddress.from_node(task.node)
+    target = Target(
+        attempt.job.public_id, attempt.number, node, row.port, f"Bearer {secret}", attempt_pk=attempt.pk
+    )
+    return AccessDecision(AccessResult.ALLOWED, target)
+
+
+def close_stale_terminals() -> None:
+    """Mark terminals as closed that were open in an earlier gateway process."""
+    close_orphaned_terminals("The gateway was started anew.")
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class TerminalApp:
+    """Answer every request below ``/terminals/``."""
+
+    def __init__(
+        self,
+        addresses: GatewayAddresses,
+        authorizer: Authorizer,
+        upstreams: Upstreams,
+        activity: ActivityTracker,
+    ) -> None:
+        self._addresses, self._authorizer, self._upstreams, self._activity = (
+            addresses,
+            authorizer,
+            upstreams,
+            activity,
+        )
+        self._monitor = AuthorizationMonitor(authorizer)
+        self._send_error = partial(send_error, secure=addresses.secure)
+
+    async def start(self) -> None:
+        """Close stale terminals; start also when the database does not answer."""
+        try:
+            await self._authorizer.run_in_thread(close_stale_terminals)
+        except (DatabaseError, OSError) as problem:
+            log.warning("terminals that were left open are not closed in the record: %s", problem)
+
+    def close(self) -> None:
+        self._monitor.close()
+        self._authorizer.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = PATH.fullmatch(scope["raw_path"])
+        headers = scope["headers"]
+        if scope["type"] != "websocket" or path is None:
+            await self._send_error(
+                send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
+            )
+            return
+        if is_cross_site(scope, headers, self._addresses.portal_origin):
+            message = "The request came from a page of another site."
+            await self._send_error(send, scope, 403, "foreign_origin", "Refused", message)
+            return
+        name = path.group(1).decode("ascii")
+        session_key = session_id(cookies.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
+        try:
+            decision = await self._authorizer.decide(name, session_key, max_age_s=0.0)
+            target = decision.target
+            if target is None or not await self._authorizer.run_in_thread(do_mark_connected, name):
+                message = "This terminal is not open to you, or not any more."
+                await self._send_error(send, scope, 403, "terminal_refused", "Refused", message)
+                return
+        except (AuthorizationUnavailableError, DatabaseError, OSError) as problem:
+            log.warning("the record could not be asked about the terminal %s: %s", name, problem)
+            message = "Fairway's database does not answer. Try again in a moment."
+            await self._send_error(send, scope, 503, "unavailable", "Not now", message, retry_after_s=5)
+            return
+        await self._proxy(scope, send, name, session_key, target)
+
+    async def _proxy(self, scope: Scope, send: Send, name: str, session_key: str, target: Target) -> None:
+        why = "It ended, or its page was left."
+        try:
+            browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
+            browser.on_data = InputDetector(partial(self._on_input, target.attempt_pk, session_key)).feed
+            proxied = ProxiedRequest(
+                pool=self._upstreams.port(target.node, target.port),
+                headers=[(b"host", b"terminal"), (b"authorization", target.authorization.encode("ascii"))],
+                response_headers=rules.client_response_headers,
+                grant=ActiveGrant(name, session_key, target),
+                monitor=self._monitor,
+            )
+            if await proxy_websocket(proxied, scope):
+                why = "The right to it ended."
+        except (HandshakeRejectedError, NoResponseError) as problem:
+            why = "Its node did not answer."
+            log.info("no way to the terminal %s on %s: %s", name, target.node.public_id, problem)
+            message = "Its node does not answer at the moment."
+            await self._send_error(send, scope, 502, "terminal_unreachable", "Not now", message)
+        finally:
+            await asyncio.shield(self._record_close(name, why))
+
+    async def _record_close(self, name: str, why: str) -> None:
+        try:
+            await self._authorizer.run_in_thread(do_close_terminal, name, why)
+        except (DatabaseError, OSError) as problem:
+            log.warning("the end of the terminal %s is not in the record: %s", name, problem)
+
+    def _on_input(self, attempt_row: int, session_key: str, *, extends_session: bool) -> None:
+        self._activity.record_terminal_input(attempt_row)
+        if extends_session:
+            asyncio.get_running_loop().create_task(self._extend_session(session_key))
+
+    async def _extend_session(self, session_key: str) -> None:
+        try:
+            await self._authorizer.run_in_thread(renew_workspace_session, session_key)
+        except (DatabaseError, OSError) as problem:
+            log.warning("the session of somebody who types was not kept: %s", problem)
+
+
+class InputDetector:
+    """Detect input by the frame type of messages; their content is not inspected."""
+
+    def __init__(self, on_input: Callable[..., None]) -> None:
+        self._on_input = on_input
+        self._frames = FrameTracker(self._on_frame)
+        self._session_extended_at = -RENEW_INTERVAL_S * 2.0
+
+    def feed(self, data: bytes) -> None:
+        """Process bytes from the browser."""
+        self._frames.feed(data)
+
+    def _on_frame(self, kind: int) -> None:
+        if kind == BINARY_OPCODE:
+            extends_session = monotonic() - self._session_extended_at >= RENEW_INTERVAL_S
+            if extends_session:
+                self._session_extended_at = monotonic()
+            self._on_input(extends_session=extends_session)

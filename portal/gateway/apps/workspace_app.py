@@ -1,0 +1,302 @@
+"""A workspace's origin: exact-origin checks, redemption of tickets, and the proxy to its server."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import parse_qs
+
+from portal.access import AccessPolicy, access_policy
+from portal.gateway.access.authorization import (
+    AccessResult,
+    AuthorizationUnavailableError,
+    Authorizer,
+    Target,
+)
+from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
+from portal.gateway.activity import ActivityTracker
+from portal.gateway.asgi_types import BodyTooLargeError, Headers, Receive, Scope, Send
+from portal.gateway.protocol import cookies
+from portal.gateway.protocol import headers as rules
+from portal.gateway.protocol.error_responses import build_response, send_error, send_response, send_too_large
+from portal.gateway.proxy.http_client import NoResponseError
+from portal.gateway.proxy.http_proxy import ProxiedRequest, proxy_http
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
+from portal.services.workspaces.access import ENTER_PATH
+
+log = logging.getLogger(__name__)
+
+MAX_TICKET_BODY_BYTES = 4096
+GATEWAY_PATH_PREFIX = b"/.fairway/"
+
+
+@dataclass(frozen=True)
+class GatewayAddresses:
+    """Public addresses of this installation."""
+
+    portal_origin: str
+    apps_domain: str
+    secure: bool
+    max_upload_bytes: int | None = None
+    """The largest body for a workspace; None: no limit besides the tool's."""
+
+    def workspace_origin(self, job: str) -> str:
+        scheme = "https" if self.secure else "http"
+        return f"{scheme}://ws-{job}.{self.apps_domain}"
+
+    @property
+    def cookie(self) -> bytes:
+        return b"__Host-fairway_workspace" if self.secure else b"fairway_workspace"
+
+
+def single_header(headers: Headers, header_name: bytes) -> bytes | None:
+    """Return the value of a header that occurs once, or None."""
+    return next((value for name, value in headers if name == header_name), None)
+
+
+def is_cross_site(scope: Scope, headers: Headers, origin: str) -> bool:
+    """Return whether another site's page made the browser send the request.
+
+    A workspace's cookie is SameSite=Lax, and two workspaces may be the same site: only the exact origin
+    proves that a request came from the workspace's own page. A plain navigation (a bookmark, a link) may come
+    from anywhere.
+    """
+    sent = single_header(headers, b"origin")
+    if scope["type"] == "websocket":
+        return sent is None or sent.decode("latin-1") != origin
+    if sent is not None and sent.decode("latin-1") != origin:
+        return True
+    site = single_header(headers, b"sec-fetch-site")
+    if site in (None, b"same-origin", b"none"):
+        return False
+    return not (
+        scope["method"] in ("GET", "HEAD")
+        and single_header(headers, b"sec-fetch-mode") == b"navigate"
+        and single_header(headers, b"sec-fetch-dest") == b"document"
+    )
+
+
+@access_policy(AccessPolicy.WORKSPACE)
+class WorkspaceApp:
+    """Answer every request to a name ``ws-...`` below the apps domain."""
+
+    def __init__(
+        self,
+        addresses: GatewayAddresses,
+        authorizer: Authorizer,
+        monitor: AuthorizationMonitor,
+        upstreams: Upstreams,
+        activity: ActivityTracker,
+    ) -> None:
+        self._addresses, self._authorizer, self._monitor, self._upstreams = (
+            addresses,
+            authorizer,
+            monitor,
+            upstreams,
+        )
+        self._activity = activity
+        self._send_error = partial(send_error, secure=addresses.secure)
+
+    async def __call__(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = scope["headers"]
+        websocket = scope["type"] == "websocket"
+        if not websocket and scope["raw_path"].startswith(GATEWAY_PATH_PREFIX):
+            await self._serve_gateway_path(job, scope, receive, send)
+            return
+        cookie = cookies.read_cookie(headers, self._addresses.cookie)
+        try:
+            decision = await self._authorizer.decide(job, cookie)
+        except AuthorizationUnavailableError as problem:
+            log.warning("the record could not be asked about %s: %s", job, problem)
+            await self._send_error(
+                send,
+                scope,
+                503,
+                "unavailable",
+                "Fairway cannot check your rights at the moment",
+                "Its database does not answer. The workspace itself keeps running. Try again in a moment.",
+                retry_after_s=5,
+            )
+            return
+        if decision.target is None:
+            await self._refuse(decision.result, job, send, scope)
+            return
+        if is_cross_site(scope, headers, self._addresses.workspace_origin(job)):
+            await self._send_error(
+                send, scope, 403, "foreign_origin", "Refused", "The request came from a page of another site."
+            )
+            return
+        self._activity.record_request(decision.target, scope)
+        proxied = self._proxied_request(scope, job, cookie, decision.target)
+        try:
+            if websocket:
+                await proxy_websocket(proxied, scope)
+            else:
+                await proxy_http(proxied, scope, receive, send)
+        except BodyTooLargeError:
+            await send_too_large(
+                send, scope, receive, self._addresses.max_upload_bytes, secure=self._addresses.secure
+            )
+        except HandshakeRejectedError as problem:
+            await self._send_error(
+                send,
+                scope,
+                problem.status,
+                "refused_by_tool",
+                "Refused",
+                "The workspace refused this connection.",
+            )
+        except NoResponseError as problem:
+            log.info("no answer from workspace %s on %s: %s", job, decision.target.node.public_id, problem)
+            self._authorizer.invalidate(job)
+            await self._send_error(
+                send,
+                scope,
+                502,
+                "workspace_unreachable",
+                "The workspace does not answer",
+                "Its node cannot be reached, or its server is starting or stopping. Try again in a moment.",
+                link=self._portal_link(),
+                retry_after_s=5,
+            )
+
+    # -- internal ----------------------------------------------------------------------------------
+
+    def _proxied_request(self, scope: Scope, job: str, cookie: str, target: Target) -> ProxiedRequest:
+        addresses = self._addresses
+        kept = rules.upstream_request_headers(scope["headers"], drop=(b"authorization",))
+        host = single_header(scope["headers"], b"host") or b""
+        passed = cookies.tool_headers(kept)
+        passed += rules.forwarded_headers(None, "https" if addresses.secure else "http", host)
+        passed.append((b"authorization", target.authorization.encode("ascii")))
+        return ProxiedRequest(
+            pool=self._upstreams.port(target.node, target.port),
+            headers=passed,
+            response_headers=lambda pairs: rules.tool_response_headers(
+                pairs,
+                secure=addresses.secure,
+                sent=scope["headers"],
+                ports={target.port, target.tool_port},
+            ),
+            max_body_bytes=addresses.max_upload_bytes,
+            grant=ActiveGrant(job, cookie, target),
+            monitor=self._monitor,
+        )
+
+    async def _serve_gateway_path(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the gateway's own paths on a workspace's origin: only the redemption of tickets."""
+        if scope["raw_path"] != ENTER_PATH.encode():
+            await self._send_error(
+                send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
+            )
+            return
+        if scope["method"] != "POST":
+            await self._send_error(
+                send,
+                scope,
+                405,
+                "method_not_allowed",
+                "Open it from the portal",
+                "A workspace is entered from its page in the portal.",
+                link=self._portal_link(),
+                allow=["POST"],
+            )
+            return
+        sent = single_header(scope["headers"], b"origin")
+        if sent is not None and sent.decode("latin-1") != self._addresses.portal_origin:
+            # Otherwise another site's page could sign the browser in to that site's workspace.
+            await self._send_error(
+                send, scope, 403, "foreign_origin", "Refused", "The ticket came from a page of another site."
+            )
+            return
+        ticket = await _read_ticket(receive)
+        try:
+            cookie = await self._authorizer.redeem(ticket, job) if ticket and job else None
+        except AuthorizationUnavailableError as problem:
+            log.warning("a ticket could not be checked: %s", problem)
+            await self._send_error(
+                send,
+                scope,
+                503,
+                "unavailable",
+                "Fairway cannot check your ticket at the moment",
+                "Its database does not answer. Go back and open the workspace again.",
+                link=self._portal_link(),
+                retry_after_s=5,
+            )
+            return
+        if cookie is None:
+            await self._send_error(
+                send,
+                scope,
+                403,
+                "ticket_refused",
+                "This ticket does not open anything",
+                "A ticket works once and for 30 seconds. Go back to the portal and open the workspace again.",
+                link=self._portal_link(),
+            )
+            return
+        self._authorizer.invalidate(job)
+        crumb = f"{self._addresses.cookie.decode()}={cookie}; Path=/; HttpOnly; SameSite=Lax"
+        if self._addresses.secure:
+            crumb += "; Secure"
+        status, headers, body = build_response(303, "entered", "Welcome", "Opening the workspace.")
+        headers += [(b"location", b"/"), (b"set-cookie", crumb.encode())]
+        await send_response(send, (status, headers, body))
+
+    async def _refuse(self, why: AccessResult, job: str, send: Send, scope: Scope) -> None:
+        if why is AccessResult.STOPPED:
+            await self._send_error(
+                send,
+                scope,
+                410,
+                "workspace_stopped",
+                "This workspace has stopped",
+                "Its files are kept. Start or resume it from the portal.",
+                link=self._portal_link(f"/jobs/{job}/"),
+            )
+        elif why is AccessResult.NOT_READY:
+            await self._send_error(
+                send,
+                scope,
+                503,
+                "workspace_not_ready",
+                "This workspace is starting",
+                "Its server does not answer yet. The portal shows how far it is.",
+                link=self._portal_link(f"/jobs/{job}/"),
+                retry_after_s=2,
+            )
+        else:
+            await self._send_error(
+                send,
+                scope,
+                403,
+                "no_session",
+                "Open this workspace from the portal",
+                "Nobody is signed in here. Open the workspace from its page in the portal.",
+                link=self._portal_link(),
+            )
+
+    def _portal_link(self, path: str = "/") -> tuple[str, str]:
+        return self._addresses.portal_origin + path, "To the portal"
+
+
+async def _read_ticket(receive: Receive) -> str:
+    """Return the field ``ticket`` of a small form; "" for anything else."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return ""
+        body += message.get("body", b"")
+        if len(body) > MAX_TICKET_BODY_BYTES:
+            return ""
+        if not message.get("more_body", False):
+            break
+    try:
+        values = parse_qs(body.decode("ascii"), strict_parsing=True, max_num_fields=4).get("ticket", [])
+    except (UnicodeDecodeError, ValueError):
+        return ""
+    return values[0] if len(values) == 1 and len(values[0]) <= 200 else ""

@@ -1,0 +1,24 @@
+"""ASGI types and exceptions of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientDisconnectedError(Exception):
+    """The browser disconnected before its request was complete."""
+
+
+class BodyTimeoutError(Exception):
+    """The browser stopped sending within its request, and no response has started."""
+
+
+class BodyTooLargeError(Exception):
+    """The request body exceeds the limit; upstream did not receive all of it."""

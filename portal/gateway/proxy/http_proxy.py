@@ -1,0 +1,264 @@
+"""Proxies one HTTP request and its response, streaming both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
+from portal.gateway.asgi_types import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ClientDisconnectedError,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+)
+from portal.gateway.proxy.http_client import (
+    Connection,
+    IncompleteResponseError,
+    NoResponseError,
+    UpstreamPool,
+)
+
+WATCH_AFTER_S = 1.0
+"""Requests that last longer are watched for a lost browser and a revoked permission."""
+CHECK_INTERVAL_S = 0.25
+BODY_IDLE_TIMEOUT_S = 30.0
+"""Longest pause in a request body where the response has a timeout: it holds a connection."""
+_RETRYABLE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedRequest:
+    """Upstream and headers of a request, and the filter of response headers."""
+
+    pool: UpstreamPool
+    headers: Headers
+    response_headers: Callable[[Iterable[tuple[bytes, bytes]]], Headers]
+    response_timeout_s: float | None = None
+    max_body_bytes: int | None = None
+    """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
+    grant: ActiveGrant | None = None
+    monitor: AuthorizationMonitor | None = None
+
+
+def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None = None) -> bytes:
+    """Return the upstream request head: the browser's path and query byte for byte, with these headers."""
+    query = scope["query_string"]
+    parts = [scope["method"].encode("ascii"), b" ", scope["raw_path"]]
+    if query:
+        parts += (b"?", query)
+    parts.append(b" HTTP/1.1\r\n")
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    for name, value in extra or ():
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer the request from upstream.
+
+    Raise NoResponseError, BodyTooLargeError or BodyTimeoutError while no response has started. A response
+    that is incomplete upstream is aborted here too: it never looks complete.
+    """
+    method = scope["method"]
+    length = chunked = False
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = True
+            if proxied.max_body_bytes is not None and int(value) > proxied.max_body_bytes:
+                raise BodyTooLargeError
+        elif name == b"transfer-encoding":
+            chunked = True
+    body = RequestBody(
+        receive, chunked=chunked, is_complete=not (length or chunked), max_bytes=proxied.max_body_bytes
+    )
+    if body.is_complete:
+        await receive()  # the empty body; only a disconnect can follow
+    head = build_request_head(
+        scope, proxied.headers, extra=[(b"transfer-encoding", b"chunked")] if chunked else None
+    )
+    watch = RequestWatchdog(proxied, body)
+    try:
+        await _exchange(proxied, head, method, body, watch, send)
+    except asyncio.CancelledError:
+        if not watch.cancel_reason:
+            raise
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        if not watch.response_started and watch.cancel_reason == "body_timeout":
+            raise BodyTimeoutError from None
+        if not watch.response_started and watch.cancel_reason != "disconnected":
+            raise NoResponseError(watch.cancel_reason) from None
+    except (ClientDisconnectedError, IncompleteResponseError):
+        pass  # the server sees an incomplete response and closes the connection
+    finally:
+        watch.stop()
+
+
+async def _exchange(
+    proxied: ProxiedRequest,
+    head: bytes,
+    method: str,
+    body: RequestBody,
+    watchdog: RequestWatchdog,
+    send: Send,
+) -> None:
+    connection = await proxied.pool.acquire()
+    sending: asyncio.Task[None] | None = None
+    kept = False
+    try:
+        while True:
+            connection.send_head(head, head_request=method == "HEAD")
+            if not body.is_complete:
+                sending = asyncio.create_task(body.stream_to(connection))
+            try:
+                await connection.read_head()
+                break
+            except NoResponseError:
+                if sending is not None and sending.done() and not sending.cancelled():
+                    sending.result()  # raises ClientDisconnectedError or BodyTooLargeError
+                if sending is not None or method not in _RETRYABLE_METHODS or connection.request_count == 1:
+                    raise
+                # The server closed the idle connection while it was reused.
+                connection = await proxied.pool.acquire(new=True)
+        watchdog.response_started = True
+        headers = proxied.response_headers(connection.headers)
+        if connection.status in (204, 304):
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+        while True:
+            chunk = await connection.read()
+            end = connection.at_eof
+            await send({"type": "http.response.body", "body": chunk, "more_body": not end})
+            if end:
+                break
+        if sending is None or sending.done():
+            proxied.pool.release(connection)
+            kept = True
+    finally:
+        if sending is not None and not sending.done():
+            sending.cancel()
+            with contextlib.suppress(
+                asyncio.CancelledError, ClientDisconnectedError, BodyTooLargeError, OSError
+            ):
+                await sending
+        elif sending is not None and not sending.cancelled():
+            sending.exception()  # expected: the response was incomplete, or ended before the body did
+        if not kept:
+            connection.close()
+
+
+class RequestBody:
+    """The request's body as it arrives."""
+
+    __slots__ = ("_chunked", "_left_bytes", "_receive", "is_complete", "last_received_s")
+
+    def __init__(self, receive: Receive, *, chunked: bool, is_complete: bool, max_bytes: int | None) -> None:
+        self._receive, self._chunked, self._left_bytes = receive, chunked, max_bytes
+        self.is_complete = is_complete
+        self.last_received_s = 0.0
+
+    async def stream_to(self, connection: Connection) -> None:
+        """Stream the body upstream. On ClientDisconnectedError or BodyTooLargeError, close the connection."""
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                connection.close()
+                raise ClientDisconnectedError
+            self.last_received_s = loop.time()
+            data = message.get("body", b"")
+            if self._left_bytes is not None:
+                self._left_bytes -= len(data)
+                if self._left_bytes < 0:
+                    connection.close()
+                    raise BodyTooLargeError
+            if data:
+                connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else bytes(data))
+            if not message.get("more_body", False):
+                if self._chunked:
+                    connection.write(b"0\r\n\r\n")
+                self.is_complete = True
+                return
+            with contextlib.suppress(ConnectionError):
+                await connection.drain()  # upstream may answer before it has read the whole body
+
+    async def wait_for_disconnect(self) -> None:
+        """Return when the browser has disconnected; call only after the complete body."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class RequestWatchdog:
+    """Cancel a long request when its browser disconnects, its permission ends, or on response timeout."""
+
+    __slots__ = (
+        "_body",
+        "_loop",
+        "_main",
+        "_proxied",
+        "_started_s",
+        "_task",
+        "_timer",
+        "cancel_reason",
+        "response_started",
+    )
+
+    def __init__(self, proxied: ProxiedRequest, body: RequestBody) -> None:
+        self._proxied, self._body = proxied, body
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        self._timer = self._loop.call_later(WATCH_AFTER_S, self._start_checks)
+        self._task: asyncio.Task[None] | None = None
+        self._started_s = self._loop.time()
+        self.response_started = False
+        self.cancel_reason = ""
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start_checks(self) -> None:
+        self._task = self._loop.create_task(self._check())
+
+    def _cancel(self, why: str) -> None:
+        if not self.cancel_reason and self._main is not None:
+            self.cancel_reason = why
+            self._main.cancel()
+
+    async def _check(self) -> None:
+        proxied = self._proxied
+        if proxied.grant is not None and proxied.monitor is not None:
+            with proxied.monitor.watch(proxied.grant, lambda: self._cancel("the right ended")):
+                await self._wait_for_end()
+        else:
+            await self._wait_for_end()
+
+    async def _wait_for_end(self) -> None:
+        limit_s, body = self._proxied.response_timeout_s, self._body
+        while not body.is_complete or (limit_s is not None and not self.response_started):
+            if body.is_complete and limit_s is not None and not self.response_started:
+                left_s = (body.last_received_s or self._started_s) + limit_s - self._loop.time()
+                if left_s <= 0:
+                    self._cancel("no answer in time")
+                    return
+                await asyncio.sleep(min(left_s, CHECK_INTERVAL_S))
+            else:
+                if (
+                    limit_s is not None
+                    and self._loop.time() - (body.last_received_s or self._started_s) > BODY_IDLE_TIMEOUT_S
+                ):
+                    self._cancel("body_timeout")
+                    return
+                await asyncio.sleep(CHECK_INTERVAL_S)
+        await body.wait_for_disconnect()
+        self._cancel("disconnected")

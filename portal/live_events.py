@@ -1,0 +1,77 @@
+"""Publishes events to open pages after commit, through a Channels group.
+
+A lost message delays a page by about a minute, because pages also poll. The time of each announcement is
+stored first, for pages that have not subscribed yet (``portal.valkey.announcements``).
+
+Topics contain public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from channels.layers import get_channel_layer
+from redis.exceptions import RedisError
+
+from portal.background_loop import run_in_background_loop
+from portal.on_commit import send_after_commit
+from portal.valkey import announcements
+from portal.valkey.client import VALKEY_BREAKER, record_valkey_error
+
+log = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 1.0
+"""The channel layer itself has no timeout, because its sockets may be idle."""
+SEND_ALL_TIMEOUT_S = 3.0
+"""Time limit for all events of one transaction."""
+
+TopicEvent = tuple[str, dict[str, Any]]
+"""A topic, and the data for its subscribers."""
+
+
+def channel_group(topic: str) -> str:
+    """Return the Channels group of a topic."""
+    return f"fw.{topic}"
+
+
+def publish_on_commit(topic: str, data: dict[str, Any]) -> None:
+    """Send ``data`` to all subscribers of ``topic`` after the current transaction commits."""
+    publish_all_on_commit([(topic, data)])
+
+
+def publish_all_on_commit(events: Sequence[TopicEvent]) -> None:
+    """Send several events after commit; all events of a transaction share one connection."""
+    send_after_commit(publish, events)
+
+
+def publish(events: Sequence[TopicEvent]) -> None:
+    """Send now. Failures of Valkey are only logged, because pages also poll."""
+    if get_channel_layer() is None:
+        return
+    topics = list(dict.fromkeys(topic for topic, _ in events))
+    if not VALKEY_BREAKER:
+        announcements.mark_announced(topics)  # before sending: pages that subscribe too late find this entry
+    if VALKEY_BREAKER:
+        log.debug("open pages were not told of %s: Valkey was silent a moment ago", topics)
+        return
+    try:
+        run_in_background_loop(_send(events))
+    except (OSError, RedisError, RuntimeError, ValueError) as problem:
+        record_valkey_error(problem)
+        log.warning("open pages were not told of %s: %s", ", ".join(topics[:5]), problem or "no answer")
+
+
+async def _send(news: Sequence[TopicEvent]) -> None:
+    async with asyncio.timeout(SEND_ALL_TIMEOUT_S):
+        for topic, data in news:
+            await send_frame(topic, {"data": data})
+
+
+async def send_frame(topic: str, frame: dict[str, Any]) -> None:
+    """Send ``frame`` to all subscribers of ``topic``. Raise TimeoutError, OSError or RedisError."""
+    layer: Any = get_channel_layer()
+    async with asyncio.timeout(SEND_TIMEOUT_S):
+        await layer.group_send(channel_group(topic), {"type": "fairway.frame", "topic": topic, **frame})

@@ -1,0 +1,105 @@
+"""Alerts for administrators: GPU errors, GPUs that two nodes report, and rows with invalid values."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+from portal.models.public_id import PublicIdField
+
+
+class AlertKind(models.TextChoices):
+    XID = "xid"
+    FOREIGN = "foreign"
+    CLAIMED = "claimed"
+
+
+class GpuAlert(models.Model):
+    """A condition of a GPU, counted until it is acknowledged; the next occurrence is a new row."""
+
+    public_id = PublicIdField()
+    gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alerts")
+    kind = models.CharField(max_length=8)
+    code = models.PositiveIntegerField(default=0, help_text="The XID; of other alarms 0.")
+    subject = models.CharField(
+        max_length=200,
+        blank=True,
+        help_text="The foreign program, as its node told it; or the claimant's name.",
+    )
+    claimant = models.ForeignKey(
+        "Node",
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        related_name="claimed_alerts",
+        help_text="Another node that names this GPU as well, for which it does not count.",
+    )
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+    repeat_count = models.PositiveBigIntegerField(default=1)
+    resolved_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When the foreign program was gone, or the claimant named it no more.",
+    )
+    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
+    note = models.CharField(max_length=500, blank=True, help_text="What who acknowledged it found.")
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(condition=Q(kind__in=AlertKind.values), name="gpu_alert_kind"),
+            models.CheckConstraint(
+                condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
+                name="gpu_alert_acknowledged_by",
+            ),
+            models.UniqueConstraint(
+                fields=["gpu", "kind", "code", "claimant"],
+                condition=Q(acknowledged_at__isnull=True),
+                nulls_distinct=False,
+                name="gpu_alert_open_once",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind=AlertKind.CLAIMED.value, claimant__isnull=False)
+                | Q(~Q(kind=AlertKind.CLAIMED.value), claimant__isnull=True),
+                name="gpu_alert_claimant",
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["kind", "code"], name="gpu_alert_open", condition=Q(acknowledged_at__isnull=True)
+            )
+        ]
+
+
+class InvalidRow(models.Model):
+    """A database row that the scheduler excludes from its decisions until it is valid again."""
+
+    public_id = PublicIdField()
+    kind = models.CharField(max_length=12, help_text="node, running, pending, project, quota ...")
+    row = models.CharField(max_length=200, help_text="Its id; of a quota those of project and pool.")
+    field = models.CharField(max_length=300, help_text="The column, such as nodes[n1].cpu_milli.")
+    message = models.CharField(max_length=1000)
+    first_at = models.DateTimeField()
+    resolved_at = models.DateTimeField(null=True, blank=True, help_text="When it was valid again, or gone.")
+    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
+    note = models.CharField(max_length=500, blank=True, help_text="What who acknowledged it found.")
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
+                name="invalid_row_acknowledged_by",
+            ),
+            models.UniqueConstraint(
+                fields=["kind", "row"], condition=Q(resolved_at__isnull=True), name="invalid_row_open_once"
+            ),
+        ]

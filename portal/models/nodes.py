@@ -1,0 +1,387 @@
+"""Pools, nodes, GPUs, links between GPUs, and reservations."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.conf import settings
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
+from django.db import models
+
+from portal.domain.gang_fabric import GangFabric
+from portal.domain.node_breaker import BreakerState, accepts_another_job
+from portal.domain.node_operations import OPERATION_TITLES, OperationKind, RolloutStatus
+from portal.domain.states import GpuHealth, NodeState, NodeTransport, RuntimeKind
+from portal.models.public_id import PublicIdField, slug_validator
+
+
+class NodePool(models.Model):
+    """Similar nodes that share one quota."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    engine = models.CharField(max_length=16, default="ssh", help_text="What drives the nodes; ours is ssh.")
+    policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the cluster's.")
+    policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    allow_host_network = models.BooleanField(
+        default=False, help_text="Tasks of multi-node gangs may use the node's network."
+    )
+    fabric_interface = models.CharField(
+        max_length=50,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="By it, or in this network, its nodes reach each other; blank: as each agent finds.",
+    )
+    fabric_network = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="A network of the engine that such tasks join in place of their node's.",
+    )
+    fabric_devices = models.JSONField(
+        default=list, db_default=[], help_text="Devices that such tasks get, such as /dev/infiniband/uverbs0."
+    )
+    fabric_adapters = models.CharField(
+        max_length=200, blank=True, default="", db_default="", help_text="What NCCL_IB_HCA says there."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def fabric(self) -> GangFabric:
+        """The fabric for multi-node gangs; empty if they may not use a host network."""
+        if not self.allow_host_network:
+            return GangFabric()
+        devices = tuple(self.fabric_devices)
+        return GangFabric(self.fabric_interface, self.fabric_network, devices, self.fabric_adapters)
+
+
+class Node(models.Model):
+    """A machine. ``reachable`` is an overlay: an unreachable node keeps its jobs and their GPUs."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    pool = models.ForeignKey(NodePool, on_delete=models.PROTECT, related_name="nodes")
+    state = models.CharField(max_length=12, default=NodeState.ENROLLING.value)
+    state_reason = models.CharField(max_length=500, blank=True)
+    transport = models.CharField(max_length=8, default=NodeTransport.SSH.value)
+    host = models.CharField(max_length=255, blank=True)
+    port = models.PositiveIntegerField(default=22)
+    ssh_user = models.CharField(max_length=32, default="fairway")
+    host_key = models.CharField(max_length=2000, blank=True, help_text="Pinned: 'type base64'.")
+    runtime = models.CharField(max_length=8, default=RuntimeKind.PODMAN.value)
+    settings = models.JSONField(default=dict, help_text="Settings of a local agent; empty for SSH nodes.")
+    labels = models.JSONField(
+        default=dict, blank=True, help_text="Key to value, by administrators: where it stands in a topology."
+    )
+    gang_interface = models.CharField(
+        max_length=15,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="By it the ranks of gangs meet; blank: the one that its agent found.",
+    )
+    missing_requirements = models.CharField(
+        max_length=1000,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What it has not of what its pool names for gangs on several nodes, as sentences.",
+    )
+    simulated = models.BooleanField(default=False)
+    reachable = models.BooleanField(default=False)
+    unreachable_since = models.DateTimeField(null=True, blank=True)
+    status_message = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a message.")
+    last_seen_at = models.DateTimeField(null=True, blank=True)
+    reconciled_at = models.DateTimeField(null=True, blank=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    addresses = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Its addresses as it told them when it was enrolled or taken into service; null: not told yet.",
+    )
+    agent_version = models.CharField(max_length=32, blank=True)
+    agent_info = models.JSONField(
+        default=dict, help_text="The agent's last hello: versions, runtimes, disk, clock."
+    )
+    cpu_milli = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveIntegerField(default=0)
+    clock_skew_s = models.FloatField(null=True, blank=True)
+    breaker_state = models.CharField(
+        max_length=12, default=BreakerState.HEALTHY.value, db_default=BreakerState.HEALTHY.value
+    )
+    breaker_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
+    breaker_message = models.CharField(
+        max_length=500, blank=True, default="", db_default="", help_text="Why it is not trusted."
+    )
+    breaker_since = models.DateTimeField(null=True, blank=True)
+    probe_at = models.DateTimeField(
+        null=True, blank=True, help_text="Aside until then; null: until it is rid."
+    )
+    trip_count = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="How often it was aside of late."
+    )
+    tripped_at = models.DateTimeField(null=True, blank=True)
+    probation_attempt = models.ForeignKey(
+        "Attempt",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The one attempt with which it is tried.",
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(breaker_state__in=[p.value for p in BreakerState]),
+                name="node_breaker_state",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(state__in=[s.value for s in NodeState]), name="node_state"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(transport__in=[s.value for s in NodeTransport]), name="node_link"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="node_runtime"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(ssh_user__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_ssh_user"
+            ),
+            models.UniqueConstraint(
+                fields=["host", "port"],
+                name="node_address_once",
+                condition=~models.Q(host="") & ~models.Q(state="retired"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def accepts_work(self) -> bool:
+        """True if in service and not quarantined, whether or not the node answers."""
+        return self.state == NodeState.READY.value and accepts_another_job(
+            self.breaker_state, self.probation_attempt_id
+        )
+
+
+class Topology(models.Model):
+    """The levels of a network fabric: keys of node labels, outermost first, such as block and rack."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    levels = models.JSONField(default=list, help_text="Label keys, outermost first.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name_plural = "topologies"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NodeOperation(models.Model):
+    """An operation on a node, such as a test or an upgrade; its steps are added as they finish.
+
+    The node's actor finds an operation over the control channel (``portal.domain.node_operations``) by this
+    row, even if its notification is lost.
+    """
+
+    public_id = PublicIdField()
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="operations")
+    kind = models.CharField(max_length=12, default=OperationKind.TEST.value)
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    started_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    ok = models.BooleanField(null=True)
+    steps = models.JSONField(
+        default=list, help_text="[{name, ok, message, seconds}] in the order they finished."
+    )
+    rollout = models.ForeignKey(
+        "AgentRollout", null=True, blank=True, on_delete=models.CASCADE, related_name="operations"
+    )
+    dispatched_at = models.DateTimeField(
+        null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
+    )
+    uncordon_on_success = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Of a check: when it finds nothing amiss, the node is taken back into service.",
+    )
+    reason = models.CharField(
+        max_length=500, blank=True, default="", db_default="", help_text="Why it comes back, by who asked."
+    )
+    program_sha256 = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="Digest of what an upgrade has sent."
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(kind__in=[act.value for act in OperationKind]), name="node_operation_kind"
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["node"],
+                condition=models.Q(finished_at__isnull=True, dispatched_at__isnull=False),
+                name="node_operation_due",
+            ),
+        ]
+
+    @property
+    def title(self) -> str:
+        return OPERATION_TITLES[OperationKind(self.kind)]
+
+    @property
+    def rollout_status(self) -> RolloutStatus:
+        """Status of an operation over the control channel."""
+        if self.finished_at is not None:
+            return RolloutStatus.SUCCEEDED if self.ok else RolloutStatus.FAILED
+        return RolloutStatus.PENDING if self.dispatched_at is None else RolloutStatus.RUNNING
+
+
+class Gpu(models.Model):
+    """A whole GPU or a MIG slice. ``used_milli`` changes only together with an Allocation (law 4)."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="gpus")
+    uuid = models.CharField(max_length=96, unique=True)
+    index = models.PositiveIntegerField()
+    model = models.CharField(max_length=100)
+    memory_mib = models.PositiveIntegerField()
+    simulated = models.BooleanField(default=False)
+    health = models.CharField(max_length=12, default=GpuHealth.OK.value)
+    health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
+    present = models.BooleanField(default=True, help_text="The node's last hello named it.")
+    foreign_process_owner = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Whose program that is no job's works on it, told by the node; while so nothing new comes.",
+    )
+    used_milli = models.PositiveIntegerField(default=0)
+    nvlink_island = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="Equal numbers on a node are joined by NVLink; null: not known."
+    )
+    compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 9.0; null: not told.")
+    mig_profile = models.CharField(
+        max_length=32, blank=True, help_text="Of a MIG slice, such as 1g.10gb; blank: a whole GPU."
+    )
+    driver_reserved_mib = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+    )
+    bus_id = models.CharField(max_length=32, blank=True, help_text="Its PCIe address; blank: not told.")
+    numa_node = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+    )
+    ecc_uncorrected = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Uncorrected memory errors since its driver was loaded, at the last hello.",
+    )
+
+    class Meta:
+        ordering = ["node_id", "index"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(used_milli__gte=0, used_milli__lte=1000), name="gpu_used_milli"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(health__in=[s.value for s in GpuHealth]), name="gpu_health"
+            ),
+        ]
+
+
+class GpuLink(models.Model):
+    """A connection between two GPUs or two nodes (NVLink, PCIe, rack or fabric) with its bandwidth.
+
+    Two GPUs of a node have a row for PCIe and, if they are connected by NVLink, another one for that.
+    """
+
+    kind = models.CharField(max_length=8)
+    gpu_a = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
+    gpu_b = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
+    node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
+    node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
+    bandwidth_mib_s = models.PositiveIntegerField(null=True)
+    nvlink_count = models.PositiveSmallIntegerField(null=True, help_text="How many NVLinks; null: not told.")
+    level = models.CharField(
+        max_length=12,
+        blank=True,
+        help_text="Where the two meet on the PCIe bus, as the node's driver says it.",
+    )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(kind__in=["nvlink", "pcie", "rack", "fabric"]), name="gpu_link_kind"
+            ),
+            models.UniqueConstraint(fields=["kind", "gpu_a", "gpu_b"], name="gpu_link_once"),
+        ]
+
+
+class Reservation(models.Model):
+    """Nodes of a pool reserved for projects and their descendants; without projects, for maintenance."""
+
+    public_id = PublicIdField()
+    name = models.CharField(max_length=100)
+    pool = models.ForeignKey(NodePool, on_delete=models.PROTECT, related_name="reservations")
+    projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "Project", blank=True, related_name="reservations"
+    )
+    period = DateTimeRangeField(help_text="From its begin up to, not including, its end.")
+    reason = models.CharField(max_length=500, blank=True)
+    drain_at_start = models.BooleanField(
+        default=False, db_default=False, help_text="Who still stands there when it begins is asked to leave."
+    )
+    drained_at = models.DateTimeField(null=True, blank=True)
+    version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    cancelled_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def starts_at(self) -> dt.datetime:
+        begin: dt.datetime = self.period.lower
+        return begin
+
+    @property
+    def ends_at(self) -> dt.datetime:
+        end: dt.datetime = self.period.upper
+        return end
+
+
+class ReservationNode(models.Model):
+    """A node of a reservation; the database prevents overlapping live reservations of a node (law 4)."""
+
+    reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reservation_nodes")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reservation_nodes")
+    period = DateTimeRangeField(help_text="That of its reservation.")
+    live = models.BooleanField(default=True, help_text="False: the reservation is cancelled.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["reservation", "node"], name="reservation_node_once"),
+            ExclusionConstraint(
+                name="reservation_node_no_overlap",
+                expressions=[("node", RangeOperators.EQUAL), ("period", RangeOperators.OVERLAPS)],
+                condition=models.Q(live=True),
+            ),
+        ]

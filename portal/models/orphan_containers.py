@@ -1,0 +1,46 @@
+"""Containers on nodes that a restored database does not know. Only an administrator can end them."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+from portal.models.public_id import PublicIdField
+
+
+class OrphanContainer(models.Model):
+    """A running container of this cluster without a row in the restored database, as its node reports it.
+
+    ``decision`` is the administrator's: blank, stop or adopt. The row is open until the container is adopted
+    or its node has proved that it is gone.
+    """
+
+    public_id = PublicIdField()
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="orphan_containers")
+    name = models.CharField(max_length=120)
+    job = models.CharField(max_length=64, help_text="Public id on its labels.")
+    attempt = models.PositiveIntegerField()
+    rank = models.PositiveIntegerField()
+    owner = models.CharField(max_length=64, blank=True, help_text="Public id on its labels.")
+    project = models.CharField(max_length=64, blank=True, help_text="Public id on its labels.")
+    gpus = models.JSONField(default=list, help_text="[{uuid, milli}] as the node holds them.")
+    ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
+    started_at = models.DateTimeField(null=True)
+    first_seen_at = models.DateTimeField(auto_now_add=True)
+    decision = models.CharField(max_length=8, blank=True)
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    decided_at = models.DateTimeField(null=True)
+    removed_at = models.DateTimeField(null=True, help_text="Proof that it lives no more, or an admin's word.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["node", "name"], name="orphan_container_once"),
+            models.CheckConstraint(
+                condition=models.Q(decision__in=["", "stop", "adopt"]), name="orphan_container_decision"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

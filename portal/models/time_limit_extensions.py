@@ -1,0 +1,58 @@
+"""Requests to extend the time limit of a running job: the amount, the impact and the decision."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models.functions import Now
+
+from portal.models.public_id import PublicIdField
+
+
+class TimeLimitExtension(models.Model):
+    """A request to extend a job's time limit by ``extra_s`` in its present attempt."""
+
+    public_id = PublicIdField()
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="extensions")
+    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="+")
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    requested_at = models.DateTimeField(db_default=Now())
+    extra_s = models.PositiveIntegerField()
+    reason = models.CharField(max_length=500, blank=True)
+    state = models.CharField(max_length=10, help_text="waiting, granted, refused, or lapsed: the job ended.")
+    impact_known = models.BooleanField(help_text="The scheduler said whom it would delay.")
+    delayed_count = models.PositiveIntegerField(default=0)
+    delays = models.JSONField(
+        default=list,
+        help_text="The longest first, at most 20: {job, by_s}; by_s null: nobody knows for how long.",
+    )
+    affects_other_projects = models.BooleanField(
+        default=True,
+        help_text="It delays, or may delay, others than the jobs of its project and those below it.",
+    )
+    reservations = models.JSONField(
+        default=list, help_text="Names of reservations in the time that is added."
+    )
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
+    decided_at = models.DateTimeField(null=True, blank=True)
+    answer = models.CharField(max_length=500, blank=True, help_text="What who decided wrote.")
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(state__in=["waiting", "granted", "refused", "lapsed"]),
+                name="extension_state",
+            ),
+            models.CheckConstraint(condition=models.Q(extra_s__gte=1), name="extension_extra"),
+            models.UniqueConstraint(
+                fields=["job"], name="extension_one_pending", condition=models.Q(state="waiting")
+            ),
+        ]
+
+    @property
+    def has_no_impact(self) -> bool:
+        """True if the scheduler confirmed that no job or reservation is affected."""
+        return self.impact_known and not self.delayed_count and not self.reservations

@@ -1,0 +1,74 @@
+"""Users, and the uids under which their containers run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib.auth.models import AbstractBaseUser, BaseUserManager
+from django.db import models
+from django.db.models.functions import Lower
+
+from portal.models.public_id import PublicIdField, slug_validator
+
+FIRST_UID = 200_000
+"""First uid assigned to users without one from a directory."""
+
+
+if TYPE_CHECKING:
+    _BaseUserManager = BaseUserManager["User"]
+else:
+    _BaseUserManager = BaseUserManager
+
+
+class UserManager(_BaseUserManager):
+    def create_user(self, username: str, password: str | None = None, **fields: Any) -> User:
+        """Save a new user; without ``uid`` the next free one is assigned.
+
+        Without a password none is accepted.
+        """
+        if fields.get("uid") is None:
+            top = self.aggregate(top=models.Max("uid"))["top"]
+            fields["uid"] = max(FIRST_UID, (top or 0) + 1)
+        fields.setdefault("gid", fields["uid"])
+        user: User = self.model(username=username, **fields)
+        user.set_password(password)
+        user.save(using=self._db)
+        return user
+
+
+class User(AbstractBaseUser):
+    """A user. Rights come from ``is_admin`` (the whole cluster) and memberships (one project)."""
+
+    public_id = PublicIdField()
+    username = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    full_name = models.CharField(max_length=200, blank=True)
+    email = models.EmailField(blank=True)
+    is_active = models.BooleanField(default=True)
+    is_admin = models.BooleanField(default=False, help_text="May change the cluster, and see all of it.")
+    uid = models.PositiveIntegerField(unique=True)
+    gid = models.PositiveIntegerField()
+    timezone = models.CharField(max_length=64, default="UTC")
+    created_at = models.DateTimeField(auto_now_add=True)
+    rights_version = models.PositiveIntegerField(
+        default=1, help_text="Moves whenever rights are taken away; open sockets compare it."
+    )
+
+    objects: ClassVar[UserManager] = UserManager()
+
+    USERNAME_FIELD = "username"
+    REQUIRED_FIELDS: ClassVar[list[str]] = []
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(Lower("email"), name="user_email_once", condition=~models.Q(email="")),
+            models.CheckConstraint(condition=models.Q(uid__gte=1000), name="user_uid_not_system"),
+            models.CheckConstraint(condition=models.Q(gid__gte=1000), name="user_gid_not_system"),
+        ]
+
+    def __str__(self) -> str:
+        return self.username
+
+    @property
+    def display_name(self) -> str:
+        """The full name, or the user name if it is empty."""
+        return self.full_name or self.username

@@ -1,0 +1,130 @@
+"""A time limit for every request of the web process: a response starts in time, or the client gets a 503."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.conf import settings
+
+from portal.api.framework import problems
+from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static_error_page
+
+log = logging.getLogger(__name__)
+
+RESPONSE_START_TIMEOUT_S = 8.0
+"""Below the gateway's own timeout for web, and well below 10 s to leave time for the network."""
+RETRY_AFTER_S = 5
+TITLE = "Something that is needed does not answer"
+MESSAGE = (
+    "Fairway waits for its database or its message store. Jobs and workspaces keep running. Try again in a moment; "
+    "a form that was sent may have been taken, so look before you send it again."
+)
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class RequestTimeoutApp:
+    """Wrap an ASGI application. A response that has started has no time limit, so downloads are not cut off.
+
+    A thread that waits for a stalled database cannot be stopped. It ends by itself (see `portal.database`)
+    and its response is discarded. A 503 therefore does not mean that nothing was done; clients use an
+    Idempotency-Key for that.
+    """
+
+    def __init__(self, application: Application, *, within_s: float = RESPONSE_START_TIMEOUT_S) -> None:
+        self._application, self._within_s = application, within_s
+        self._abandoned_tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = _RequestExchange(receive, send)
+        work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
+        try:
+            await exchange.wait_until_received(work)
+            await asyncio.wait(
+                {work, exchange.response_started}, timeout=self._within_s, return_when=_FIRST_COMPLETED
+            )
+            if exchange.abandon_unless_started(work):
+                await work
+                return
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        self._abandoned_tasks.add(work)
+        work.add_done_callback(self._on_task_done)
+        log.error("no answer to %s %s within %g s", scope["method"], scope["path"], self._within_s)
+        await _send_unavailable(scope, send)
+
+    def _on_task_done(self, work: asyncio.Task[None]) -> None:
+        self._abandoned_tasks.discard(work)
+        if not work.cancelled() and work.exception() is not None:
+            log.warning("a request that was given up ended with: %s", work.exception())
+
+
+_FIRST_COMPLETED = asyncio.FIRST_COMPLETED
+
+
+class _RequestExchange:
+    """The messages of one request between server and application."""
+
+    def __init__(self, receive: Any, send: Any) -> None:
+        self._receive, self._send = receive, send
+        loop = asyncio.get_running_loop()
+        self.response_started: asyncio.Future[None] = loop.create_future()
+        self._received: asyncio.Future[None] = loop.create_future()
+        self._abandoned = False
+
+    async def wait_until_received(self, work: asyncio.Future[None]) -> None:
+        """Return when the request body was received: a slow client does not use up the application's time."""
+        await asyncio.wait({work, self.response_started, self._received}, return_when=_FIRST_COMPLETED)
+
+    def abandon_unless_started(self, work: asyncio.Future[None]) -> bool:
+        """Abandon the application, and drop its later messages, unless it has responded.
+
+        Return False if abandoned.
+        """
+        self._abandoned = not (work.done() or self.response_started.done())
+        return not self._abandoned
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        if not message.get("more_body", False) and not self._received.done():
+            self._received.set_result(None)
+        return message
+
+    async def send(self, message: Any) -> None:
+        if self._abandoned:
+            return
+        if not self.response_started.done():
+            self.response_started.set_result(None)
+        await self._send(message)
+
+
+async def _send_unavailable(scope: Any, send: Any) -> None:
+    asked = dict(scope["headers"])
+    if scope["path"].startswith("/api/"):
+        kind = problems.MEDIA_TYPE
+        body: bytes = problems.problem_response(503, problems.CODES[503], MESSAGE).content
+    elif asked.get(b"hx-request"):
+        kind, body = "text/plain; charset=utf-8", f"{TITLE}. {MESSAGE}".encode()
+    else:
+        kind = MEDIA_TYPE
+        again = ("", "Try again") if scope["method"] == "GET" else ("/", "Back to my work")
+        body = static_error_page(TITLE, MESSAGE, link=again, is_temporary=True).encode()
+    headers = {
+        "content-type": kind,
+        "content-length": str(len(body)),
+        "retry-after": str(RETRY_AFTER_S),
+        "cache-control": "no-store",
+        "content-security-policy": CONTENT_SECURITY_POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "same-origin",
+        "x-frame-options": "DENY",
+    }
+    if settings.HTTPS_ENABLED:
+        headers["strict-transport-security"] = "max-age=31536000; includeSubDomains; preload"
+    reported = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 503, "headers": reported})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,122 @@
+"""Reads how long a running workspace has been inactive, what keeps it, and which exemptions apply."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from portal.access import Requester, visible_idle_exemptions
+from portal.domain.policy_settings import SettingValue
+from portal.domain.states import AttemptState, JobKind
+from portal.errors import NotFound
+from portal.models import Attempt, IdleExemption, Job, WorkspaceActivity
+from portal.selectors.scheduling.project_settings import PoolRules, effective_rules
+
+
+def attempt_activity(attempt: Attempt) -> WorkspaceActivity | None:
+    """Return the activity of an attempt, or None; the caller should have joined ``activity``."""
+    found: WorkspaceActivity | None = getattr(attempt, "activity", None)
+    return found
+
+
+@dataclass(frozen=True)
+class IdleStatus:
+    """Idle status of a running workspace with GPUs: settings, activity, exemption."""
+
+    row: WorkspaceActivity | None
+    settings_sheet: PoolRules
+    exemption: IdleExemption | None
+
+    @property
+    def settings(self) -> dict[str, SettingValue]:
+        """The effective settings."""
+        return self.settings_sheet.values
+
+    @property
+    def action(self) -> str:
+        """What happens when it is idle: off, notify or suspend."""
+        return str(self.settings["idle_action"])
+
+    @property
+    def idle_after_s(self) -> int:
+        """Inactivity after which it is idle."""
+        return int(self.settings["idle_after_s"])
+
+    @property
+    def last_active_at(self) -> dt.datetime | None:
+        return self.row.last_active_at if self.row else None
+
+    @property
+    def inactive_since(self) -> dt.datetime | None:
+        """Start of the inactivity, as its users were notified; None if not idle."""
+        return self.row.inactive_since if self.row else None
+
+    @property
+    def idle_notified_at(self) -> dt.datetime | None:
+        return self.row.idle_notified_at if self.row else None
+
+    @property
+    def suspend_at(self) -> dt.datetime | None:
+        """When it is suspended unless used or kept; None if it is not going to be."""
+        return self.row.suspend_at if self.row else None
+
+    @property
+    def snoozed_until(self) -> dt.datetime | None:
+        """End of the last snooze, possibly in the past."""
+        return self.row.snoozed_until if self.row else None
+
+    @property
+    def snooze_s(self) -> int:
+        """Length of a snooze."""
+        return int(self.settings["idle_snooze_s"])
+
+    @property
+    def snoozes_left(self) -> int:
+        """Number of snoozes left until it is used again."""
+        return max(
+            0, int(self.settings["idle_snooze_limit"]) - (self.row.effective_snooze_count if self.row else 0)
+        )
+
+    @property
+    def exemption_s(self) -> int:
+        """Length of an exemption; 0 if exemptions are disabled."""
+        return int(self.settings["idle_exemption_s"])
+
+
+def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
+    """Return the idle status of a job in this attempt (with its pool and ``activity``), or None.
+
+    None means that it is not monitored: not a workspace, without GPUs, or not running. Three queries.
+    """
+    if attempt is None or job.kind != JobKind.WORKSPACE.value or not job.gpus_per_task:
+        return None
+    if attempt.state != AttemptState.RUNNING or attempt.stop_requested_at is not None:
+        return None
+    ruled = effective_rules([(attempt.pool, job.project_id)])[attempt.pool_id, job.project_id]
+    return IdleStatus(attempt_activity(attempt), ruled, _unexpired().filter(job=job).first())
+
+
+def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
+    """Return the exemptions in force that the user may see, newest first."""
+    return _unexpired().filter(pk__in=visible_idle_exemptions(requester)).order_by("-id")
+
+
+def get_exemption(requester: Requester, public_id: str) -> IdleExemption:
+    """Return an exemption, also an expired one. Raise NotFound if the user may not see it."""
+    row = (
+        visible_idle_exemptions(requester)
+        .select_related("job__project", "job__owner", "requested_by")
+        .filter(public_id=public_id)
+        .first()
+    )
+    if row is None:
+        raise NotFound("There is no such reason.")
+    return row
+
+
+def _unexpired() -> QuerySet[IdleExemption]:
+    rows = IdleExemption.objects.filter(revoked_at__isnull=True, expires_at__gt=Now())
+    return rows.select_related("job__project", "job__owner", "requested_by")

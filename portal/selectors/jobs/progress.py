@@ -1,0 +1,66 @@
+"""Reads the progress of attempts, and the layouts on which comparable jobs ran faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from portal.domain.throughput import MAX_SAMPLES, Layout, compare_layouts, median_rates, workload_fingerprint
+from portal.models import Attempt, AttemptProgress, Job
+
+MAX_ATTEMPTS_READ = 8 * MAX_SAMPLES
+"""Number of latest comparable attempts read for a page."""
+
+
+def attempt_progress(attempt: Attempt) -> AttemptProgress | None:
+    """Return the progress of an attempt, or None. Lists should join ``progress``."""
+    try:
+        return attempt.progress
+    except AttemptProgress.DoesNotExist:
+        return None
+
+
+def job_workload_fingerprint(job: Job) -> str:
+    """Return the key that the job shares with jobs of comparable rates."""
+    return workload_fingerprint(
+        job.project.public_id,
+        job.environment.public_id,
+        job.tasks * job.gpus_per_task,
+        job.milli_per_gpu,
+        job.mig_profile,
+        job.command,
+        job.env,
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredLayout:
+    """Speed on one layout: the median of several attempts, absolute and relative to the fastest."""
+
+    layout: Layout
+    per_s: float
+    percent: int
+    attempts: int
+
+
+def compare_job_layouts(job: Job) -> list[MeasuredLayout]:
+    """Return the layouts of ended comparable jobs, fastest first; empty unless two differ. One query.
+
+    Comparable jobs are of the same project, so whoever may see the job may see this.
+    """
+    if not job.gpus_per_task:
+        return []
+    reported = AttemptProgress.objects.filter(
+        workload_fingerprint=job_workload_fingerprint(job), attempt__ended_at__isnull=False
+    )
+    rates = [
+        (row.layout, per_s)
+        for row in reported.order_by("-attempt")[:MAX_ATTEMPTS_READ]
+        if (per_s := row.per_s) is not None
+    ]
+    known = median_rates(rates)
+    counted = Counter(layout for layout, _ in rates)
+    return [
+        MeasuredLayout(layout, known[layout], percent, min(counted[layout], MAX_SAMPLES))
+        for layout, percent in compare_layouts(known)
+    ]

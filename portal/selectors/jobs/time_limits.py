@@ -1,0 +1,88 @@
+"""Reads when time limits end running jobs, how far they may be extended, and extension requests."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
+
+from portal.access import Requester, visible_extensions
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
+from portal.errors import NotFound
+from portal.models import Attempt, Job, TimeLimitExtension
+
+TIME_LIMIT = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
+"""The time limit of an attempt's job as a duration."""
+MAX_EXTENSIONS_SHOWN = 20
+"""Maximum number of requests of a job that are listed, newest first."""
+
+
+def attempts_with_limit() -> QuerySet[Any]:
+    """Return the attempts that run with a time limit and are not stopping, with ``ends_at``."""
+    return Attempt.objects.filter(
+        state=AttemptState.RUNNING.value,
+        stop_requested_at__isnull=True,
+        running_at__isnull=False,
+        job__time_limit_s__isnull=False,
+    ).annotate(ends_at=F("running_at") + TIME_LIMIT)
+
+
+def ends_at(job: Job, attempt: Attempt | None) -> dt.datetime | None:
+    """Return when the time limit ends a job, or None without a limit or a running attempt."""
+    if attempt is None or attempt.running_at is None or not job.time_limit_s:
+        return None
+    if AttemptState(attempt.state) not in LIVE_ATTEMPT_STATES:
+        return None
+    return attempt.running_at + dt.timedelta(seconds=job.time_limit_s)
+
+
+def warning_lead_s(limit_s: int, warning_s: float) -> float:
+    """Return how long before its end a job is warned: the setting, but at most half of its limit."""
+    return min(warning_s, limit_s / 2)
+
+
+@dataclass(frozen=True)
+class ExtensionAllowance:
+    """How far users may still extend a job's limit, and the maximum in all, seconds."""
+
+    remaining_s: int
+    max_s: int
+
+
+def extension_allowance(job: Job, max_s: float) -> ExtensionAllowance:
+    """Return how far users may still extend a job's limit; ``max_s`` is the setting ``max_extension_s``."""
+    granted = (
+        TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))["all"] or 0
+    )
+    return ExtensionAllowance(max(0, int(max_s) - granted), int(max_s))
+
+
+def job_extensions(job: Job) -> list[TimeLimitExtension]:
+    """Return the newest extension requests of a job, newest first."""
+    return list(
+        TimeLimitExtension.objects.filter(job=job).select_related(
+            "attempt", "requested_by", "decided_by", "job__project"
+        )[:MAX_EXTENSIONS_SHOWN]
+    )
+
+
+def list_extensions(
+    requester: Requester, *, pending_only: bool | None = None
+) -> QuerySet[TimeLimitExtension]:
+    """Return the requests that the user may see, newest first; ``pending_only`` selects undecided ones."""
+    rows = visible_extensions(requester).select_related(
+        "job__project", "job__owner", "attempt", "requested_by", "decided_by"
+    )
+    if pending_only is not None:
+        rows = rows.filter(state="waiting") if pending_only else rows.exclude(state="waiting")
+    return rows.order_by("-id")
+
+
+def get_extension(requester: Requester, public_id: str) -> TimeLimitExtension:
+    """Return the request. Raise NotFound if the user may not see it."""
+    row = list_extensions(requester).filter(public_id=public_id).first()
+    if row is None:
+        raise NotFound("There is no such request.")
+    return row

@@ -1,0 +1,194 @@
+"""Reads all nodes for the cluster map: GPU squares, holders and problems, in four queries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from portal.access import Requester, visible_nodes
+from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState
+from portal.domain.states import AttemptState, GpuHealth, NodeState
+from portal.models import Allocation, Gpu, Node, Task
+from portal.selectors.nodes.agent_version import has_newer_agent_for
+from portal.selectors.nodes.cluster_overview import GpuDisplayRow, GpuSquare, build_square, gpu_display_rows
+from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
+
+
+@dataclass(frozen=True)
+class HolderSpan:
+    """Adjacent GPUs with the same holder; ``name`` is empty if they are free.
+
+    ``job`` is empty if the user may not see it.
+    """
+
+    name: str
+    job: str
+    count: int
+
+
+@dataclass
+class NodeBox:
+    """A node on the map."""
+
+    node: Node
+    squares: list[GpuSquare] = field(default_factory=list)
+    unhealthy: list[GpuDisplayRow] = field(default_factory=list)
+    """GPUs that are lost, quarantined, have a warning or run a foreign process."""
+    holder_spans: list[HolderSpan] = field(default_factory=list)
+    models: str = ""
+    free: int = 0
+    jobs: int = 0
+
+    @property
+    def version_warnings(self) -> int:
+        """Number of outdated programs in the node's last report."""
+        return len(self.node.agent_info.get("version_warnings", ()))
+
+    @property
+    def has_newer_agent(self) -> bool:
+        """True if the bundled agent differs from the one on the node."""
+        return has_newer_agent_for(self.node)
+
+    @property
+    def state_icon(self) -> str:
+        if not self.node.reachable:
+            return "unreachable"
+        if any(square.shape == "failed" for square in self.squares):
+            return "failed"
+        if self.node.state != NodeState.READY.value:
+            return "stopped"
+        if self.node.breaker_state != BreakerState.HEALTHY.value:
+            return "warning"
+        return "simulated" if self.node.simulated else "done"
+
+    @property
+    def state_label(self) -> str:
+        if self.node.state == NodeState.ENROLLING.value and not self.node.reachable:
+            return "Not connected yet"
+        if not self.node.reachable:
+            return "Unreachable"
+        lost = sum(square.shape == "failed" for square in self.squares)
+        if lost:
+            return f"{lost} GPU{'s' if lost > 1 else ''} lost"
+        if self.node.state != NodeState.READY.value:
+            return self.node.state.capitalize()
+        if self.node.breaker_state != BreakerState.HEALTHY.value:
+            return (
+                "Quarantined" if self.node.breaker_state == BreakerState.QUARANTINED.value else "On probation"
+            )
+        return "Simulated" if self.node.simulated else "Healthy"
+
+    @property
+    def problem(self) -> str:
+        """Known problems, as sentences; blank if none."""
+        return " ".join(
+            filter(None, (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node)))
+        )
+
+    @property
+    def accessible_label(self) -> str:
+        """Text of the squares for screen readers."""
+        held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holder_spans if hold.name)
+        return f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free" + (
+            f", held {held}" if held else ""
+        )
+
+
+@dataclass
+class ClusterMap:
+    """All nodes and their totals."""
+
+    boxes: list[NodeBox]
+
+    @property
+    def gpus(self) -> int:
+        """Number of reported GPUs."""
+        return sum(len(box.squares) for box in self.boxes)
+
+    @property
+    def free(self) -> int:
+        """Number of GPUs that accept work now."""
+        return sum(box.free for box in self.boxes)
+
+    @property
+    def held(self) -> int:
+        """Number of GPUs with allocations."""
+        return sum(square.shape in {"busy", "starting"} for box in self.boxes for square in box.squares)
+
+    @property
+    def attention_needed(self) -> list[NodeBox]:
+        """Nodes with problems."""
+        symbols = {"unreachable", "failed"}
+        return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
+
+
+def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap:
+    """Return all visible nodes, or one, by pool and name."""
+    nodes = visible_nodes(requester).select_related("pool").order_by("pool__name", "name")
+    if only is not None:
+        nodes = nodes.filter(pk=only.pk)
+    boxes = {node.pk: NodeBox(node) for node in nodes}
+    holders = _gpu_holders(requester, list(boxes))
+    names: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    models: dict[int, set[str]] = defaultdict(set)
+    here = Gpu.objects.filter(node_id__in=boxes, present=True)
+    for gpu in gpu_display_rows(here.order_by("node_id", "index")):
+        box = boxes[gpu.node_id]
+        holder = holders.get(gpu.pk)
+        square = build_square(gpu, box.node, starting=bool(holder and holder[2]), grid_index=len(box.squares))
+        box.squares.append(square)
+        models[gpu.node_id].add(gpu.model)
+        names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))
+        accepts_work = box.node.reachable and box.node.accepts_work
+        well = gpu.health == GpuHealth.OK.value and not gpu.foreign_process_owner
+        box.free += gpu.used_milli == 0 and accepts_work and well
+        if not well or gpu.health_reason:
+            box.unhealthy.append(gpu)
+    for key, box in boxes.items():
+        box.models = ", ".join(sorted(models[key]))
+        box.holder_spans = [HolderSpan(name, job, len(list(run))) for (name, job), run in groupby(names[key])]
+        box.jobs = len({job for _, job in names[key] if job})
+    return ClusterMap(list(boxes.values()))
+
+
+def clock_skew_message(node: Node) -> str:
+    """Return a message if the node's clock differs too much from the portal's, else blank."""
+    skew_s = node.clock_skew_s
+    if skew_s is None or abs(skew_s) <= MAX_CLOCK_SKEW_S:
+        return ""
+    return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} ours."
+
+
+def _gpu_holders(requester: Requester, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
+    """Return (holder's label, job's public id if visible, whether starting) by GPU id."""
+    visibility = visibility_of(requester)
+    rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node_id__in=nodes).values_list(
+        "gpu_id",
+        "task__attempt__job__name",
+        "task__attempt__job__public_id",
+        "task__attempt__job__project_id",
+        "task__attempt__state",
+    )
+    found: dict[int, tuple[str, str, bool]] = {}
+    for gpu, name, public_id, project, state in rows:
+        starting = state == AttemptState.CONFIGURING.value
+        seen = visibility.can_name_project(project)
+        found[gpu] = (name, public_id, starting) if seen else (HIDDEN_PROJECT_NAME, "", starting)
+    return found
+
+
+def node_tasks(requester: Requester, node: Node) -> list[Task]:
+    """Return the tasks that hold resources of a node, each with ``seen`` (whether its job may be named)."""
+    visibility = visibility_of(requester)
+    rows = list(
+        Task.objects.filter(node=node, container_removed=False)
+        .select_related("attempt__job__project", "attempt__job__owner")
+        .prefetch_related("allocations__gpu")
+        .order_by("attempt_id", "rank")
+    )
+    for row in rows:
+        row.seen = visibility.can_name_job(row.attempt.job)  # type: ignore[attr-defined]
+        row.project_name = visibility.project_name(row.attempt.job.project)  # type: ignore[attr-defined]
+        row.gpu_names = ", ".join(str(a.gpu.index) for a in row.allocations.all() if a.ended_at is None)  # type: ignore[attr-defined]
+    return rows

@@ -1,0 +1,61 @@
+"""Reads topologies, and how the labels of nodes fill them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.db.models import Q, QuerySet
+
+from portal.access import Requester, visible_nodes
+from portal.errors import NotFound
+from portal.models import Topology
+
+
+@dataclass(frozen=True)
+class TopologyLevel:
+    """A level of a topology with its domains and nodes."""
+
+    key: str
+    domains: int
+    nodes: int
+
+
+def list_topologies(requester: Requester) -> QuerySet[Topology]:
+    """Return all topologies by name; users who may see nodes may see topologies."""
+    visible_nodes(requester)
+    return Topology.objects.order_by("name", "id")
+
+
+def get_topology(requester: Requester, key: str) -> Topology:
+    """Return the topology by public id or name. Raise NotFound."""
+    row = list_topologies(requester).filter(Q(public_id=key) | Q(name=key)).first()
+    if row is None:
+        raise NotFound("There is no such topology.")
+    return row
+
+
+def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:
+    """Return a function that counts the nodes within a topology; one query for all topologies."""
+    labels = list(visible_nodes(requester).values_list("labels", flat=True))
+    return lambda row: sum(row.levels[0] in each for each in labels)
+
+
+def topology_level_reader(requester: Requester) -> Callable[[Topology], list[TopologyLevel]]:
+    """Return a function that counts domains and nodes of each level; one query for all topologies."""
+    labels = list(visible_nodes(requester).values_list("labels", flat=True))
+
+    def levels(row: Topology) -> list[TopologyLevel]:
+        paths: list[tuple[str, ...] | None] = [() for _ in labels]
+        found = []
+        for key in row.levels:
+            paths = [
+                (*path, each[key]) if path is not None and key in each else None
+                for path, each in zip(paths, labels, strict=True)
+            ]
+            counted = Counter(path for path in paths if path is not None)
+            found.append(TopologyLevel(key, len(counted), counted.total()))
+        return found
+
+    return levels

@@ -1,0 +1,156 @@
+"""Reads the quotas of one pool as a tree with usage, demand and fair share, in eight queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Count, F, Sum
+
+from portal.access import Requester, visible_projects
+from portal.domain.states import JobState
+from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
+from portal.selectors.projects.projects import ProjectRow, in_tree_order, members_and_managers
+
+
+@dataclass
+class QuotaGridRow(ProjectRow):
+    """A project in a pool; milli amounts include its descendants."""
+
+    quota: Quota | None = None
+    used_milli: int = 0
+    waiting_milli: int = 0
+    fair_share_milli: int | None = None
+    member_count: int = 0
+    managers: list[str] = field(default_factory=list)
+
+    @property
+    def guaranteed_milli(self) -> int:
+        return self.quota.guaranteed_milli if self.quota else 0
+
+    @property
+    def limit_milli(self) -> int | None:
+        """None means no limit."""
+        return self.quota.limit_milli if self.quota else None
+
+    @property
+    def user_limit_milli(self) -> int | None:
+        """The most that one user may hold at once; None means no limit."""
+        return self.quota.user_limit_milli if self.quota else None
+
+    @property
+    def weight(self) -> float:
+        return self.quota.weight if self.quota else 1.0
+
+    @property
+    def priority(self) -> int:
+        return self.quota.priority if self.quota else 0
+
+    @property
+    def version(self) -> int:
+        """The version that an edit must name; 0 without a quota row."""
+        return self.quota.version if self.quota else 0
+
+    @property
+    def within_guarantee_milli(self) -> int:
+        return min(self.used_milli, self.guaranteed_milli)
+
+    @property
+    def borrowed_milli(self) -> int:
+        return max(0, self.used_milli - self.guaranteed_milli)
+
+
+@dataclass
+class QuotaGrid:
+    """All rows of one pool, parents before children, and the pool's totals."""
+
+    pool: NodePool
+    total_milli: int
+    rows: list[QuotaGridRow]
+
+    @property
+    def total_guaranteed_milli(self) -> int:
+        """Guaranteed amount of the top-level projects."""
+        return sum(row.guaranteed_milli for row in self.rows if row.depth == 0)
+
+    @property
+    def used_milli(self) -> int:
+        """Usage of all projects."""
+        return sum(row.used_milli for row in self.rows if row.depth == 0)
+
+    @property
+    def overcommitted_milli(self) -> int:
+        """Guaranteed amount beyond the capacity of the pool."""
+        return max(0, self.total_guaranteed_milli - self.total_milli)
+
+
+def pools_with_gpus() -> list[NodePool]:
+    """Return the pools by name, each with ``gpu_count``."""
+    return list(NodePool.objects.annotate(gpu_count=Count("nodes__gpus")).order_by("name"))
+
+
+def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
+    """Return the quotas of visible projects as a tree."""
+    projects = list(visible_projects(requester).filter(archived_at__isnull=True).order_by("name"))
+    quotas = {quota.project_id: quota for quota in Quota.objects.filter(pool=pool)}
+    held = _sums(
+        Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
+        .values("task__attempt__job__project")
+        .annotate(milli=Sum("milli")),
+        "task__attempt__job__project",
+    )
+    waiting = _sums(
+        Job.objects.filter(state=JobState.PENDING.value, pool__in=[pool])
+        .order_by()
+        .values("project")
+        .annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))),
+        "project",
+    )
+    anywhere = (
+        Job.objects.filter(state=JobState.PENDING.value, pool__isnull=True).order_by().values("project")
+    )
+    for project, milli in _sums(
+        anywhere.annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))), "project"
+    ).items():
+        waiting[project] = waiting.get(project, 0) + milli
+    users, managers = members_and_managers(projects)
+    shares = _fair_shares(pool)
+    rows = [
+        QuotaGridRow(
+            project=row.project,
+            depth=row.depth,
+            quota=quotas.get(row.project.pk),
+            used_milli=held.get(row.project.pk, 0),
+            waiting_milli=waiting.get(row.project.pk, 0),
+            fair_share_milli=shares.get(row.project.public_id),
+            member_count=users[row.project.pk],
+            managers=managers.get(row.project.pk, []),
+        )
+        for row in in_tree_order(projects)
+    ]
+    _add_upwards(rows)
+    return QuotaGrid(
+        pool=pool, total_milli=1000 * Gpu.objects.filter(node__pool=pool, present=True).count(), rows=rows
+    )
+
+
+def _add_upwards(rows: list[QuotaGridRow]) -> None:
+    by_id = {row.project.pk: row for row in rows}
+    for row in sorted(rows, key=lambda row: -row.depth):
+        above = by_id.get(row.project.parent_id or 0)
+        if above is not None:
+            above.used_milli += row.used_milli
+            above.waiting_milli += row.waiting_milli
+
+
+def _sums(rows: Any, key: str) -> dict[int, int]:
+    return {row[key]: int(row["milli"] or 0) for row in rows}
+
+
+def _fair_shares(pool: NodePool) -> dict[str, int]:
+    newest = Cycle.objects.order_by("-id").values_list("fair_share_breakdown", flat=True).first() or []
+    return {
+        breakdown["project"]: breakdown["fair_share_milli"]
+        for breakdown in newest
+        if breakdown["pool"] == pool.public_id
+    }

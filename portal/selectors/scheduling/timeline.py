@@ -1,0 +1,146 @@
+"""Reads the timeline: what runs on each node until when, and expected starts of pending jobs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+
+from django.db.models import Prefetch, Q
+from django.utils import timezone
+
+from portal.domain.reasons import VerdictCode
+from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
+from portal.models import Allocation, Job, Node, ReservationNode, Task
+from portal.visibility import NameVisibility
+
+MAX_NEXT_JOBS = 10
+"""Maximum number of pending jobs drawn per pool; the table below lists all."""
+ANY_POOL = "any pool"
+
+
+@dataclass(frozen=True)
+class TimelineBar:
+    """A job on a node, or in the lane of next jobs. ``job`` is None if the reader may not see it.
+
+    ``until`` is None if its end is unknown. ``low`` and ``high`` bound the start of a pending job.
+    """
+
+    kind: str  # "running" | "leaving" | "reserved" | "predicted"
+    job: Job | None
+    is_own: bool
+    milli: int
+    since: dt.datetime
+    until: dt.datetime | None
+    line_index: int
+    line_count: int
+    low: dt.datetime | None = None
+    high: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class ReservationBand:
+    """A period in which a node is reserved."""
+
+    name: str
+    since: dt.datetime
+    until: dt.datetime
+
+
+@dataclass
+class TimelineLane:
+    """A row of the plot: a node (its lines are GPUs), or a pool's next jobs (its lines are jobs)."""
+
+    name: str
+    gpus: int | None
+    """Number of GPUs of the node; None for a lane of next jobs."""
+    model: str
+    lines: int
+    is_unreachable: bool = False
+    free: int = 0
+    """Unallocated GPUs of a node; lines below the last allocated one are not drawn."""
+    bars: list[TimelineBar] = field(default_factory=list)
+    bands: list[ReservationBand] = field(default_factory=list)
+
+
+def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLane]:
+    """Return jobs and reservations on these nodes (GPUs prefetched), in four queries."""
+    lanes = {}
+    for node in nodes:
+        gpus = list(node.gpus.all())
+        models = sorted({gpu.model for gpu in gpus})
+        lane = TimelineLane(node.name, len(gpus), models[0] if len(models) == 1 else "", 1)
+        lane.free = sum(not gpu.used_milli for gpu in gpus)
+        lane.is_unreachable = not node.reachable
+        lanes[node.pk] = lane
+    places = {gpu.pk: at for node in nodes for at, gpu in enumerate(node.gpus.all())}
+    held = Allocation.objects.filter(ended_at__isnull=True).select_related("gpu")
+    tasks = (
+        Task.objects.filter(node__in=lanes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
+        .select_related("attempt__job__project", "attempt__job__owner")
+        .prefetch_related(Prefetch("allocations", queryset=held))
+        .order_by("node_id", "rank")
+    )
+    for task in tasks:
+        attempt, job = task.attempt, task.attempt.job
+        lines = sorted(places[one.gpu_id] for one in task.allocations.all() if one.gpu_id in places)
+        limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
+        lane = lanes[task.node_id]
+        lane.lines = max(lane.lines, lines[-1] + 1 if lines else 1)
+        lane.bars.append(
+            TimelineBar(
+                "leaving" if attempt.stop_requested_at else "running",
+                job if visibility.can_name_job(job) else None,
+                job.owner_id == visibility.user.pk,
+                sum(one.milli for one in task.allocations.all()),
+                attempt.created_at,
+                (attempt.running_at or attempt.created_at) + limit if limit else None,
+                lines[0] if lines else 0,
+                lines[-1] - lines[0] + 1 if lines else 1,
+            )
+        )
+    reserved = ReservationNode.objects.filter(node__in=lanes, live=True, period__endswith__gt=timezone.now())
+    for one in reserved.select_related("reservation").order_by("period"):
+        lanes[one.node_id].bands.append(
+            ReservationBand(one.reservation.name, one.period.lower, one.period.upper)
+        )
+    return list(lanes.values())
+
+
+def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
+    """Return the pending jobs with a start forecast by pool, earliest first, in one query."""
+    rows = Job.objects.filter(
+        state=JobState.PENDING.value,
+        desired_state=DesiredState.RUN.value,
+        held=False,
+        verdict__p50_at__isnull=False,
+    )
+    if pool:
+        rows = rows.filter(Q(pool__name=pool) | Q(pool__isnull=True))
+    lanes: dict[str, TimelineLane] = {}
+    reserved = {VerdictCode.WAITING_FOR_EVICTION.value, VerdictCode.RESERVED_FOR_OTHER_JOB.value}
+    for job in rows.select_related("project", "owner", "pool", "verdict").order_by("verdict__p50_at")[:200]:
+        name = job.pool.name if job.pool else ANY_POOL
+        lane = lanes.setdefault(name, TimelineLane(name, None, "", 0))
+        if lane.lines == MAX_NEXT_JOBS:
+            continue
+        standing = job.verdict
+        start = standing.p50_at
+        if start is None:
+            continue
+        limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
+        lane.bars.append(
+            TimelineBar(
+                "reserved" if standing.code in reserved else "predicted",
+                job if visibility.can_name_job(job) else None,
+                job.owner_id == visibility.user.pk,
+                job.total_milli,
+                start,
+                start + limit if limit else None,
+                lane.lines,
+                1,
+                standing.p10_at,
+                standing.p90_at,
+            )
+        )
+        lane.lines += 1
+    return [lanes[name] for name in sorted(lanes)]

@@ -1,0 +1,246 @@
+"""A demo cluster: six nodes with simulated GPUs on this machine, projects, users and jobs.
+
+Everything except the GPUs is real: agents run, jobs are processes that print and end, the scheduler decides.
+The GPUs are marked as simulated on every page. The scheduler calls ``replenish_demo_jobs`` once a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, LIVE_JOB_STATES, NodeTransport, Role, RuntimeKind
+from portal.errors import FairwayError
+from portal.models import (
+    ClusterSettings,
+    Environment,
+    Job,
+    Membership,
+    Node,
+    NodePool,
+    Project,
+    Quota,
+    Task,
+    User,
+)
+from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.lifecycle import job_control
+from portal.services.nodes.nodes import do_create_node, do_create_pool
+from portal.services.projects.projects import QuotaValues, do_change_quota, do_create_project
+
+log = logging.getLogger(__name__)
+
+POOL = "demo"
+ENVIRONMENT = "demo-python"
+GPUS = 8
+
+
+@dataclass(frozen=True)
+class DemoNode:
+    """A simulated machine."""
+
+    name: str
+    model: str
+    memory_mib: int
+
+
+NODES = (
+    DemoNode("h200-1", "NVIDIA H200", 144_384),
+    DemoNode("h200-2", "NVIDIA H200", 144_384),
+    DemoNode("h200-3", "NVIDIA H200", 144_384),
+    DemoNode("a100-1", "NVIDIA A100-SXM4-80GB", 81_920),
+    DemoNode("a100-2", "NVIDIA A100-SXM4-80GB", 81_920),
+    DemoNode("ada-1", "NVIDIA RTX 6000 Ada", 49_152),
+)
+
+PROJECTS: tuple[tuple[str, str, str | None, int, float], ...] = (
+    # name, title, parent, guaranteed GPUs, weight
+    ("perception", "Department of perception", None, 20, 3.0),
+    ("vision", "Images and video", "perception", 14, 3.0),
+    ("robotics", "Grasping and walking", "perception", 4, 1.0),
+    ("language", "Department of language", None, 16, 3.0),
+    ("nlp", "Language models", "language", 16, 3.0),
+    ("teaching", "Courses", None, 0, 1.0),
+)
+
+USERS: tuple[tuple[str, str, str, Role], ...] = (
+    ("m-okafor", "Mira Okafor", "vision", Role.MANAGER),
+    ("t-nakamura", "Taro Nakamura", "vision", Role.MEMBER),
+    ("s-varga", "Sara Varga", "robotics", Role.MANAGER),
+    ("a-lindqvist", "Anna Lindqvist", "nlp", Role.MANAGER),
+    ("p-ortega", "Pablo Ortega", "nlp", Role.MEMBER),
+    ("k-brandt", "Kai Brandt", "teaching", Role.MANAGER),
+)
+
+WORKLOADS: tuple[tuple[str, str, int, int, int], ...] = (
+    # name, project, tasks, GPUs per task, minutes
+    ("vit-h-pretrain", "vision", 2, 8, 40),
+    ("depth-anything-ft", "vision", 1, 8, 18),
+    ("dino-probe", "vision", 1, 1, 6),
+    ("grasp-rl", "robotics", 1, 4, 25),
+    ("walk-eval", "robotics", 1, 2, 9),
+    ("moe-7b-sft", "nlp", 1, 8, 30),
+    ("llama-eval-suite", "nlp", 1, 4, 12),
+    ("rerank-distil", "nlp", 1, 2, 8),
+    ("course-lab", "teaching", 1, 1, 5),
+)
+
+TARGET_LIVE_JOBS = 14
+"""Number of pending and running jobs that the demo maintains: more than fit, so that there is a queue."""
+
+SCRIPT = """
+import os, pathlib, random, sys, time
+steps, gpus = int(sys.argv[1]), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+pause, each = 5.0 if "ada" in gpus else 4.0 if "a100" in gpus else 3.0, 20
+says, counts = os.environ.get("FAIRWAY_CHECKPOINT_FILE"), os.environ.get("FAIRWAY_PROGRESS_FILE")
+for step in range(1, steps + 1):
+    loss = 2.4 * 0.997 ** step + random.random() / 20
+    print(f"step {step}/{steps} loss {loss:.4f} gpus {gpus}", flush=True)
+    time.sleep(pause)
+    if counts:
+        pathlib.Path(counts).write_text(str(step))
+    if step % each == 0 or step == steps:
+        print("saved the last checkpoint" if step == steps else "saved a checkpoint", flush=True)
+        if says:
+            pathlib.Path(says).touch()
+"""
+"""Simulated training, slower on smaller GPUs: reports its steps, and a checkpoint every 20 steps."""
+
+
+def ensure_demo(admin: User) -> None:
+    """Create missing parts of the demo; a restart continues with the existing ones."""
+    cluster = ClusterSettings.objects.get(id=1)
+    pool = NodePool.objects.filter(name=POOL).first() or do_create_pool(admin, POOL)
+    for number, node in enumerate(NODES):
+        _ensure_node(admin, pool, node, number, cluster.cluster_id)
+    _ensure_projects(admin, pool)
+    if not Environment.objects.filter(name=ENVIRONMENT).exists():
+        do_save_environment(
+            admin,
+            EnvironmentInput(
+                name=ENVIRONMENT,
+                title="Python of this machine (demo)",
+                description="Runs the demo's pretend training.",
+                runtime=RuntimeKind.PROCESS,
+                prefix="/usr",
+            ),
+        )
+    replenish_demo_jobs()
+
+
+def replenish_demo_jobs() -> int:
+    """Submit jobs until enough are live; return how many were submitted, 0 without a demo."""
+    pool = NodePool.objects.filter(name=POOL).first()
+    environment = Environment.objects.filter(name=ENVIRONMENT).first()
+    if pool is None or environment is None or not Node.objects.filter(pool=pool, state="ready").exists():
+        return 0
+    live = list(Job.objects.filter(pool=pool, state__in=LIVE_JOB_STATES).values_list("name", flat=True))
+    submitted = 0
+    for name, project_name, tasks, gpus, minutes in random.sample(WORKLOADS, len(WORKLOADS)) * 2:
+        if len(live) + submitted >= TARGET_LIVE_JOBS:
+            break
+        if live.count(name) > 1:
+            continue
+        project = Project.objects.filter(name=project_name).first()
+        members = project.memberships.select_related("user") if project else []
+        owners = [member.user for member in members if member.user.is_active]
+        if project is None or not owners:
+            continue
+        steps = max(10, int(minutes * 20 * random.uniform(0.5, 1.3)))  # noqa: S311 - only variety is wanted
+        request = JobRequest(
+            name=name,
+            project=project,
+            environment=environment,
+            pool=pool,
+            tasks=tasks,
+            gpus_per_task=gpus,
+            cpu_milli=100,
+            memory_mib=128,
+            command=("python3", "-c", SCRIPT, str(steps)),
+            time_limit_s=minutes * 120,
+        )
+        try:
+            do_submit_job(random.choice(owners), request)  # noqa: S311
+        except FairwayError as refusal:
+            log.warning("the demo could not submit %s: %s", name, refusal.message)
+            continue
+        submitted += 1
+    return submitted
+
+
+def running_demo_tasks() -> QuerySet[Task]:
+    """Return the tasks that hold simulated GPUs of the demo's nodes."""
+    names = [node.name for node in NODES]
+    mine = Task.objects.filter(
+        node__name__in=names, node__pool__name=POOL, node__transport=NodeTransport.LOCAL.value
+    )
+    return mine.filter(container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
+
+
+def evict_demo_jobs() -> int:
+    """Preempt all jobs on the demo's nodes; return the number of attempts. The jobs are pending again."""
+    attempts = set(running_demo_tasks().values_list("attempt_id", flat=True))
+    message = "The demo was stopped, and its pretend nodes with it; the job waits again."
+    for attempt in sorted(attempts):
+        job_control.request_stop(attempt, EndReason.PREEMPTED, message=message)
+    return len(attempts)
+
+
+def _ensure_node(admin: User, pool: NodePool, node: DemoNode, number: int, cluster_id: str) -> None:
+    if Node.objects.filter(name=node.name).exists():
+        return
+    folder = settings.DATA_DIR / "demo" / node.name
+    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    (folder / "homes").mkdir(mode=0o711, exist_ok=True)
+    gpus = [
+        {
+            "uuid": f"GPU-demo-{cluster_id}-{node.name}-{index}",
+            "model": node.model,
+            "memory_mib": node.memory_mib,
+        }
+        for index in range(GPUS)
+    ]
+    (folder / "gpus.json").write_text(json.dumps({"gpus": gpus}, indent=1))
+    first_port = 33_000 + number * 500
+    own: dict[str, Any] = {
+        "cluster": cluster_id,
+        "state_dir": str(folder / "state"),
+        "home_root": str(folder / "homes"),
+        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
+        "gpu_provider": f"file:{folder / 'gpus.json'}",
+        "firewall": False,
+        "job_ports": [first_port, first_port + 499],
+        "uid_first": 2_000_100_000 + number * 10_000,
+        "uid_count": 10_000,
+    }
+    do_create_node(
+        admin, name=node.name, pool=pool, link=NodeTransport.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
+    )
+
+
+def _ensure_projects(admin: User, pool: NodePool) -> None:
+    for name, title, parent, guaranteed, weight in PROJECTS:
+        if Project.objects.filter(name=name).exists():
+            continue
+        above = Project.objects.get(name=parent) if parent else None
+        project = do_create_project(admin, name=name, title=title, parent=above)
+        if not Quota.objects.filter(project=project, pool=pool).exists():
+            numbers = QuotaValues(guaranteed * 1000, None, weight, 0)
+            do_change_quota(admin, project, pool, numbers, version=0, reason="The demo's first quota.")
+    for username, full_name, project_name, role in USERS:
+        with transaction.atomic():
+            user = User.objects.filter(username=username).first()
+            if user is None:
+                user = User.objects.create_user(username, None, full_name=full_name)
+            Membership.objects.get_or_create(
+                user=user, project=Project.objects.get(name=project_name), defaults={"role": role.value}
+            )

@@ -1,0 +1,27 @@
+"""Exports the input of a failed cycle. It names users' jobs, so every export is audited."""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from portal.access import require_admin
+from portal.errors import Conflict, NotFound
+from portal.models import FailedCycle, User
+from portal.services.audit import record_action
+
+
+def do_export_failed_cycle(actor: User, public_id: str) -> tuple[str, bytes]:
+    """Return file name and content: gzip JSON for ``python -m scheduler.replay snapshot FILE``."""
+    require_admin(actor, "see what a cycle had to decide on")
+    with transaction.atomic():
+        row = FailedCycle.objects.filter(public_id=public_id).first()
+        if row is None:
+            raise NotFound(
+                "There is no such failed cycle; they are kept for 30 days, and the newest 20 only."
+            )
+        if not row.content:
+            raise Conflict("What this cycle had to decide on could not be saved.", code="not_saved")
+        record_action(
+            actor, "failed_cycle.export", row, after={"at": row.first_at.isoformat(), "bytes": row.size_bytes}
+        )
+    return f"fairway-cycle-{row.first_at:%Y%m%d-%H%M%S}.json.gz", bytes(row.content)

@@ -1,0 +1,179 @@
+"""First rows of a new cluster: administrator with a one-time link, pool, project, this machine, environment.
+
+Each step checks before it creates, so that a restart leaves everything as users changed it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from agents import bundle
+from agents.node.gpus.nvml import open_nvml
+from portal.domain.states import JobKind, NodeTransport, Role, RuntimeKind
+from portal.errors import FairwayError
+from portal.models import ClusterSettings, Environment, Membership, Node, NodePool, Project, Template, User
+from portal.models.public_id import name_error
+from portal.services.accounts.users import do_create_magic_link
+from portal.services.audit import record_action
+from portal.services.cluster.demo import ensure_demo
+from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.nodes import enrolment
+from portal.services.nodes.nodes import do_create_node, do_create_pool
+
+log = logging.getLogger(__name__)
+
+FIRST_ADMIN = "admin"
+SIMULATED_GPUS = 4
+SIMULATED_GPU_MODEL = "Pretend GPU"
+SIMULATED_GPU_MEMORY_MIB = 16_384
+
+
+def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -> str | None:
+    """Create what is needed to sign in and submit jobs.
+
+    Return the code of a one-time sign-in link while the first administrator has no password, else None.
+    """
+    cluster, _ = ClusterSettings.objects.get_or_create(id=1)
+    admin = _ensure_first_admin()
+    _publish_agent()
+    pool = NodePool.objects.order_by("id").first() or do_create_pool(admin, "default")
+    _ensure_first_project(admin)
+    if local_node:
+        _ensure_local_node(admin, pool, cluster.cluster_id, simulated_gpus)
+        _ensure_local_environment(admin)
+    if demo:
+        ensure_demo(admin)
+    if admin.has_usable_password() or not admin.is_active:
+        return None
+    return do_create_magic_link(None, admin)
+
+
+def _ensure_first_admin() -> User:
+    existing = User.objects.filter(is_admin=True).order_by("id").first()
+    if existing is not None:
+        return existing
+    with transaction.atomic():
+        admin = User.objects.create_user(FIRST_ADMIN, None, full_name="First administrator", is_admin=True)
+        record_action(None, "user.first_admin", admin)
+    return admin
+
+
+def _ensure_first_project(admin: User) -> None:
+    if Project.objects.exists():
+        return
+    with transaction.atomic():
+        project = Project.objects.create(name="default", title="Everybody's first project")
+        Membership.objects.create(user=admin, project=project, role=Role.MANAGER.value)
+        record_action(admin, "project.create", project, after={"name": "default"})
+
+
+def _publish_agent() -> None:
+    """Store the signed agent in the data directory, for the local node and for enrolment scripts."""
+    fresh = settings.DATA_DIR / "agent" / "building.pyz"
+    bundle.build_archive(fresh)
+    enrolment.prepare_agent(fresh.read_bytes())
+    fresh.unlink()
+
+
+def _ensure_local_node(admin: User, pool: NodePool, cluster_id: str, simulated_gpus: bool) -> None:
+    if Node.objects.filter(transport=NodeTransport.LOCAL.value).exists():
+        return
+    folder = settings.DATA_DIR / "node"
+    homes = settings.DATA_DIR / "homes"
+    for place in (folder, homes):
+        place.mkdir(mode=0o711, exist_ok=True)
+    own: dict[str, Any] = {
+        "cluster": cluster_id,
+        "state_dir": str(folder / "state"),
+        "home_root": str(homes),
+        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
+        "gpu_provider": _gpu_provider(folder, simulated_gpus),
+        "firewall": False,
+    }
+    do_create_node(
+        admin,
+        name=_host_name(),
+        pool=pool,
+        link=NodeTransport.LOCAL,
+        runtime=RuntimeKind.PROCESS,
+        settings=own,
+    )
+
+
+def _gpu_provider(folder: Path, simulated_gpus: bool) -> str:
+    """Return the provider for real GPUs if NVML finds any, else for simulated GPUs in a file, or none."""
+    if open_nvml().gpus():
+        return "nvml"
+    if not simulated_gpus:
+        return "none"
+    path = folder / "pretend_gpus.json"
+    if not path.exists():
+        path.write_text(
+            json.dumps(
+                {"gpus": simulated_gpu_rows(f"{socket.gethostname()}-{os.urandom(3).hex()}")}, indent=1
+            )
+        )
+    return f"file:{path}"
+
+
+def simulated_gpu_rows(uuid_prefix: str, count: int = SIMULATED_GPUS) -> list[dict[str, Any]]:
+    """Return rows for the ``file:`` provider; ``uuid_prefix`` makes their UUIDs unique."""
+    return [
+        {
+            "uuid": f"GPU-pretend-{uuid_prefix}-{index}",
+            "model": SIMULATED_GPU_MODEL,
+            "memory_mib": SIMULATED_GPU_MEMORY_MIB,
+        }
+        for index in range(count)
+    ]
+
+
+def _ensure_local_environment(admin: User) -> None:
+    """Create the JupyterLab environment; without it (such as without network) the portal still starts."""
+    try:
+        tool = ensure_process_jupyterlab(settings.DATA_DIR)
+    except FairwayError as problem:
+        log.error("the first environment is missing: %s", problem.message)
+        return
+    existing = Environment.objects.filter(name="jupyterlab-local").first()
+    if existing is not None and existing.prefix == str(tool.prefix):
+        return
+    environment = do_save_environment(
+        None,
+        EnvironmentInput(
+            name="jupyterlab-local",
+            title="JupyterLab on this machine",
+            description="Python with JupyterLab, run as a process of its own account, without a container.",
+            runtime=RuntimeKind.PROCESS,
+            prefix=str(tool.prefix),
+            tool=tool.tool,
+            tool_command=tuple(tool.tool_command),
+            tool_port=tool.tool_port,
+        ),
+        existing,
+    )
+    Template.objects.get_or_create(
+        name="notebook",
+        defaults={
+            "title": "Notebook",
+            "description": "JupyterLab with one GPU.",
+            "kind": JobKind.WORKSPACE.value,
+            "environment": environment,
+            "fields": {"gpus_per_task": 1, "cpu_milli": 1000, "memory_mib": 2048},
+        },
+    )
+
+
+def _host_name() -> str:
+    """Return the host name as a node name, or "local" if it is not a valid one."""
+    name = socket.gethostname().split(".")[0].lower()
+    return "local" if name_error(name) else name

@@ -1,0 +1,290 @@
+"""Reservations: administrators reserve nodes for projects, or for maintenance, for a period.
+
+A reservation restricts what may start (``scheduler.core.session.admin_reservations``). It evicts nothing, except for
+maintenance with ``drain_at_start``, which evicts the jobs on its nodes when it starts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
+from django.db.models import Count, Q
+from django.utils import timezone
+
+from portal.access import require_admin
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, NodeState
+from portal.errors import Conflict, InvalidRequest, PreconditionFailed
+from portal.live_events import publish_on_commit
+from portal.models import Node, NodePool, Project, Reservation, ReservationNode, Task, User
+from portal.outbox import trigger_cycle
+from portal.services.audit import record_action
+from portal.services.lifecycle import elastic
+
+MAX_DURATION = dt.timedelta(days=400)
+MAX_LEAD_TIME = dt.timedelta(days=2 * 366)
+
+
+@dataclass(frozen=True)
+class ReservationInput:
+    """Input of a reservation. ``nodes`` are rows; without ``projects`` it is for maintenance."""
+
+    name: str
+    pool: NodePool
+    nodes: Sequence[Node]
+    projects: Sequence[Project]
+    starts_at: dt.datetime
+    ends_at: dt.datetime
+    reason: str = ""
+    drain_at_start: bool = False
+
+
+def do_save_reservation(
+    actor: User, spec: ReservationInput, row: Reservation | None = None, *, version: int | None = None
+) -> Reservation:
+    """Create a reservation, or change ``row`` if it still has ``version``.
+
+    Raise InvalidRequest by field, PreconditionFailed, and Conflict: ``reservation_over``, or
+    ``already_reserved`` for nodes in another reservation of that period. A start in the past becomes now.
+    """
+    require_admin(actor, "reserve nodes")
+    now = timezone.now()
+    begin = max(spec.starts_at, now) if row is None else spec.starts_at
+    if row is not None and row.starts_at <= now:
+        begin = row.starts_at  # a past start cannot change
+    wrong = _validation_errors(spec, begin, now)
+    if wrong:
+        raise InvalidRequest(fields=wrong)
+    during = DateTimeTZRange(begin, spec.ends_at, "[)")
+    with transaction.atomic():
+        saved, before = (
+            _lock_reservation(row, version, now) if row is not None else (Reservation(created_by=actor), None)
+        )
+        saved.name, saved.pool, saved.reason = spec.name.strip(), spec.pool, spec.reason.strip()[:500]
+        saved.period, saved.drain_at_start = during, spec.drain_at_start
+        if row is not None:
+            saved.version += 1
+        saved.save()
+        saved.projects.set(spec.projects)
+        _set_nodes(saved, spec.nodes)
+        act = "reservation.create" if row is None else "reservation.change"
+        record_action(actor, act, saved, before=before, after=_audit_values(saved), reason=saved.reason)
+        _publish(saved)
+    return saved
+
+
+def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") -> Reservation:
+    """Cancel a reservation; it can be restored until its end. Repeatable."""
+    require_admin(actor, "reserve nodes")
+    with transaction.atomic():
+        saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
+        if saved.cancelled_at is not None:
+            return saved
+        if saved.ends_at <= timezone.now():
+            raise Conflict("It is over already.", code="reservation_over")
+        saved.cancelled_at = timezone.now()
+        saved.version += 1
+        saved.save(update_fields=["cancelled_at", "version"])
+        saved.reservation_nodes.update(live=False)
+        record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
+        _publish(saved)
+    return saved
+
+
+def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
+    """Restore a cancelled reservation. Raise Conflict if its nodes are reserved otherwise by now."""
+    require_admin(actor, "reserve nodes")
+    with transaction.atomic():
+        saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
+        if saved.cancelled_at is None:
+            return saved
+        if saved.ends_at <= timezone.now():
+            raise Conflict("It would be over already.", code="reservation_over")
+        saved.cancelled_at = None
+        saved.version += 1
+        saved.save(update_fields=["cancelled_at", "version"])
+        _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
+        record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
+        _publish(saved)
+    return saved
+
+
+def drain_started_reservations() -> int:
+    """Evict jobs from nodes whose maintenance has started, once; return the number of reservations."""
+    begun = Reservation.objects.filter(
+        drain_at_start=True,
+        drained_at__isnull=True,
+        cancelled_at__isnull=True,
+        period__contains=timezone.now(),
+    )
+    rows = list(begun.order_by("pk").values_list("pk", flat=True))
+    for pk in rows:
+        with transaction.atomic():
+            row = Reservation.objects.select_for_update(no_key=True).get(pk=pk)
+            if row.drained_at is not None or row.cancelled_at is not None or not row.drain_at_start:
+                continue
+            row.drained_at = timezone.now()
+            row.save(update_fields=["drained_at"])
+            tasks = Task.objects.filter(
+                node__in=row.reservation_nodes.values("node"),
+                container_removed=False,
+                attempt__state__in=LIVE_ATTEMPT_STATES,
+            )
+            ids = list(tasks.values_list("pk", flat=True))
+            message = (
+                "Its node is in maintenance until "
+                f"{row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
+            )
+            elastic.end_tasks(ids, EndReason.PREEMPTED, message=message, actor="fairway")
+            record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
+            _publish(row)
+    return len(rows)
+
+
+def choose_nodes(
+    pool: NodePool,
+    count: int,
+    starts_at: dt.datetime,
+    ends_at: dt.datetime,
+    exclude: Reservation | None = None,
+) -> list[Node]:
+    """Return ``count`` unreserved nodes of a pool, those with fewest tasks first. Raise InvalidRequest."""
+    free = (
+        reservable_nodes(pool)
+        .exclude(pk__in=_conflicting_reservations(starts_at, ends_at, exclude).values("node_id"))
+        .annotate(held=Count("task_rows", filter=Q(task_rows__container_removed=False)))
+        .order_by("held", "name")
+    )
+    found = list(free[: max(count, 0)])
+    if count < 1 or len(found) < count:
+        there = free.count()
+        raise InvalidRequest(
+            fields={"nodes": f"Of {pool.name}, {there} are not reserved then; ask for 1 to {there}."}
+        )
+    return found
+
+
+def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
+    """Return nodes of a pool by name or public id, each once. Raise InvalidRequest for an unknown one."""
+    known = {key: node for node in reservable_nodes(pool) for key in (node.public_id, node.name)}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise InvalidRequest(fields={"nodes": f"{pool.name} has no node called {unknown[:63]}."})
+    return list({known[name].pk: known[name] for name in names}.values())
+
+
+def get_projects(names: Sequence[str]) -> list[Project]:
+    """Return projects by name or public id, each once. Raise InvalidRequest for an unknown one."""
+    rows = Project.objects.filter(Q(name__in=names) | Q(public_id__in=names), archived_at__isnull=True)
+    known = {key: project for project in rows for key in (project.public_id, project.name)}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise InvalidRequest(fields={"projects": f"There is no project called {unknown[:63]}."})
+    return list({known[name].pk: known[name] for name in names}.values())
+
+
+def reservable_nodes(pool: NodePool) -> Any:
+    """Return the nodes of a pool except retired ones."""
+    return Node.objects.filter(pool=pool).exclude(state=NodeState.RETIRED.value).order_by("name")
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
+    wrong: dict[str, str] = {}
+    if not 1 <= len(spec.name.strip()) <= 100 or not spec.name.isprintable():
+        wrong["name"] = "Give it a name of 1 to 100 characters."
+    if len(spec.reason) > 500:
+        wrong["reason"] = "At most 500 characters."
+    if not spec.nodes:
+        wrong["nodes"] = "Name at least one node."
+    elif any(node.pool_id != spec.pool.pk for node in spec.nodes):
+        wrong["nodes"] = f"All nodes must be of the pool {spec.pool.name}."
+    if spec.drain_at_start and spec.projects:
+        wrong["drain_at_start"] = (
+            "Only a reservation for nobody, for maintenance, asks who stands there to leave."
+        )
+    if spec.ends_at <= starts_at:
+        wrong["ends_at"] = "The end must come after the begin."
+    elif spec.ends_at <= now:
+        wrong["ends_at"] = "The end lies in the past."
+    elif spec.ends_at - starts_at > MAX_DURATION:
+        wrong["ends_at"] = f"At most {MAX_DURATION.days} days."
+    if starts_at - now > MAX_LEAD_TIME:
+        wrong["starts_at"] = "At most two years ahead."
+    return wrong
+
+
+def _lock_reservation(
+    row: Reservation, version: int | None, now: dt.datetime
+) -> tuple[Reservation, dict[str, Any]]:
+    """Return the locked row and its present values for the audit trail."""
+    saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
+    before = _audit_values(saved)
+    if version is not None and version != saved.version:
+        raise PreconditionFailed(
+            "Somebody else changed this reservation while you were editing it.",
+            details={"current": before, "version": saved.version},
+        )
+    if saved.cancelled_at is not None or saved.ends_at <= now:
+        raise Conflict("It is cancelled, or over already.", code="reservation_over")
+    return saved, before
+
+
+def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
+    """Set the nodes of a reservation. Raise Conflict, naming the other reservation of a node."""
+    taken = (
+        _conflicting_reservations(row.starts_at, row.ends_at, row)
+        .filter(node__in=nodes)
+        .select_related("node", "reservation")
+    )
+    clash = taken.order_by("node__name").first()
+    if clash is None:
+        row.reservation_nodes.all().delete()
+        try:
+            with transaction.atomic():
+                ReservationNode.objects.bulk_create(
+                    ReservationNode(reservation=row, node=node, period=row.period) for node in nodes
+                )
+        except IntegrityError:  # a concurrent request reserved one of them
+            clash = taken.order_by("node__name").first()
+            if clash is None:
+                raise
+    if clash is not None:
+        raise Conflict(
+            f"{clash.node.name} is reserved at that time already ({clash.reservation.name}).",
+            code="already_reserved",
+            details={"node": clash.node.name, "reservation": clash.reservation.public_id},
+        )
+
+
+def _conflicting_reservations(
+    starts_at: dt.datetime, ends_at: dt.datetime, exclude: Reservation | None
+) -> Any:
+    rows = ReservationNode.objects.filter(
+        live=True, period__overlap=DateTimeTZRange(starts_at, ends_at, "[)")
+    )
+    return rows if exclude is None or exclude.pk is None else rows.exclude(reservation=exclude)
+
+
+def _audit_values(row: Reservation) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "pool": row.pool.name,
+        "nodes": list(row.reservation_nodes.order_by("node__name").values_list("node__name", flat=True)),
+        "projects": list(row.projects.order_by("name").values_list("name", flat=True)),
+        "starts_at": row.starts_at.astimezone(dt.UTC).isoformat(),
+        "ends_at": row.ends_at.astimezone(dt.UTC).isoformat(),
+        "drain_at_start": row.drain_at_start,
+    }
+
+
+def _publish(row: Reservation) -> None:
+    publish_on_commit("cluster", {"kind": "reservation", "reservation": row.public_id})
+    trigger_cycle("reservation")

@@ -1,0 +1,148 @@
+"""Environments: the images and virtual environments that administrators allow."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from portal.access import require_admin
+from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
+from portal.domain.states import NodeState, RuntimeKind, compatible_runtimes
+from portal.errors import InvalidRequest
+from portal.models import Environment, ImagePresence, Job, Node, Project, User
+from portal.models.public_id import name_error
+from portal.outbox import notify_node, trigger_cycle
+from portal.services.audit import record_action
+from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
+
+IMAGE_REFERENCE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
+
+JUPYTERLAB = "jupyterlab"
+JUPYTERLAB_PORT = 8888
+
+
+@dataclass(frozen=True)
+class EnvironmentInput:
+    """Input of an environment. ``archive`` is a tar file on the portal that nodes load.
+
+    ``projects`` and their descendants may run it: empty means all, None leaves them unchanged.
+    """
+
+    name: str
+    title: str
+    runtime: RuntimeKind
+    description: str = ""
+    image: str = ""
+    archive: str = ""
+    prefix: str = ""
+    min_driver: str = ""
+    min_cuda: str = ""
+    tool: str = ""
+    tool_command: tuple[str, ...] = ()
+    tool_port: int | None = None
+    enabled: bool = True
+    projects: Sequence[Project] | None = None
+
+
+COLUMNS = [key for key in EnvironmentInput.__dataclass_fields__ if key != "projects"]
+
+
+def do_save_environment(
+    actor: User | None,
+    spec: EnvironmentInput,
+    environment: Environment | None = None,
+    *,
+    choice: JobChoice | None = DEFAULT_CHOICE,
+) -> Environment:
+    """Create or change an environment; running jobs are not affected.
+
+    ``choice``: what to do with jobs that may not use it any more.
+    """
+    if actor is not None:
+        require_admin(actor, "change environments")
+    _validate(spec)
+    row = environment or Environment()
+    before = _audit_values(row) if environment else None
+    for key in COLUMNS:
+        setattr(row, key, getattr(spec, key))
+    row.runtime, row.tool_command = spec.runtime.value, list(spec.tool_command)
+    try:
+        with transaction.atomic():
+            if before is None or any(before[key] != getattr(spec, key) for key in ("image", "archive")):
+                row.image_digest = spec.image if "@" in spec.image else ""
+                row.image_resolved_by = row.image_cuda = ""
+                row.image_resolved_at = None
+            with applying_choice(actor, row, Job.objects.filter(environment=row.pk or 0), choice):
+                row.save()
+                if spec.projects is not None:
+                    row.projects.set(spec.projects)
+            record_action(actor, "environment.save", row, before=before, after=_audit_values(row))
+            if before is None or before["image"] != spec.image or before["archive"] != spec.archive:
+                ImagePresence.objects.filter(environment=row).delete()
+            for node in compatible_nodes(row):
+                notify_node(node.public_id, "images")
+            if before and any(before[key] != getattr(spec, key) for key in ("min_driver", "min_cuda")):
+                trigger_cycle("environment")
+    except IntegrityError as clash:
+        raise InvalidRequest(fields={"name": "There is already an environment of that name."}) from clash
+    return row
+
+
+def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:
+    """Record the CUDA version that an environment's image requires of the driver, as this node reports it.
+
+    The report applies to this node. Nodes without a report use what more than half of the reporting nodes
+    say, but not the report of a single node if others can run the environment, because it would block jobs on
+    all of them.
+    """
+    cuda = cuda if CUDA_VERSION.fullmatch(cuda) else ""
+    rows = ImagePresence.objects.filter(environment=environment)
+    with transaction.atomic():
+        if not rows.filter(node=node).exclude(cuda=cuda).update(cuda=cuda):
+            return
+        reported = Counter(rows.filter(state="present").values_list("cuda", flat=True))
+        ((most, times),) = reported.most_common(1) or (("", 0),)
+        enough = 2 * times > reported.total() and (times > 1 or compatible_nodes(environment) == [node])
+        Environment.objects.filter(pk=environment.pk).update(image_cuda=most if enough else "")
+        trigger_cycle("environment")
+
+
+def compatible_nodes(environment: Environment) -> list[Node]:
+    """Return the nodes that can run an environment."""
+    rows = Node.objects.filter(runtime__in=compatible_runtimes(environment.runtime))
+    return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
+
+
+def _validate(spec: EnvironmentInput) -> None:
+    wrong: dict[str, str] = {}
+    if fault := name_error(spec.name):
+        wrong["name"] = fault
+    if not spec.title.strip():
+        wrong["title"] = "Give it a title that people understand."
+    if spec.runtime is RuntimeKind.PROCESS:
+        if not spec.prefix.startswith("/"):
+            wrong["prefix"] = "Give the folder of a virtual environment on the node."
+    elif not IMAGE_REFERENCE.fullmatch(spec.image):
+        wrong["image"] = "Give an image such as registry.example/name:tag or name@sha256:…"
+    if spec.archive and not spec.archive.startswith("/"):
+        wrong["archive"] = "Give the full path of a tar file on the portal's machine."
+    if spec.min_driver and not DRIVER_VERSION.fullmatch(spec.min_driver):
+        wrong["min_driver"] = "Give a version of the driver, such as 525.60.13."
+    if spec.min_cuda not in ("", NO_CUDA) and not CUDA_VERSION.fullmatch(spec.min_cuda):
+        wrong["min_cuda"] = f"Give a version of CUDA, such as 12.4, or {NO_CUDA}."
+    if spec.tool and not spec.tool_command:
+        wrong["tool_command"] = "Say how its tool is started."
+    if spec.tool and not (spec.tool_port and 1 <= spec.tool_port <= 65_535):
+        wrong["tool_port"] = "Must be between 1 and 65535."
+    if wrong:
+        raise InvalidRequest(fields=wrong)
+
+
+def _audit_values(row: Environment) -> dict[str, Any]:
+    shown = {key: getattr(row, key) for key in COLUMNS if key != "description"}
+    return shown | {"projects": sorted(row.projects.values_list("name", flat=True))}

@@ -1,0 +1,143 @@
+"""Creates the environment of the runtime ``process``: JupyterLab in its own virtual environment."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from portal.errors import ServiceUnavailable
+
+IMAGE_RECIPE_DIR = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
+LOCK_FILE = IMAGE_RECIPE_DIR / "requirements.lock"
+SERVER_CONFIG = IMAGE_RECIPE_DIR / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
+INSTALL_TIMEOUT_S = 900
+MIN_PYTHON = (3, 11)
+SYSTEM_PYTHONS = (Path("/usr/bin/python3"), Path("/usr/local/bin/python3"))
+TOOL_PORT = 8888
+SECRET_FILE = "token"  # noqa: S105  (the name of a file)
+"""Name of the secret file (``secret_files`` of a start) that JupyterLab's configuration reads."""
+
+
+@dataclass(frozen=True)
+class ProcessTool:
+    """A tool that runs without a container: its directory, and the command of a workspace."""
+
+    prefix: Path
+    tool: str
+    tool_command: list[str]
+    tool_port: int
+
+
+def jupyterlab_command(prefix: Path | None = None) -> list[str]:
+    """Return JupyterLab's argument list; the node fills in {address} and {port}. The secret is in a file.
+
+    Without a prefix JupyterLab is taken from the PATH of the image. These options override a user's own
+    configuration, which must not expose the server to the network.
+    """
+    return [
+        str(prefix / "bin" / "jupyter-lab") if prefix else "jupyter-lab",
+        "--ServerApp.ip={address}",
+        "--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        "--ServerApp.base_url=/",
+        "--ServerApp.allow_remote_access=True",
+        "--ServerApp.open_browser=False",
+        "--ServerApp.terminals_enabled=True",
+        "--no-browser",
+    ]
+
+
+def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
+    """Install JupyterLab from the hash-locked file below ``data_dir`` unless it is installed.
+
+    Repeatable and safe for concurrent calls: a lock file makes a second caller wait, and an interrupted
+    install is started again. Raise ServiceUnavailable with the end of the installer's output.
+    """
+    lock = LOCK_FILE.read_bytes() + SERVER_CONFIG.read_bytes() + sys.version.encode()
+    name = f"jupyterlab-{hashlib.sha256(lock).hexdigest()[:12]}"
+    home = data_dir / "environments"
+    home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    prefix = home / name
+    with (home / f"{name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not (prefix / "complete").is_file():
+            shutil.rmtree(prefix, ignore_errors=True)
+            _install(prefix)
+            (prefix / "complete").touch()
+    return ProcessTool(prefix, "jupyterlab", jupyterlab_command(prefix), TOOL_PORT)
+
+
+def _install(prefix: Path) -> None:
+    # the portal's own pip, so that a system without ensurepip works too
+    _run([str(_world_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
+    _run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(prefix / "bin" / "python"),
+            "install",
+            "--quiet",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+            "-r",
+            str(LOCK_FILE),
+        ]
+    )
+    config = prefix / "etc" / "jupyter"
+    config.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(SERVER_CONFIG, config / SERVER_CONFIG.name)
+
+
+def _world_readable_python() -> Path:
+    """Return a Python that every account can run: this one, or the system's if this one is not accessible.
+
+    A Python below root's home, for example, cannot be used by the accounts of tasks.
+    """
+    own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (own, *SYSTEM_PYTHONS):
+        real = python.resolve()
+        if not real.is_file() or not all(folder.stat().st_mode & 0o001 for folder in real.parents):
+            continue
+        version = subprocess.run(
+            [str(python), "-c", "import sys, venv; print(*sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        if version.returncode == 0 and tuple(map(int, version.stdout.split())) >= MIN_PYTHON:
+            return python
+    raise ServiceUnavailable(
+        f"JupyterLab needs a Python of at least {'.'.join(map(str, MIN_PYTHON))} that every account may run; "
+        f"{own} lies in a folder that is closed to others. Install the distribution's python3.",
+        code="environment_failed",
+    )
+
+
+def _run(command: list[str]) -> None:
+    try:
+        # Tasks run under other accounts: installed files must be readable by them.
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, umask=0o022
+        )
+    except subprocess.CalledProcessError as problem:
+        words = (problem.stderr or problem.stdout or "").strip().splitlines()[-5:]
+        raise ServiceUnavailable(
+            "JupyterLab could not be installed: " + " ".join(words), code="environment_failed"
+        ) from problem
+    except subprocess.TimeoutExpired as problem:
+        raise ServiceUnavailable(
+            f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s.", code="environment_failed"
+        ) from problem

@@ -1,0 +1,348 @@
+"""Upper bounds: requests that this cluster can never satisfy, and the nearest one that it can.
+
+The bounds are the largest node by pool and model, and the limits of all ancestor projects. The scheduler's
+preview (``portal.engine_client``) is more precise; the bounds also apply when it does not answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from portal.domain.formatting import format_distinct_memories, format_memory
+from portal.domain.project_tree import path_to_root
+from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
+from portal.models import Gpu, Node, NodePool, Project, Quota
+
+
+@dataclass(frozen=True)
+class ResourceRequest:
+    """The part of a request that decides whether it can ever be placed."""
+
+    project: Project
+    pool: NodePool | None
+    runtime: str
+    tasks: int
+    gpus_per_task: int
+    milli_per_gpu: int
+    gpu_model: str
+    min_gpu_memory_mib: int | None
+    cpu_milli: int
+    memory_mib: int
+    preemptible: bool = True
+    mig_profile: str = ""
+    min_compute_capability: float | None = None
+
+    @property
+    def total_milli(self) -> int:
+        """GPU milli of all tasks."""
+        return self.tasks * self.gpus_per_task * self.milli_per_gpu
+
+
+@dataclass
+class EmptyNodeCapacity:
+    """Capacity of a node without any jobs."""
+
+    node: Node
+    gpus: list[Gpu] = field(default_factory=list)
+
+    def task_count(self, request: ResourceRequest) -> int:
+        """Return the number of the request's tasks that fit."""
+        by_cpu = self.node.cpu_milli // request.cpu_milli if request.cpu_milli else UNBOUNDED_TASKS
+        by_memory = self.node.memory_mib // request.memory_mib if request.memory_mib else UNBOUNDED_TASKS
+        return min(self.task_count_by_gpus(request), by_cpu, by_memory)
+
+    def task_count_by_gpus(self, request: ResourceRequest) -> int:
+        """Return the number of tasks that fit by GPUs alone."""
+        if not request.gpus_per_task:
+            return UNBOUNDED_TASKS
+        if request.milli_per_gpu == 1000:
+            return len(self.gpus) // request.gpus_per_task
+        if len(self.gpus) < request.gpus_per_task:
+            return 0
+        return len(self.gpus) * (1000 // request.milli_per_gpu) // request.gpus_per_task
+
+
+UNBOUNDED_TASKS = 10**6
+InfeasibleReason = tuple[str, dict[str, object]]
+
+
+def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
+    """Return why the cluster can never run this, with details and the nearest request, or None if it can.
+
+    A gang is placed in one pool. Cordoned and unreachable nodes count, because they can return; retired nodes
+    do not.
+    """
+    capacities = _empty_nodes(request)
+    if not capacities:
+        return _no_nodes_reason(request)
+    pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
+    for capacity in capacities:
+        pools[capacity.node.pool_id].append(capacity)
+    placements = {
+        pool: sum(capacity.task_count(request) for capacity in held) for pool, held in pools.items()
+    }
+    possible = [pool for pool, count in placements.items() if count >= request.tasks]
+    if not possible:
+        return _too_large_reason(request, capacities, pools, placements)
+    return _over_limit_reason(request, possible)
+
+
+def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
+    nodes = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
+    nodes = nodes.filter(runtime__in=compatible_runtimes(request.runtime))
+    if request.pool is not None:
+        nodes = nodes.filter(pool=request.pool)
+    capacities = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
+    for gpu in Gpu.objects.filter(node_id__in=capacities, present=True).order_by("index"):
+        if request.gpu_model and gpu.model != request.gpu_model:
+            continue
+        if request.min_gpu_memory_mib and gpu.memory_mib < request.min_gpu_memory_mib:
+            continue
+        if gpu.mig_profile != request.mig_profile:
+            continue
+        if (gpu.compute_capability or 0.0) < (request.min_compute_capability or 0.0):
+            continue
+        capacities[gpu.node_id].gpus.append(gpu)
+    return list(capacities.values())
+
+
+def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
+    elsewhere = None
+    if request.pool is not None:
+        elsewhere = next(iter(_empty_nodes(replace(request, pool=None))), None)
+    if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
+        return "There is no node yet; an administrator adds the first one.", {"nearest": None}
+    kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
+    message = f"No node of {_pool_text(request)} runs {kind}."
+    if elsewhere is None:
+        return message, {"nearest": None}
+    pool = elsewhere.node.pool
+    return f"{message} The pool {pool.name} has some that do.", {"nearest": {"pool": pool.public_id}}
+
+
+def _too_large_reason(
+    request: ResourceRequest,
+    nodes: list[EmptyNodeCapacity],
+    pools: dict[int, list[EmptyNodeCapacity]],
+    task_counts: dict[int, int],
+) -> InfeasibleReason:
+    largest = max(len(capacity.gpus) for capacity in nodes)
+    facts: dict[str, object] = {
+        "asked_gpus": request.tasks * request.gpus_per_task,
+        "cluster_gpus": sum(len(capacity.gpus) for capacity in nodes),
+        "largest_node_gpus": largest,
+        "nearest": None,
+    }
+    if request.gpus_per_task and largest == 0:
+        message, facts["nearest"] = _gpu_mismatch_reason(request)
+    elif request.gpus_per_task > largest:
+        message, facts["nearest"] = _gpus_per_node_reason(request, nodes, pools, largest)
+    elif not any(task_counts.values()):
+        message, facts["nearest"] = _node_too_small_reason(request, nodes)
+    else:
+        most = max(task_counts.values())
+        if request.gpus_per_task:
+            what = (
+                f"{request.tasks * request.gpus_per_task} {_gpus_text(request)} "
+                f"as {request.tasks} tasks of {request.gpus_per_task}"
+            )
+        else:
+            what = f"{request.tasks} tasks"
+        where = "the pool with most room" if len(pools) > 1 else _pool_text(request)
+        message = (
+            f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
+            f"at once in one pool; "
+            f"{where} seats {most}. Ask for at most {most} {'task' if most == 1 else 'tasks'}."
+        )
+        facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
+    return message, facts
+
+
+def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
+    """No GPU has the requested model, memory or compute capability."""
+    unpicky = replace(request, gpu_model="", min_gpu_memory_mib=None, min_compute_capability=None)
+    of_any_age = [gpu for capacity in _empty_nodes(unpicky) for gpu in capacity.gpus]
+    here = [g for g in of_any_age if (g.compute_capability or 0.0) >= (request.min_compute_capability or 0.0)]
+    if request.mig_profile and not of_any_age:
+        return _mig_profile_mismatch_reason(request)
+    if of_any_age and not here:
+        newest = max(gpu.compute_capability or 0.0 for gpu in of_any_age)
+        reported = (
+            f"the newest in {_pool_text(request)} has {newest:.1f}"
+            if newest
+            else f"no node of {_pool_text(request)} tells any"
+        )
+        return (
+            f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}.",
+            {"min_compute_capability": newest or None},
+        )
+    if not here:
+        return f"There is no GPU in {_pool_text(request)}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
+    models = sorted({gpu.model for gpu in here})
+    known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
+    if request.gpu_model and request.gpu_model not in models:
+        elsewhere = (
+            next((r for r in _empty_nodes(replace(request, pool=None)) if r.gpus), None)
+            if request.pool
+            else None
+        )
+        if elsewhere is not None:
+            pool = elsewhere.node.pool
+            message = (
+                f"There is no {request.gpu_model} GPU in {_pool_text(request)}; "
+                f"the pool {pool.name} has some. {known}"
+            )
+            return message, {"pool": pool.public_id}
+        alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
+        return f"There is no {request.gpu_model} GPU in {_pool_text(request)}. {known}", {
+            "gpu_model": alike[0]
+        }
+    most = max(gpu.memory_mib for gpu in here if gpu.model == request.gpu_model or not request.gpu_model)
+    needed, largest = format_distinct_memories(request.min_gpu_memory_mib or 0, most)
+    return (
+        f"Needs a {_gpus_text(request, 1)} with {needed} of memory; "
+        f"the largest in {_pool_text(request)} has {largest}.",
+        {"min_gpu_memory_mib": most},
+    )
+
+
+def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
+    """No GPU is partitioned into the requested MIG profile."""
+    cut = (
+        Gpu.objects.filter(present=True).exclude(mig_profile="").exclude(node__state=NodeState.RETIRED.value)
+    )
+    profiles = sorted(set(cut.values_list("mig_profile", flat=True)))
+    message = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
+    if not profiles:
+        return f"{message} No GPU is cut into slices.", None
+    alike = difflib.get_close_matches(request.mig_profile, profiles, n=1, cutoff=0.0)
+    return f"{message} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
+
+
+def _gpus_per_node_reason(
+    request: ResourceRequest,
+    nodes: list[EmptyNodeCapacity],
+    pools: dict[int, list[EmptyNodeCapacity]],
+    largest: int,
+) -> tuple[str, dict[str, object] | None]:
+    smaller = replace(request, gpus_per_task=largest)
+    most = max(sum(capacity.task_count(smaller) for capacity in held) for held in pools.values())
+    parts = -(-request.gpus_per_task // largest) * request.tasks
+    message = (
+        f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
+        f"and all nodes together {sum(len(capacity.gpus) for capacity in nodes)}. Ask for at most {largest} on a node"
+    )
+    message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
+    return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
+
+
+def _node_too_small_reason(
+    request: ResourceRequest, nodes: list[EmptyNodeCapacity]
+) -> tuple[str, dict[str, object]]:
+    """No node fits a single task by CPU, memory, or both together with its GPUs."""
+    cpu, most_memory = max(r.node.cpu_milli for r in nodes), max(r.node.memory_mib for r in nodes)
+    if cpu < request.cpu_milli:
+        return f"Needs {_cores_text(request.cpu_milli)}; the largest node has {_cores_text(cpu)}.", {
+            "cpu_milli": cpu
+        }
+    if most_memory < request.memory_mib:
+        needed, largest = format_distinct_memories(request.memory_mib, most_memory)
+        return f"Needs {needed} of memory; the largest node has {largest}.", {"memory_mib": most_memory}
+    best = max(
+        (each for each in nodes if each.task_count_by_gpus(request)),
+        key=lambda each: min(
+            each.node.cpu_milli / max(request.cpu_milli, 1), each.node.memory_mib / max(request.memory_mib, 1)
+        ),
+    ).node
+    gpus = (
+        f"{request.gpus_per_task} {_gpus_text(request, request.gpus_per_task)}, "
+        if request.gpus_per_task
+        else ""
+    )
+    return (
+        f"No node has {gpus}{_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)} together; "
+        f"{best.name} has {_cores_text(best.cpu_milli)} and {format_memory(best.memory_mib)}"
+        f"{' beside so many GPUs' if request.gpus_per_task else ''}.",
+        {
+            "cpu_milli": min(request.cpu_milli, best.cpu_milli),
+            "memory_mib": min(request.memory_mib, best.memory_mib),
+        },
+    )
+
+
+def _pool_text(request: ResourceRequest) -> str:
+    return f"the pool {request.pool.name}" if request.pool else "this cluster"
+
+
+def _gpus_text(request: ResourceRequest, count: int = 2) -> str:
+    noun = f"{request.mig_profile} slice" if request.mig_profile else "GPU"
+    noun += "" if count == 1 else "s"
+    return f"{request.gpu_model} {noun}" if request.gpu_model else noun
+
+
+def _cores_text(milli: int) -> str:
+    return f"{milli / 1000:g} CPU {'core' if milli == 1000 else 'cores'}"
+
+
+def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str, dict[str, object]] | None:
+    """A limit of the project or an ancestor is below the request in every pool that could place it."""
+    line = path_to_root(request.project, lambda below: below.parent)
+    quotas: dict[int, list[Quota]] = defaultdict(list)
+    for quota in Quota.objects.filter(project__in=line).select_related("project", "pool"):
+        quotas[quota.pool_id].append(quota)
+    worst: tuple[int, Quota, str] | None = None
+    for pool in pools:
+        bound = _tightest_limit(quotas[pool], request, line)
+        if bound is None or bound[0] >= request.total_milli:
+            return None
+        if worst is None or bound[0] > worst[0]:
+            worst = bound
+    if worst is None:
+        return None
+    milli, quota, kind = worst
+    each = max(1, request.gpus_per_task * request.milli_per_gpu)
+    words = {
+        "limit": "limit",
+        "user_limit": "limit for one person",
+        "guaranteed": "guarantee (and the job may not be preempted)",
+    }[kind]
+    return (
+        f"Needs {request.total_milli / 1000:g} GPUs; the {words} of {quota.project.name} in {quota.pool.name} "
+        f"is {milli / 1000:g}.",
+        {
+            "asked_gpus": request.total_milli / 1000,
+            "bound_gpus": milli / 1000,
+            "bound": kind,
+            "project": quota.project.name,
+            "nearest": _nearest_within(request, milli, each),
+        },
+    )
+
+
+def _nearest_within(request: ResourceRequest, milli: int, each: int) -> dict[str, object] | None:
+    """Return the nearest request within a bound: fewer tasks, else fewer GPUs for one task."""
+    if milli >= each:
+        return {"tasks": milli // each, "gpus_per_task": request.gpus_per_task}
+    if milli >= request.milli_per_gpu:
+        return {"tasks": 1, "gpus_per_task": milli // request.milli_per_gpu}
+    return None
+
+
+def _tightest_limit(
+    quotas: list[Quota], request: ResourceRequest, ancestors: list[Project]
+) -> tuple[int, Quota, str] | None:
+    bounds = [(quota.limit_milli, quota, "limit") for quota in quotas if quota.limit_milli is not None]
+    bounds += [
+        (quota.user_limit_milli, quota, "user_limit")
+        for quota in quotas
+        if quota.user_limit_milli is not None
+    ]
+    if not request.preemptible:
+        bounds += [
+            (quota.guaranteed_milli, quota, "guaranteed")
+            for quota in quotas
+            if quota.project in ancestors[:1]
+        ]
+    return min(bounds, key=lambda bound: bound[0], default=None)

@@ -1,0 +1,56 @@
+"""Rules for launchers and gang networks: what a request may combine, and what pools allow."""
+
+from __future__ import annotations
+
+from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
+from portal.models import NodePool
+from portal.services.jobs.feasibility import InfeasibleReason
+
+
+def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
+    """Return why such a job cannot use the launcher, or None."""
+    if launcher not in LAUNCHERS:
+        return f"Choose one of {', '.join(LAUNCHERS)}."
+    if launcher != "none" and workspace:
+        return "A workspace runs its environment's tool, without a launcher."
+    if launcher != "none" and elastic:
+        return f"{launcher} needs to know how many tasks there are; a job that grows and shrinks has no launcher."
+    return None
+
+
+def no_gang_network_reason(
+    launcher: str, tasks: int, gpus_per_task: int, pool: NodePool | None
+) -> InfeasibleReason | None:
+    """Return why ranks on several nodes could not connect, with an alternative, or None if they can.
+
+    ``pool`` None means any pool.
+    """
+    if tasks == 1 or launcher not in REQUIRES_RENDEZVOUS or has_gang_network(pool):
+        return None
+    gpus = tasks * gpus_per_task
+    where = f"the pool {pool.name} lends" if pool else "no pool here lends"
+    network = "no network between nodes" if pool else "a network between nodes"
+    message = (
+        f"With {launcher} its {tasks} tasks must reach each other, and {where} gangs {network}. Ask for one task"
+        + (f" with {gpus} GPUs on one node: {launcher} starts a process for each." if gpus else ".")
+    )
+    return message, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
+
+
+def has_gang_network(pool: NodePool | None) -> bool:
+    """Return True if the pool, or any pool for None, allows a network between tasks on several nodes."""
+    if pool is not None:
+        return pool.allow_host_network
+    return NodePool.objects.filter(allow_host_network=True).exists()
+
+
+def gang_network_text(tasks: int, *, elastic: bool, pool: NodePool | None) -> str:
+    """Describe the network of such a job on several nodes; blank if it is not a gang."""
+    if tasks == 1 or elastic:
+        return ""
+    if has_gang_network(pool):
+        if pool and pool.fabric_network:
+            return f"on several nodes its tasks use the network {pool.fabric_network}, which the pool names"
+        where = "" if pool else ", in pools that allow it"
+        return f"on several nodes its tasks use the network of these nodes{where}"
+    return "on several nodes its tasks cannot reach each other; on one they can"

@@ -1,0 +1,423 @@
+"""Submits, cancels, holds, suspends, resumes and resubmits jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
+from django.db import transaction
+
+from portal.access import Permission, can, require_permission
+from portal.domain.formatting import format_memory
+from portal.domain.reasons import EndReason
+from portal.domain.secrets import VARIABLE_NAME
+from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
+from portal.engine_client import query_would_start
+from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
+from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
+from portal.selectors.jobs.rights import Requirement, job_denial, read_rights, usage_from_columns
+from portal.services.audit import record_action
+from portal.services.jobs import feasibility
+from portal.services.jobs.dependencies import dependency_errors, lock_dependencies
+from portal.services.jobs.gang_rules import launcher_error, no_gang_network_reason
+from portal.services.lifecycle import job_control, suspension
+from portal.services.nodes.topologies import TopologyConstraint, topology_constraint_error
+from portal.services.projects import secrets, volumes
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
+MIG_PROFILE_PATTERN = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?")
+RESERVED_VARIABLES = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
+
+MAX_TASKS = 1024
+MAX_GPUS_PER_TASK = 64
+MAX_COMMAND_BYTES = 64 * 1024
+MAX_COMMAND_ARGUMENTS = 1000
+MAX_VARIABLES = 500
+MAX_VARIABLE_BYTES = 32 * 1024
+MAX_ENV_BYTES = 128 * 1024
+"""A node's own limits (``agents/node/spec/task_spec.py``) are not lower, so accepted jobs can start."""
+MAX_TIME_LIMIT_S = 30 * 24 * 3600
+PRIORITIES = range(-100, 101)
+
+
+NOT_RESUBMITTED = frozenset({"held", "dependencies", "ignore_dependency_failure"})
+"""Fields that a resubmitted job does not copy: whether and for which jobs the old one waited."""
+
+REQUEST_FIELDS = (
+    "name",
+    "kind",
+    "tasks",
+    "min_tasks",
+    "gpus_per_task",
+    "milli_per_gpu",
+    "gpu_model",
+    "min_gpu_memory_mib",
+    "mig_profile",
+    "min_compute_capability",
+    "topology_constraint",
+    "cpu_milli",
+    "memory_mib",
+    "priority",
+    "preemptible",
+    "time_limit_s",
+    "launcher",
+    "volumes",
+)
+"""Columns of a request that affect whether and when it starts."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A request for a job. CPU and memory are per task; ``milli_per_gpu`` 1000 is a whole GPU.
+
+    ``min_tasks`` is the number of tasks required to start and to continue; None means all.
+    """
+
+    name: str
+    project: Project
+    environment: Environment
+    kind: str = JobKind.TRAINING.value
+    pool: NodePool | None = None
+    template: Template | None = None
+    tasks: int = 1
+    min_tasks: int | None = None
+    gpus_per_task: int = 1
+    milli_per_gpu: int = 1000
+    gpu_model: str = ""
+    min_gpu_memory_mib: int | None = None
+    mig_profile: str = ""
+    min_compute_capability: float | None = None
+    topology_constraint: TopologyConstraint | None = None
+    cpu_milli: int = 1000
+    memory_mib: int = 2048
+    shm_mib: int = 64
+    command: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[volumes.VolumeReference] = ()
+    secrets: Sequence[secrets.SecretReference] = ()
+    priority: int = 0
+    preemptible: bool = True
+    time_limit_s: int | None = None
+    termination_grace_s: int = 30
+    max_attempts: int = 3
+    retry_on_failure: bool = False
+    launcher: str = "none"
+    held: bool = False
+    dependencies: Sequence[Job] = ()
+    ignore_dependency_failure: bool = False
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if it can run with fewer tasks than requested."""
+        return self.min_tasks is not None and self.min_tasks < self.tasks
+
+
+def validate_request(user: User, request: JobRequest) -> None:
+    """Raise NotFound or Forbidden, InvalidRequest by field, or Unsatisfiable with the nearest request."""
+    require_permission(user, Permission.SUBMIT, request.project)
+    if request.environment.runtime == RuntimeKind.PROCESS.value:
+        _check_process_runtime_enabled(user)
+    wrong = dict(_text_errors(request)) | dict(_number_errors(request))
+    if fault := launcher_error(
+        request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
+    ):
+        wrong["launcher"] = fault
+    if request.topology_constraint and (fault := topology_constraint_error(request.topology_constraint)):
+        wrong["topology_constraint"] = fault
+    if fault := secrets.secret_references_error(request.env, request.secrets):
+        wrong["secrets"] = fault
+    if fault := volumes.volume_references_error(user, request.environment.runtime, request.volumes):
+        wrong["volumes"] = fault
+    if not {"volumes", "secrets"} & wrong.keys():
+        wrong |= _permission_errors(user, request)
+    if "volumes" not in wrong and (fault := volumes.volume_location_error(request.volumes, request.pool)):
+        wrong["volumes"] = fault
+    wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
+    if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
+        raise Forbidden(
+            "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
+        )
+    if wrong:
+        raise InvalidRequest(fields=wrong)
+    found = no_gang_network_reason(
+        request.launcher, request.tasks, request.gpus_per_task, request.pool
+    ) or feasibility.unsatisfiable_reason(
+        feasibility.ResourceRequest(
+            project=request.project,
+            pool=request.pool,
+            runtime=request.environment.runtime,
+            tasks=request.min_tasks or request.tasks,
+            gpus_per_task=request.gpus_per_task,
+            milli_per_gpu=request.milli_per_gpu,
+            gpu_model=request.gpu_model,
+            min_gpu_memory_mib=request.min_gpu_memory_mib,
+            mig_profile=request.mig_profile,
+            min_compute_capability=request.min_compute_capability,
+            cpu_milli=request.cpu_milli,
+            memory_mib=request.memory_mib,
+            preemptible=request.preemptible,
+        )
+    )
+    if found is not None:
+        message, facts = found
+        raise Unsatisfiable(message, code="unsatisfiable", details=facts)
+
+
+def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
+    """Return what the user may not use, by field; closed accounts and projects are rejected earlier."""
+    columns = {
+        "owner_id": user.pk,
+        "project_id": request.project.pk,
+        "environment_id": request.environment.pk,
+        "volumes": volumes.normalize_volume_references(request.volumes),
+        "secrets": secrets.normalize_secret_references(request.secrets),
+    }
+    run = usage_from_columns(columns)
+    fields = {
+        Requirement.ENVIRONMENT: "environment",
+        Requirement.VOLUME: "volumes",
+        Requirement.SECRET: "secrets",
+    }
+    missing = [each for each in read_rights([run]).denials(run) if each.requirement in fields]
+    return {fields[each.requirement]: each.message for each in reversed(missing)}
+
+
+def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
+    """Return the scheduler's answer whether the request would start now, or None if there is none in time.
+
+    Raise Unsatisfiable if the scheduler finds that the cluster can never run it; it checks more than
+    ``validate_request``.
+    """
+    answer = query_would_start(preview_query_body(user, request))
+    if answer is None or "error" in answer:
+        return None
+    if answer["unsatisfiable"]:
+        nearest = answer["alternatives"][0]["fields"] if answer["alternatives"] else None
+        facts = {**answer["verdict"]["details"], "nearest": nearest}
+        raise Unsatisfiable(answer["verdict"]["message"], code="unsatisfiable", details=facts)
+    return answer
+
+
+def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
+    """Return the request as a query to the scheduler: columns of a Job by name, rows by public id."""
+    columns = _job_columns(request)
+    body = {name: columns[name] for name in REQUEST_FIELDS}
+    body |= {name: columns[name].public_id for name in ("project", "environment")}
+    body["pool"] = request.pool.public_id if request.pool else None
+    body["template"] = request.template.public_id if request.template else None
+    body["user"] = user.public_id
+    body["dependencies"] = [job.public_id for job in request.dependencies]
+    body["ignore_dependency_failure"] = request.ignore_dependency_failure
+    return body
+
+
+def do_submit_job(user: User, request: JobRequest) -> Job:
+    """Create a PENDING job. Once this transaction commits, the job is never lost (I2)."""
+    validate_request(user, request)
+    preview_start(user, request)
+    with transaction.atomic():
+        dependencies = lock_dependencies(
+            user, request.dependencies, any_end=request.ignore_dependency_failure
+        )
+        pin = request.environment.image_digest
+        job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
+        Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in dependencies)
+        job_control.record_submitted(job, actor=user.username)
+        return job
+
+
+def do_cancel_job(user: User, job: Job) -> Job:
+    """Stop a job; it ends CANCELLED, or keeps the final state that it already has (I11)."""
+    require_permission(user, Permission.CONTROL, job)
+    mine = job.owner_id == user.pk
+    reason = EndReason.CANCELLED_BY_USER if mine or not user.is_admin else EndReason.CANCELLED_BY_ADMIN
+    with transaction.atomic():
+        before = job.state
+        job = job_control.cancel_job(job.pk, reason, actor=user.username)
+        if not mine and before not in TERMINAL_JOB_STATES:
+            record_action(user, "job.cancel", job, before={"state": before}, after={"state": job.state})
+    return job
+
+
+def do_hold_job(user: User, job: Job, held: bool) -> Job:
+    """Hold a pending job, or release it."""
+    require_permission(user, Permission.CONTROL, job)
+    with transaction.atomic():
+        before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held
+        job = job_control.set_job_held(job.pk, held, actor=user.username)
+        if job.owner_id != user.pk and before != job.held:
+            record_action(user, "job.hold" if held else "job.release", job)
+    return job
+
+
+def do_suspend_job(user: User, job: Job) -> Job:
+    """Suspend a job: it releases its GPUs and keeps its files until it is resumed. Repeatable."""
+    require_permission(user, Permission.CONTROL, job)
+    with transaction.atomic():
+        before = job.desired_state
+        job = suspension.suspend_job(job.pk, actor=user.username)
+        if job.owner_id != user.pk and before != job.desired_state:
+            record_action(
+                user, "job.suspend", job, before={"desired": before}, after={"desired": job.desired_state}
+            )
+    return job
+
+
+def do_resume_job(user: User, job: Job) -> Job:
+    """Return a suspended job to the queue. Raise Conflict if its owner may not submit it any more."""
+    require_permission(user, Permission.CONTROL, job)
+    if denial := job_denial(job):
+        of_environment = denial.requirement is Requirement.ENVIRONMENT
+        code = "environment_not_offered" if of_environment else "owner_not_permitted"
+        raise Conflict(str(denial), code=code)
+    with transaction.atomic():
+        job = suspension.resume_job(job.pk, actor=user.username)
+        if job.owner_id != user.pk:
+            record_action(user, "job.resume", job, after={"desired": job.desired_state})
+    return job
+
+
+def do_resubmit_job(user: User, job: Job) -> Job:
+    """Submit the request of an ended job again; a workspace gets the same home.
+
+    Dependencies are not copied, and dependents of the old job have already started or were cancelled.
+    """
+    require_permission(user, Permission.CONTROL, job)  # because its variables are copied
+    if job.state not in TERMINAL_JOB_STATES:
+        raise Conflict("It has not ended yet.", code="job_not_ended")
+    if job.is_placeholder:
+        raise Conflict("Only its container was known, not what it ran; submit it anew.", code="job_unknown")
+    if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
+        raise Forbidden("Only its owner can start a workspace again.")
+    return do_submit_job(user, request_from_job(job))
+
+
+def request_from_job(job: Job) -> JobRequest:
+    return JobRequest(
+        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key not in NOT_RESUBMITTED}
+    )
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _job_columns(request: JobRequest) -> dict[str, Any]:
+    """Return the request as columns of Job, with lists and dictionaries copied."""
+    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "dependencies"}
+    return columns | {
+        "command": list(request.command),
+        "env": dict(request.env),
+        "topology_constraint": dict(request.topology_constraint) if request.topology_constraint else None,
+        "volumes": volumes.normalize_volume_references(request.volumes),
+        "secrets": secrets.normalize_secret_references(request.secrets),
+    }
+
+
+def _check_process_runtime_enabled(user: User) -> None:
+    """Raise unless the user is the only one, if process tasks of all users run under one account."""
+    nodes = Node.objects.filter(runtime=RuntimeKind.PROCESS.value).exclude(state=NodeState.RETIRED.value)
+    if any(node.agent_info.get("per_user_isolation", True) for node in nodes) or not nodes:
+        return
+    others = User.objects.filter(is_active=True).exclude(pk=user.pk)
+    others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
+    if not user.is_admin or others.exists():
+        raise Forbidden(
+            "Here everything without a container would run under one account, so it is closed as soon as a "
+            "second person has an account. Use an environment in a container, or start Fairway as root.",
+            code="process_runtime_disabled",
+        )
+
+
+def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
+    wrong: list[tuple[str, str]] = []
+    if not NAME_PATTERN.fullmatch(request.name):
+        wrong.append(
+            (
+                "name",
+                "Use up to 100 letters, digits, spaces, dots, hyphens; begin and end with a letter or digit.",
+            )
+        )
+    if request.kind not in {kind.value for kind in JobKind}:
+        wrong.append(("kind", f"Choose one of {', '.join(JobKind)}."))
+    if request.kind == JobKind.WORKSPACE.value:
+        if not request.environment.tool_port:
+            wrong.append(("environment", "This environment has no tool to open in a browser."))
+        if request.tasks != 1:
+            wrong.append(("tasks", "A workspace is one task."))
+        if request.min_tasks is not None:
+            wrong.append(("min_tasks", "A workspace is one task, no more and no less."))
+        if request.command:
+            wrong.append(("command", "A workspace runs its environment's tool; leave the command empty."))
+    elif not request.command:
+        wrong.append(("command", "Say what to run."))
+    if any(not isinstance(word, str) or "\0" in word for word in request.command):
+        wrong.append(("command", "The command is a list of texts."))
+    elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
+        wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
+    elif len(request.command) > MAX_COMMAND_ARGUMENTS:
+        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} words."))
+    elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
+        wrong.append(("command", "The first word is the program to run; it begins with neither - nor [."))
+    texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
+    if len(request.env) > MAX_VARIABLES:
+        wrong.append(("env", f"There are more than {MAX_VARIABLES} variables."))
+    elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
+        wrong.append(("env", "The variables are longer than 128 KiB together; put long texts into a file."))
+    for name, value in request.env.items():
+        if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
+            wrong.append(("env", f"{name!r} is not a name with a text value."))
+        elif len(value.encode()) > MAX_VARIABLE_BYTES:
+            wrong.append(("env", f"{name} is longer than 32 KiB; put long texts into a file."))
+        elif RESERVED_VARIABLES.match(name):
+            wrong.append(("env", f"{name} is set by Fairway and cannot be changed."))
+    return wrong
+
+
+def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
+    def outside(
+        name: str, low: int, high: int, unit: str = "", shown: Callable[[int], str] = str
+    ) -> list[tuple[str, str]]:
+        value = getattr(request, name)
+        if isinstance(value, int) and low <= value <= high:
+            return []
+        return [(name, f"Must be between {shown(low)} and {shown(high)}{unit}.")]
+
+    wrong = [
+        *outside("tasks", 1, MAX_TASKS),
+        *outside("gpus_per_task", 0, MAX_GPUS_PER_TASK),
+        *outside("milli_per_gpu", 1, 1000),
+        *outside("cpu_milli", 100, 1_000_000),
+        *outside("memory_mib", 32, 64 * 1024 * 1024, shown=format_memory),
+        *outside("shm_mib", 1, 1024 * 1024, shown=format_memory),
+        *outside("termination_grace_s", 1, 600, " s"),
+        *outside("max_attempts", 1, 20),
+        *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
+    ]
+    if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
+        wrong.append(("min_tasks", "Must be between 1 and the number of tasks."))
+    if request.time_limit_s is not None:
+        wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
+    if request.min_gpu_memory_mib is not None:
+        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, shown=format_memory)
+    if request.mig_profile and not MIG_PROFILE_PATTERN.fullmatch(request.mig_profile):
+        wrong.append(("mig_profile", "Write a MIG profile such as 1g.10gb."))
+    if request.mig_profile and request.milli_per_gpu != 1000:
+        wrong.append(("milli_per_gpu", "A MIG slice is given away whole."))
+    capability = request.min_compute_capability
+    if capability is not None and not 1.0 <= capability < 100.0:
+        wrong.append(("min_compute_capability", "Write a compute capability such as 8.0."))
+    if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
+        wrong.append(
+            (
+                "milli_per_gpu",
+                "A share of a GPU comes from one GPU; ask for whole GPUs when you need several.",
+            )
+        )
+    return wrong
+
+
+def is_live(job: Job) -> bool:
+    return JobState(job.state) not in TERMINAL_JOB_STATES

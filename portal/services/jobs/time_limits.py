@@ -1,0 +1,302 @@
+"""Time limits of running jobs: warnings before the end, and requests for extensions.
+
+An extension is granted at once if the scheduler confirms that no job is delayed. Otherwise, or without an
+answer, it waits for a decision. Times are the database's.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Case, Exists, F, FloatField, IntegerField, OuterRef, QuerySet, Value, When
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, Least, Now
+
+from portal.access import Permission, project_parents, require_permission
+from portal.domain.formatting import format_duration
+from portal.domain.project_tree import path_to_root
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
+from portal.engine_client import query_delay_impact
+from portal.errors import Conflict, Forbidden, InvalidRequest
+from portal.live_events import publish_all_on_commit
+from portal.models import Attempt, Job, JobEvent, NodePool, TimeLimitExtension, User
+from portal.outbox import trigger_cycle
+from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance
+from portal.selectors.scheduling.settings import effective_pool_settings
+from portal.services.audit import record_action
+from portal.services.jobs.submission import MAX_TIME_LIMIT_S
+from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+
+WARNING_EVENT = "time_limit_warning"
+MIN_EXTENSION_S = 60
+MAX_LISTED_DELAYS = 20
+BATCH_SIZE = 500
+"""Maximum number of warnings or closed requests per pass."""
+
+
+# -- warnings --------------------------------------------------------------------------------------
+
+
+def warn_before_ends() -> int:
+    """Warn once about each approaching end; return how many. After an extension the job is warned again."""
+    rules = effective_pool_settings(NodePool.objects.all())
+    lead = Case(
+        *(
+            When(pool=pool, then=Value(float(settings["time_limit_warning_s"])))
+            for pool, settings in rules.items()
+        ),
+        default=Value(0.0),
+        output_field=FloatField(),
+    )
+    half = Cast(F("job__time_limit_s"), FloatField()) / 2.0
+    reported = _warnings().filter(
+        job=OuterRef("job_id"), attempt=OuterRef("pk"), limit_s=OuterRef("job__time_limit_s")
+    )
+    near = (
+        attempts_with_limit()
+        .annotate(lead=Least(lead, half), now=Now())
+        .filter(ends_at__lte=Now() + F("lead") * Value(dt.timedelta(seconds=1)), lead__gt=0.0)
+        .filter(~Exists(reported))
+    )
+    found = list(near.values_list("pk", flat=True)[:BATCH_SIZE])
+    return sum(_warn(attempt) for attempt in found)
+
+
+def _warnings() -> QuerySet[Any]:
+    """Return earlier warnings, each with the limit that it was about."""
+    return JobEvent.objects.filter(kind=WARNING_EVENT).annotate(
+        limit_s=Cast(KeyTextTransform("limit_s", "details"), IntegerField())
+    )
+
+
+def _warn(attempt_id: int) -> bool:
+    """Write the event, unless the attempt has changed or another pass did it."""
+    with transaction.atomic():
+        row = (
+            attempts_with_limit()
+            .annotate(now=Now())
+            .select_for_update(of=("self",), no_key=True)
+            .select_related("job__owner", "job__project")
+            .filter(pk=attempt_id)
+            .first()
+        )
+        if row is None:
+            return False
+        job, facts = row.job, {"limit_s": row.job.time_limit_s, "ends_at": row.ends_at.isoformat()}
+        if _warnings().filter(job=job, attempt=row, limit_s=job.time_limit_s).exists():
+            return False
+        left_s = max(0.0, (row.ends_at - row.now).total_seconds())
+        message = (
+            f"Its time limit of {format_duration(job.time_limit_s or 0)} ends it in {format_duration(left_s)}; "
+            f"then it is asked to stop and has {job.termination_grace_s} s to save."
+        )
+        event = attempt_event(row, WARNING_EVENT, "", "", WARNING_EVENT, message)
+        event.details = facts
+        event.save()
+        topic, data = attempt_topic_event(row, WARNING_EVENT, message)
+        news = data | facts | {"job": job.public_id}
+        publish_all_on_commit([(topic, news), (f"user.{job.owner.public_id}", news)])
+        return True
+
+
+# -- extensions ------------------------------------------------------------------------------------
+
+
+def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -> TimeLimitExtension:
+    """Extend the limit of a running job if nothing is delayed, else create a request to be decided.
+
+    ``extra_s`` is at least 60 and at most what the policy leaves. Must not run in a transaction, because the
+    scheduler is queried. Raise InvalidRequest by field, Conflict if the job runs without a limit or has a
+    pending request.
+    """
+    require_permission(user, Permission.CONTROL, job)
+    attempt = _running_attempt(job)
+    space = extension_allowance(
+        job, float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
+    )
+    most_s = min(space.remaining_s, MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
+    if not MIN_EXTENSION_S <= extra_s <= most_s:
+        raise InvalidRequest(
+            fields={
+                "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, "
+                f"at most {format_duration(most_s)} may be added."
+                if most_s >= MIN_EXTENSION_S
+                else f"No more may be added; the policy allows {format_duration(space.max_s)} in all."
+            }
+        )
+    if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
+        raise Conflict("A request for more time waits already.", code="extension_pending")
+    end_s = attempt.ends_at.timestamp()
+    answer = query_delay_impact(job.public_id, end_s, end_s + extra_s)
+    asked = TimeLimitExtension(
+        job=job,
+        attempt=attempt,
+        requested_by=user,
+        extra_s=extra_s,
+        reason=reason[:500],
+        **_impact_columns(job, answer),
+    )
+    limit_s = job.time_limit_s
+    try:
+        with transaction.atomic():
+            locked = _lock_job(job.pk, attempt)
+            if locked.time_limit_s != limit_s:
+                raise Conflict("Its time limit has just changed; look again.", code="job_changed")
+            asked.state = "granted" if asked.has_no_impact else "waiting"
+            asked.job = locked
+            asked.save()
+            asked.refresh_from_db(fields=["requested_at"])
+            if asked.has_no_impact:
+                _extend_limit(user, locked, attempt, extra_s, "It delays nobody.", reason)
+            else:
+                _record_event(
+                    locked,
+                    attempt,
+                    "time_asked",
+                    f"{format_duration(extra_s)} more were asked for. {_delay_message(asked)}",
+                    user,
+                )
+    except IntegrityError as twice:
+        raise Conflict("A request for more time waits already.", code="extension_pending") from twice
+    return asked
+
+
+def do_decide_extension(
+    user: User, extension: TimeLimitExtension, *, grant: bool, answer: str = ""
+) -> TimeLimitExtension:
+    """Grant or reject a pending request. Raise Conflict if it is decided or the job has changed."""
+    require_permission(user, Permission.VIEW, extension)
+    if not user.is_admin:
+        _require_decider(user, extension)
+    with transaction.atomic():
+        locked = _lock_job(extension.job_id, extension.attempt)
+        row = TimeLimitExtension.objects.select_for_update(no_key=True).get(pk=extension.pk)
+        if row.state != "waiting":
+            raise Conflict(f"It is {row.state} already.", code="extension_decided")
+        if grant and (locked.time_limit_s or 0) + row.extra_s > MAX_TIME_LIMIT_S:
+            raise Conflict("The limit would pass what a job may have at most.", code="limit_too_long")
+        row.state, row.decided_by, row.answer = "granted" if grant else "refused", user, answer[:500]
+        row.save(update_fields=["state", "decided_by", "answer"])
+        TimeLimitExtension.objects.filter(pk=row.pk).update(decided_at=Now())
+        if grant:
+            _extend_limit(user, locked, row.attempt, row.extra_s, _delay_message(row), answer)
+        else:
+            said = f": {answer[:300]}" if answer else "."
+            _record_event(
+                locked,
+                row.attempt,
+                "time_refused",
+                f"{format_duration(row.extra_s)} more were refused{said}",
+                user,
+            )
+            record_action(user, "job.extend_refused", locked, after={"extra_s": row.extra_s}, reason=answer)
+    row.refresh_from_db()
+    return row
+
+
+def close_lapsed_extensions() -> int:
+    """Close requests whose attempt has ended or is stopping; return how many."""
+    over = TimeLimitExtension.objects.filter(state="waiting").exclude(
+        attempt__state__in=[state.value for state in LIVE_ATTEMPT_STATES],
+        attempt__stop_requested_at__isnull=True,
+    )
+    ids = list(over.values_list("pk", flat=True)[:BATCH_SIZE])
+    return TimeLimitExtension.objects.filter(pk__in=ids, state="waiting").update(
+        state="lapsed", decided_at=Now()
+    )
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _require_decider(user: User, extension: TimeLimitExtension) -> None:
+    try:
+        require_permission(user, Permission.CHANGE, extension)
+    except Forbidden as refusal:
+        raise Forbidden(
+            "Administrators decide on this: it may delay others than the jobs of its project."
+            if extension.affects_other_projects
+            else "Managers of the project decide on this."
+        ) from refusal
+
+
+def _running_attempt(job: Job) -> Any:
+    """Return the attempt that runs with the job's limit, with ``ends_at``."""
+    row = attempts_with_limit().select_related("pool", "job").filter(job=job).first()
+    if row is None or job.desired_state != DesiredState.RUN:
+        raise Conflict("It does not run against a time limit now.", code="no_time_limit")
+    return row
+
+
+def _lock_job(job_id: int, attempt: Attempt) -> Job:
+    """Return the locked job if this attempt of it runs and is not stopping. Raise Conflict otherwise."""
+    job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
+    live = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
+    if live.state != AttemptState.RUNNING or live.stop_requested_at is not None or job.time_limit_s is None:
+        raise Conflict("It has ended, or is about to.", code="job_ended")
+    return job
+
+
+def _impact_columns(job: Job, impact: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the scheduler's answer as columns of the request."""
+    if impact is None or not (impact["whole"] or impact["delays"] or impact["reservations"]):
+        return {"impact_known": False, "affects_other_projects": True}
+    late = impact["delays"]
+    jobs = Job.objects.filter(public_id__in=[one["job"] for one in late])
+    parents = project_parents()
+    mine = all(
+        job.project_id in path_to_root(project, parents.get)
+        for project in jobs.order_by().values_list("project_id", flat=True).distinct()
+    )
+    return {
+        "impact_known": True,
+        "delayed_count": len(late),
+        "delays": late[:MAX_LISTED_DELAYS],
+        "reservations": impact["reservations"],
+        "affects_other_projects": bool(impact["reservations"]) or not (mine and impact["whole"]),
+    }
+
+
+def _delay_message(extension: TimeLimitExtension) -> str:
+    """Describe the impact without names: readers of the timeline may not see the other jobs."""
+    if not extension.impact_known:
+        return "The scheduler did not say in time whom it delays."
+    said = []
+    if extension.delayed_count:
+        said.append(
+            "1 waiting job" if extension.delayed_count == 1 else f"{extension.delayed_count} waiting jobs"
+        )
+    if extension.reservations:
+        said.append(
+            "1 reservation"
+            if len(extension.reservations) == 1
+            else f"{len(extension.reservations)} reservations"
+        )
+    return f"It delays {' and '.join(said)}." if said else "It delays nobody."
+
+
+def _extend_limit(user: User, job: Job, attempt: Attempt, extra_s: int, message: str, reason: str) -> None:
+    """Extend the limit of a locked job, with event and audit row."""
+    before = job.time_limit_s or 0
+    job.time_limit_s = before + extra_s
+    job.version += 1
+    job.save(update_fields=["time_limit_s", "version"])
+    _record_event(
+        job,
+        attempt,
+        "extended",
+        f"Time limit {format_duration(before)} to {format_duration(job.time_limit_s)}. {message}",
+        user,
+    )
+    limits = ({"time_limit_s": before}, {"time_limit_s": job.time_limit_s})
+    record_action(user, "job.extend", job, before=limits[0], after=limits[1], reason=reason)
+    trigger_cycle("limit")  # reservations and nominations depend on the end times
+
+
+def _record_event(job: Job, attempt: Attempt, kind: str, message: str, user: User) -> None:
+    attempt.job = job
+    attempt_event(attempt, kind, "", "", kind, message, user.username).save()
+    topic, data = attempt_topic_event(attempt, kind, message)
+    publish_all_on_commit([(topic, data), (f"user.{job.owner.public_id}", data | {"job": job.public_id})])

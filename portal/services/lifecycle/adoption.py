@@ -1,0 +1,98 @@
+"""Adopts attempts that run on nodes but are missing from a database restored from a backup."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.models import F
+from django.utils import timezone
+
+from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, AttemptState, JobKind, JobState
+from portal.errors import Conflict
+from portal.models import Attempt, Job, JobVerdict, Task
+from portal.services.lifecycle.allocations import allocate_running_gpus, create_allocations
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
+
+
+@dataclass(frozen=True)
+class FoundTask:
+    """A running rank: its node, GPUs, container name and start time."""
+
+    rank: int
+    placement: RankPlacement
+    container: str
+    ports: dict[str, int]
+    started_at: dt.datetime
+
+
+def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: str, message: str) -> Attempt:
+    """Create the row of an attempt that runs on its nodes and is missing after a restore.
+
+    ``job`` must be locked by the caller. Further ranks join an adopted attempt. Its GPUs are accounted from
+    now on. Raise Conflict if the job cannot have this attempt any more, or if one of its GPUs is allocated
+    otherwise (I1).
+    """
+    now = timezone.now()
+    attempt = job.attempts.select_for_update(no_key=True).filter(number=number).first()
+    if attempt is None:
+        _check_adoptable(job)
+        first = min(tasks, key=lambda each: each.rank)
+        attempt = Attempt.objects.create(
+            job=job,
+            number=number,
+            pool=first.placement.node.pool,
+            leader_epoch=0,
+            start_sent_at=now,
+            running_at=min(each.started_at for each in tasks),
+            # not probed: the secret of its server is lost
+            ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
+        )
+        job.attempt_count = max(job.attempt_count, number)
+        job.started_at = job.started_at or attempt.running_at
+        job.exit_code = None
+        JobVerdict.objects.filter(job=job).delete()
+        transition_job(job, JobState.RUNNING, reason="kept", message=message, attempt=attempt, actor=actor)
+        transition_attempt(attempt, AttemptState.RUNNING, "kept", message, actor)
+    elif attempt.state not in LIVE_ATTEMPT_STATES:
+        raise Conflict(
+            f"The record knows that attempt {number} of {job.name} has ended; it can only be stopped.",
+            code="attempt_ended",
+        )
+    allocate_running_gpus(share for each in tasks for share in each.placement.gpus)
+    for each in sorted(tasks, key=lambda each: each.rank):
+        task = Task.objects.create(
+            attempt=attempt,
+            rank=each.rank,
+            node=each.placement.node,
+            container=each.container,
+            ports=each.ports,
+            running_at=each.started_at,
+        )
+        transition_task(task, AttemptState.RUNNING)
+        create_allocations([(task, attempt.pool, each.placement.gpus)], now)
+    return attempt
+
+
+def advance_attempt_number(job_id: str, number: int) -> None:
+    """Make the next attempt of a job (public id) come after ``number``, which its node never starts again."""
+    Job.objects.filter(public_id=job_id, attempt_count__lt=number).update(
+        attempt_count=number, version=F("version") + 1
+    )
+
+
+def _check_adoptable(job: Job) -> None:
+    """Raise Conflict if the job has ended or another attempt of it is live."""
+    if job.state == JobState.PENDING:
+        return
+    if job.state in TERMINAL_JOB_STATES:
+        message = f"The record knows that {job.name} has ended ({job.state.lower()}); it can only be stopped."
+        raise Conflict(message, code="job_ended")
+    live = job.attempts.filter(state__in=LIVE_ATTEMPT_STATES).first()
+    raise Conflict(
+        f"The record still holds {'attempt ' + str(live.number) if live else 'another attempt'} of {job.name} "
+        "as running. Once the end of that is proved, this one can be kept.",
+        code="job_running",
+    )

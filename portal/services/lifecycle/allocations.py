@@ -1,0 +1,140 @@
+"""Allocates and releases GPUs: ``used_milli``, allocations and usage intervals in one transaction.
+
+Rows are locked in id order. A GPU is released only on proof: ``release_gpus`` is the only function that ends
+an allocation.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from django.db.models import F
+from django.utils import timezone
+
+from portal.errors import Conflict
+from portal.models import Allocation, Gpu, NodePool, Task, UsageInterval
+from portal.selectors.scheduling.settings import effective_pool_settings
+
+WHOLE_GPU_MILLI = 1000
+
+
+def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
+    """Add to ``used_milli`` for each (GPU id, milli, project id), locked in order.
+
+    Raise Conflict if a GPU accepts no work, or if projects that must not share a GPU would.
+    """
+    asked = list(shares)
+    wanted = _milli_by_gpu((gpu, milli) for gpu, milli, _ in asked)
+    held = Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").in_bulk()
+    for gpu in wanted:
+        row = held.get(gpu)
+        if row is None or row.health != "ok" or not row.present:
+            raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
+        if row.foreign_process_owner:
+            raise Conflict(
+                f"On GPU {row.uuid} works {row.foreign_process_owner}.", code="gpu_busy_foreign_process"
+            )
+    _check_gpu_sharing_scope(asked)
+    _add_used_milli(wanted)
+
+
+def _check_gpu_sharing_scope(requested: Iterable[tuple[int, int, int]]) -> None:
+    """Raise Conflict for partial GPUs shared with another project, if the policy forbids it.
+
+    GPUs must be locked.
+    """
+    projects: dict[int, set[int]] = defaultdict(set)
+    for gpu, milli, project in requested:
+        if milli < WHOLE_GPU_MILLI:
+            projects[gpu].add(project)
+    if not projects:
+        return
+    standing = Allocation.objects.filter(gpu__in=projects, ended_at__isnull=True, milli__lt=WHOLE_GPU_MILLI)
+    for gpu, project in standing.values_list("gpu_id", "task__attempt__job__project_id"):
+        projects[gpu].add(project)
+    mixed = Gpu.objects.filter(pk__in=[gpu for gpu, found in projects.items() if len(found) > 1])
+    rows = list(mixed.select_related("node__pool"))
+    settings = effective_pool_settings({row.node.pool for row in rows}) if rows else {}
+    for row in rows:
+        if settings[row.node.pool_id]["gpu_sharing_scope"] != "any":
+            raise Conflict(f"GPU {row.uuid} is shared by another project.", code="gpu_shared_elsewhere")
+
+
+def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:
+    """Add to ``used_milli`` for (GPU id, milli) already in use by a running task, whatever the GPU's health.
+
+    Raise Conflict, naming the holder, if a GPU has too little left.
+    """
+    wanted = _milli_by_gpu(shares)
+    rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
+    for row in rows.filter(pk__in=wanted):
+        if row.used_milli + wanted[row.pk] > 1000:
+            held = Allocation.objects.filter(gpu=row, ended_at__isnull=True).select_related(
+                "task__attempt__job"
+            )
+            names = ", ".join(sorted({one.task.attempt.job.name for one in held}))
+            raise Conflict(
+                f"The record still promises GPU {row.index} of {row.node.name} to {names}. Once the end of that "
+                "is proved, or it is cancelled, this one can be kept.",
+                code="gpu_taken",
+                details={"gpu": row.uuid, "used_milli": row.used_milli},
+            )
+    _add_used_milli(wanted)
+
+
+def create_allocations(
+    placed: Sequence[tuple[Task, NodePool, Sequence[tuple[int, int]]]], now: dt.datetime
+) -> None:
+    """Create allocations and usage intervals of tasks; ``used_milli`` must already include them."""
+    made = [
+        (Allocation(task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now), pool)
+        for task, pool, gpus in placed
+        for gpu, milli in gpus
+    ]
+    Allocation.objects.bulk_create(allocation for allocation, _ in made)
+    UsageInterval.objects.bulk_create(
+        UsageInterval(
+            allocation=allocation,
+            project_id=allocation.task.attempt.job.project_id,
+            user_id=allocation.task.attempt.job.owner_id,
+            pool=pool,
+            job=allocation.task.attempt.job,
+            milli=allocation.milli,
+            started_at=now,
+        )
+        for allocation, pool in made
+    )
+
+
+def release_gpus(task: Task, proof: str) -> None:
+    """End a task's allocations with their proof and free its GPUs."""
+    now = timezone.now()
+    rows = list(task.allocations.filter(ended_at__isnull=True).order_by("gpu_id"))
+    list(
+        Gpu.objects.select_for_update(no_key=True).filter(pk__in=[row.gpu_id for row in rows]).order_by("pk")
+    )
+    for row in rows:
+        Gpu.objects.filter(pk=row.gpu_id).update(used_milli=F("used_milli") - row.milli)
+        row.ended_at, row.proof = now, proof
+        row.save(update_fields=["ended_at", "proof"])
+        UsageInterval.objects.filter(allocation=row).update(ended_at=now)
+    task.container_removed = True
+    task.save(update_fields=["container_removed"])
+
+
+def _milli_by_gpu(shares: Iterable[tuple[int, int]]) -> Counter[int]:
+    sums: Counter[int] = Counter()
+    for gpu, milli in shares:
+        sums[gpu] += milli
+    return sums
+
+
+def _add_used_milli(delta_by_gpu: Counter[int]) -> None:
+    """Change ``used_milli`` of locked rows, with one query per distinct amount."""
+    by_milli: dict[int, list[int]] = {}
+    for gpu, milli in delta_by_gpu.items():
+        by_milli.setdefault(milli, []).append(gpu)
+    for milli, gpus in by_milli.items():
+        Gpu.objects.filter(pk__in=gpus).update(used_milli=F("used_milli") + milli)

@@ -1,0 +1,125 @@
+"""What follows for the job when an attempt ends: a final state, or PENDING again.
+
+Also what follows when one task ends: an elastic attempt continues while enough of its tasks run.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+
+from django.utils import timezone
+
+from portal.domain.end_states import (
+    APPLICATION_FAILURES,
+    END_STATES,
+    NOT_TASK_FAILURES,
+    PREEMPTION_REASONS,
+    RETRYABLE_REASONS,
+    backoff_s,
+    counted_attempts,
+)
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
+from portal.models import Attempt, Job, Task
+from portal.outbox import trigger_cycle
+from portal.services.lifecycle.rendezvous import release_rendezvous
+from portal.services.lifecycle.transitions import (
+    record_event,
+    transition_attempt,
+    transition_job,
+    transition_task,
+)
+
+
+def finish_attempt(attempt: Attempt, job: Job) -> None:
+    """End an attempt without live tasks, and set the next state of its job."""
+    reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.COMPLETED
+    state = END_STATES[reason]
+    message = attempt.message or end_message(reason)
+    for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
+        if task.state in LIVE_ATTEMPT_STATES:
+            task.ended_at = timezone.now()
+            transition_task(task, state)
+    attempt.ended_at = timezone.now()
+    if reason is EndReason.COMPLETED:
+        attempt.exit_code = 0
+    attempt.save(update_fields=["ended_at", "exit_code"])
+    release_rendezvous(attempt)
+    transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by)
+    job.exit_code = attempt.exit_code
+    after = _next_job_state(job, attempt, reason, state)
+    if after is JobState.PENDING and not message.endswith("waits again."):
+        message = f"{message} It waits again."
+    if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
+        message = end_message(EndReason.SUSPENDED)  # suspended while it stopped for another reason
+    transition_job(
+        job, after, reason=reason, message=message, attempt=attempt, actor=attempt.stop_requested_by
+    )
+    trigger_cycle("ended")
+
+
+def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:
+    if job.desired_state == DesiredState.CANCELLED:
+        return JobState.CANCELLED
+    if job.desired_state == DesiredState.SUSPENDED:
+        return JobState.SUSPENDED
+    if state is AttemptState.SUSPENDED:
+        return JobState.PENDING  # resumed while it stopped
+    retried = reason in RETRYABLE_REASONS or (job.retry_on_failure and reason in APPLICATION_FAILURES)
+    if job.is_placeholder and (reason in PREEMPTION_REASONS or retried):
+        return JobState.FAILED  # a placeholder has no command to start again
+    if reason in PREEMPTION_REASONS:
+        return JobState.PENDING
+    if retried:
+        used = counted_attempts(list(job.attempts.values_list("state", "reason")))
+        return JobState.PENDING if used < job.max_attempts else JobState.FAILED
+    return {
+        AttemptState.COMPLETED: JobState.COMPLETED,
+        AttemptState.CANCELLED: JobState.CANCELLED,
+        AttemptState.TIMEOUT: JobState.TIMEOUT,
+    }.get(state, JobState.FAILED)
+
+
+def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
+    """Return the number of tasks left after evictions and without the tasks ``without`` (ids)."""
+    return sum(
+        task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None and task.pk not in without
+        for task in tasks
+    )
+
+
+def survives_without(
+    attempt: Attempt, job: Job, tasks: Sequence[Task], without: Collection[int] = ()
+) -> bool:
+    """Return True if an attempt continues when these tasks (ids) end.
+
+    Not if it must end anyway: a stop was requested, or one of its tasks has completed, which ends the others.
+    """
+    if not job.is_elastic or attempt.stop_requested_at is not None or job.desired_state != DesiredState.RUN:
+        return False
+    if any(task.state == AttemptState.COMPLETED for task in tasks):
+        return False
+    return surviving_tasks(tasks, without) >= job.required_tasks
+
+
+def record_lost_tasks(
+    attempt: Attempt, job: Job, lost: int, surviving: int, reason: EndReason, message: str, actor: str = ""
+) -> None:
+    """Record that tasks of an attempt end while others continue; replacements wait for a backoff first."""
+    if reason not in NOT_TASK_FAILURES:
+        attempt.failed_tasks += lost
+    attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
+    attempt.save(update_fields=["failed_tasks", "scale_up_after"])
+    more = f" {surviving} of {job.tasks} tasks go on."
+    if attempt.failed_tasks >= job.max_attempts:
+        more += f" It grows no more in this attempt: {attempt.failed_tasks} of its tasks failed."
+    record_event(attempt, "task_lost", "", "", reason.value, f"{message}{more}", actor)
+    bump_job_version(job)
+
+
+def bump_job_version(job: Job) -> None:
+    """Invalidate plans for a running job after its tasks changed."""
+    job.version += 1
+    job.save(update_fields=["version"])
+    trigger_cycle("ended")

@@ -1,0 +1,245 @@
+"""Elastic attempts: adds and evicts tasks while others run.
+
+The rules of ``job_control`` apply: rows are locked in the order job, attempt, tasks, GPUs, every transition
+writes an event, and a GPU is released only on proof. Attempt number, epoch and fencing do not change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.utils import timezone
+
+from portal.domain.end_states import END_STATES
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
+from portal.errors import Conflict
+from portal.live_events import TopicEvent, publish_all_on_commit
+from portal.models import Attempt, Job, JobEvent, Task
+from portal.outbox import notify_nodes
+from portal.services.lifecycle.allocations import allocate_gpus, create_allocations, release_gpus
+from portal.services.lifecycle.attempt_end import (
+    bump_job_version,
+    record_lost_tasks,
+    survives_without,
+    surviving_tasks,
+)
+from portal.services.lifecycle.job_control import RankPlacement, StopRequest, request_stops
+from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.transitions import record_event, transition_task
+
+_LIVE_STATES = [state.value for state in LIVE_ATTEMPT_STATES]
+_PREEMPTOR_TEXT = {
+    EndReason.PREEMPTED: "for {job}, which has a higher priority",
+    EndReason.RECLAIMED: "for another project, to which they are owed",
+    EndReason.MIGRATED: "to stand elsewhere, so that a job that needs more room together can start",
+}
+"""Why tasks are evicted, as the job's users may read it: jobs of other projects are not named."""
+
+
+# -- scale up ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScaleUp:
+    """Tasks to add to a running attempt with ``live_count`` tasks; ranks start at ``first_rank``."""
+
+    job: Job
+    attempt: Attempt
+    placements: Sequence[RankPlacement]
+    first_rank: int
+    live_count: int
+
+
+class ScaleUpSession:
+    """Attempts and tasks of running elastic jobs, locked until the transaction ends."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        """Lock the attempts of ``jobs``, which are locked; no query if none is running and elastic."""
+        running = [job.pk for job in jobs if job.is_elastic and job.state == JobState.RUNNING]
+        self._attempts: dict[int, Attempt] = {}
+        self._tasks: dict[int, list[Task]] = defaultdict(list)
+        if not running:
+            return
+        live = Attempt.objects.select_for_update(of=("self",), no_key=True).filter(
+            job__in=running, state__in=_LIVE_STATES
+        )
+        self._attempts = {
+            attempt.job_id: attempt for attempt in live.select_related("pool").order_by("job_id")
+        }
+        rows = Task.objects.filter(attempt__in=self._attempts.values()).order_by("pk")
+        for task in rows:
+            self._tasks[task.attempt_id].append(task)
+
+    def scale_up(self, job: Job, placements: Sequence[RankPlacement]) -> ScaleUp:
+        """Return the tasks to add. Raise Conflict if the attempt does not accept this many."""
+        attempt = self._attempts.get(job.pk)
+        if (
+            attempt is None
+            or attempt.state == AttemptState.COMPLETING
+            or job.desired_state != DesiredState.RUN
+        ):
+            raise Conflict("The job is about to end.", code="job_changed")
+        attempt.job = job
+        tasks = self._tasks[attempt.pk]
+        live = sum(not task.container_removed for task in tasks)
+        if not survives_without(attempt, job, tasks) or live + len(placements) > job.tasks:
+            raise Conflict("The tasks of the job changed after the plan was made.", code="job_changed")
+        return ScaleUp(job, attempt, placements, 1 + max(task.rank for task in tasks), live)
+
+
+def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
+    """Allocate GPUs to the added tasks and start them: all or none.
+
+    ``scale_ups`` must be of different jobs, from a ``ScaleUpSession``. Raise IntegrityError if a GPU is
+    already allocated, Conflict if one is not healthy.
+    """
+    now = timezone.now()
+    allocate_gpus(
+        (gpu, milli, each.attempt.job.project_id)
+        for each in scale_ups
+        for placement in each.placements
+        for gpu, milli in placement.gpus
+    )
+    placed = [
+        (
+            Task(
+                attempt=each.attempt,
+                rank=each.first_rank + number,
+                node=placement.node,
+                world_size_at_start=each.live_count + len(each.placements),
+            ),
+            each.attempt.pool,
+            placement.gpus,
+        )
+        for each in scale_ups
+        for number, placement in enumerate(each.placements)
+    ]
+    Task.objects.bulk_create(task for task, _, _ in placed)
+    create_allocations(placed, now)
+    notify_nodes(
+        {
+            placement.node.public_id: ("start", each.job.public_id)
+            for each in scale_ups
+            for placement in each.placements
+        }
+    )
+    events: list[JobEvent] = []
+    news: list[TopicEvent] = []
+    for each in scale_ups:
+        where = ", ".join(sorted({placement.node.name for placement in each.placements}))
+        message = (
+            f"Grows from {each.live_count} to {each.live_count + len(each.placements)} "
+            f"of {each.job.tasks} tasks: {where}."
+        )
+        events.append(attempt_event(each.attempt, "grows", "", "", "placed", message))
+        news.append(attempt_topic_event(each.attempt, "grows", message))
+        bump_job_version(each.job)
+    JobEvent.objects.bulk_create(events)
+    publish_all_on_commit(news)
+
+
+# -- evict tasks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskEviction:
+    """Tasks of a running attempt to evict, and why; ``for_job`` gets their GPUs."""
+
+    attempt: int
+    ranks: frozenset[int]
+    reason: EndReason
+    for_job: Job | None = None
+
+
+def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = "") -> list[int]:
+    """Evict tasks while the others continue; return the ids of attempts that cannot continue without them.
+
+    The tasks keep their GPUs until their nodes prove that they are gone. Repeatable.
+    """
+    wanted = {leave.attempt: leave for leave in evictions}
+    kept: list[int] = []
+    with transaction.atomic():
+        live, tasks = _lock_attempts(wanted)
+        for attempt in live:
+            leave, mine = wanted.pop(attempt.pk), tasks[attempt.pk]
+            going = [
+                task
+                for task in mine
+                if task.rank in leave.ranks
+                and task.state in LIVE_ATTEMPT_STATES
+                and task.eviction_requested_at is None
+            ]
+            if not going or not survives_without(attempt, attempt.job, mine, {task.pk for task in going}):
+                kept.append(attempt.pk)
+                continue
+            before = surviving_tasks(mine)
+            beneficiary = _PREEMPTOR_TEXT.get(leave.reason, "").format(
+                job=leave.for_job.name if leave.for_job else ""
+            )
+            message = f"Gives {len(going)} of {before} tasks back {beneficiary}".strip() + "."
+            _request_eviction(attempt, going, leave.reason)
+            record_event(attempt, "shrinks", "", "", leave.reason.value, message, actor)
+            bump_job_version(attempt.job)
+    return [*kept, *wanted]
+
+
+def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str = "") -> None:
+    """End tasks (ids) that cannot continue: alone if the others can, else with their whole attempt."""
+    lost = set(ids)
+    with transaction.atomic():
+        live, tasks = _lock_attempts(Task.objects.filter(pk__in=lost).values_list("attempt_id", flat=True))
+        stops = []
+        for attempt in live:
+            mine = tasks[attempt.pk]
+            if not survives_without(attempt, attempt.job, mine, lost):
+                stops.append(StopRequest(attempt.pk, reason, message))
+                continue
+            going = [
+                task
+                for task in mine
+                if task.pk in lost
+                and task.state in LIVE_ATTEMPT_STATES
+                and task.eviction_requested_at is None
+            ]
+            if going:
+                _request_eviction(attempt, going, reason)
+                record_lost_tasks(
+                    attempt, attempt.job, len(going), surviving_tasks(mine), reason, message, actor
+                )
+        if stops:
+            request_stops(stops, actor=actor)
+
+
+def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task]]]:
+    """Lock the live ones of these attempts (ids) with their jobs and tasks, in order, and return them."""
+    wanted = list(attempts)
+    jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(attempts__in=wanted)
+    by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
+    live = list(
+        Attempt.objects.select_for_update(no_key=True)
+        .filter(pk__in=wanted, state__in=_LIVE_STATES)
+        .order_by("job_id")
+    )
+    tasks: dict[int, list[Task]] = defaultdict(list)
+    rows = Task.objects.select_for_update(of=("self",), no_key=True).select_related("node")
+    for task in rows.filter(attempt__in=live).order_by("pk"):
+        tasks[task.attempt_id].append(task)
+    for attempt in live:
+        attempt.job = by_id[attempt.job_id]
+    return live, tasks
+
+
+def _request_eviction(attempt: Attempt, leaving: Sequence[Task], reason: EndReason) -> None:
+    """Mark locked tasks as evicted and notify their nodes; a task without a start command is gone at once."""
+    for task in leaving:
+        task.eviction_requested_at, task.eviction_reason = timezone.now(), reason.value
+        if attempt.start_sent_at is None:
+            task.ended_at = timezone.now()
+            transition_task(task, END_STATES[reason])
+            release_gpus(task, "never_started")
+    Task.objects.bulk_update(leaving, ["eviction_requested_at", "eviction_reason"])
+    notify_nodes({task.node.public_id: ("stop", attempt.job.public_id) for task in leaving})

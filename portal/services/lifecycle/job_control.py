@@ -1,0 +1,574 @@
+"""Starts, stops and records the state of jobs, attempts and tasks, with the allocations that belong to them.
+
+Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
+GPUs (by id), writes an event with a reason, and publishes the change. It uses ``transitions`` (one
+transition), ``allocations`` (GPUs) and ``attempt_end`` (what follows for the job). Only ``adoption``
+(attempts missing after a restore), ``elastic`` and ``suspension`` may use these too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models import Case, F, Value, When
+from django.db.models.functions import Coalesce
+from django.utils import timezone
+
+from portal.domain.end_states import END_STATES
+from portal.domain.formatting import format_memory
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import (
+    LIVE_ATTEMPT_STATES,
+    TERMINAL_JOB_STATES,
+    AttemptState,
+    DesiredState,
+    JobState,
+)
+from portal.errors import Conflict
+from portal.live_events import publish_all_on_commit, publish_on_commit
+from portal.models import Attempt, Job, JobEvent, JobVerdict, Node, NodePool, Rendezvous, Task
+from portal.outbox import notify_nodes, trigger_cycle
+from portal.selectors.jobs.rights import job_denial
+from portal.services.lifecycle import rendezvous
+from portal.services.lifecycle.allocations import allocate_gpus, create_allocations, release_gpus
+from portal.services.lifecycle.attempt_end import (
+    bump_job_version,
+    finish_attempt,
+    record_lost_tasks,
+    survives_without,
+    surviving_tasks,
+)
+from portal.services.lifecycle.rendezvous import GangPlacement
+from portal.services.lifecycle.state_events import (
+    attempt_event,
+    attempt_topic_event,
+    job_event,
+    job_topic_events,
+)
+from portal.services.lifecycle.transitions import (
+    publish_job_state,
+    record_event,
+    set_attempt_state,
+    transition_attempt,
+    transition_job,
+    transition_task,
+)
+
+
+@dataclass(frozen=True)
+class RankPlacement:
+    """The placement of one rank: a node, and (GPU id, milli) pairs on it."""
+
+    node: Node
+    gpus: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class AttemptStart:
+    """A job to start: ``placements`` in rank order, one per task, and a workspace's encrypted secret.
+
+    An elastic job may start with fewer placements than requested, but not fewer than its minimum.
+    """
+
+    job: Job
+    pool: NodePool
+    placements: Sequence[RankPlacement]
+    secret: str = ""
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """An attempt to stop, and why.
+
+    ``for_job`` is the pending job for which it is preempted; the GPUs are reserved for that job until its
+    next attempt, or until it is no longer pending.
+    """
+
+    attempt: int
+    reason: EndReason
+    message: str = ""
+    for_job: Job | None = None
+
+
+_STOP_FIELDS = (
+    "state",
+    "stop_requested_at",
+    "stop_reason",
+    "stop_requested_by",
+    "message",
+    "preempted_for",
+    "preempted_for_attempt",
+)
+
+
+# -- start -----------------------------------------------------------------------------------------
+
+
+def start_attempt(
+    job: Job,
+    pool: NodePool,
+    placements: Sequence[RankPlacement],
+    *,
+    epoch: int,
+    secret: str = "",
+    now: dt.datetime | None = None,
+) -> Attempt:
+    """Start a single attempt, as ``start_attempts``."""
+    return start_attempts([AttemptStart(job, pool, placements, secret)], epoch=epoch, now=now)[0]
+
+
+def start_attempts(
+    starts: Sequence[AttemptStart], *, epoch: int, now: dt.datetime | None = None
+) -> list[Attempt]:
+    """Allocate GPUs to PENDING jobs and create the next attempt of each in CONFIGURING: all or none.
+
+    The jobs must be distinct and locked by the caller. Raise IntegrityError if a GPU is already allocated
+    (the CHECK on ``used_milli`` fails), Conflict if a job or GPU changed. The number of queries does not
+    depend on the number of jobs.
+    """
+    now = now or timezone.now()
+    for each in starts:
+        job = each.job
+        if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or job.held:
+            raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_changed")
+        if not job.required_tasks <= len(each.placements) <= job.tasks:
+            raise ValueError(f"{len(each.placements)} seats for {job.tasks} tasks")
+    allocate_gpus(
+        (gpu, milli, each.job.project_id)
+        for each in starts
+        for placement in each.placements
+        for gpu, milli in placement.gpus
+    )
+    attempts = Attempt.objects.bulk_create(
+        Attempt(
+            job=each.job,
+            number=each.job.attempt_count + 1,
+            gang_start=each.job.is_gang,
+            pool=each.pool,
+            leader_epoch=epoch,
+            secret=each.secret,
+            created_at=now,
+        )
+        for each in starts
+    )
+    placed = [
+        (
+            Task(
+                attempt=attempt,
+                rank=rank,
+                node=placement.node,
+                world_size_at_start=len(each.placements) if each.job.is_elastic else None,
+            ),
+            each.pool,
+            placement.gpus,
+        )
+        for each, attempt in zip(starts, attempts, strict=True)
+        for rank, placement in enumerate(each.placements)
+    ]
+    Task.objects.bulk_create(task for task, _, _ in placed)
+    create_allocations(placed, now)
+    rendezvous.create_rendezvous(
+        (attempt, GangPlacement(each.job, each.pool, [placement.node for placement in each.placements]))
+        for each, attempt in zip(starts, attempts, strict=True)
+    )
+    JobVerdict.objects.filter(job__in=[each.job for each in starts]).delete()
+    # before the events: nodes are waiting, pages are not
+    notify_nodes(
+        {
+            placement.node.public_id: ("start", each.job.public_id)
+            for each in starts
+            for placement in each.placements
+        }
+    )
+    _set_running(starts, attempts, now)
+    return attempts
+
+
+def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], now: dt.datetime) -> None:
+    """Move PENDING jobs with a new attempt to RUNNING, and write and publish their events."""
+    events, news = [], []
+    by_message: dict[str, list[int]] = {}
+    for each, attempt in zip(starts, attempts, strict=True):
+        job, where = each.job, ", ".join(sorted({placement.node.name for placement in each.placements}))
+        job.state, job.reason = JobState.RUNNING.value, "placed"
+        job.message = f"Got its GPUs on {where}."[:1000]
+        job.version += 1
+        job.attempt_count = attempt.number
+        job.started_at = job.started_at or now
+        job.exit_code = None
+        by_message.setdefault(job.message, []).append(job.pk)
+        events.append(job_event(job, JobState.PENDING, attempt))
+        events.append(
+            attempt_event(
+                attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}."
+            )
+        )
+        news += [*job_topic_events(job), attempt_topic_event(attempt, "attempt_state", events[-1].message)]
+    Job.objects.filter(pk__in=[each.job.pk for each in starts]).update(
+        state=JobState.RUNNING.value,
+        reason="placed",
+        message=Case(*(When(pk__in=jobs, then=Value(text)) for text, jobs in by_message.items())),
+        version=F("version") + 1,
+        attempt_count=F("attempt_count") + 1,
+        started_at=Coalesce("started_at", now),
+        exit_code=None,
+    )
+    JobEvent.objects.bulk_create(events)
+    publish_all_on_commit(news)
+
+
+class OwnerNotPermittedError(Exception):
+    """The owner of the job lost a right that it requires; nothing of this task was sent."""
+
+
+def mark_task_sent(task: Task) -> bool:
+    """Mark that a start command is about to be sent; return False if the task must not start any more.
+
+    After True the node may have a container, whatever it answers (law 7). Raise OwnerNotPermittedError if the
+    owner lost a required right. Revoking a right locks the attempt after changing it
+    (``portal.services.lifecycle.rights_changes``), so either this call sees the change, or the revocation
+    sees the attempt as running.
+    """
+    with transaction.atomic():
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
+        task.refresh_from_db(fields=["state", "eviction_requested_at", "start_sent_at", "prepared_at"])
+        if not should_start(task, attempt):
+            return False
+        if denial := job_denial(Job.objects.get(pk=attempt.job_id)):
+            raise OwnerNotPermittedError(str(denial))
+        if attempt.start_sent_at is None:
+            attempt.start_sent_at = timezone.now()
+            attempt.save(update_fields=["start_sent_at"])
+        if attempt.gang_start and task.start_sent_at is None:
+            task.start_sent_at = timezone.now()
+            task.save(update_fields=["start_sent_at"])
+        return True
+
+
+def should_start(task: Task, attempt: Attempt) -> bool:
+    """Return True while a start command should be sent. A task that joins later starts in a running attempt.
+
+    A prepared task waits for the rest of its gang.
+    """
+    begins = not attempt.gang_start or (
+        attempt.all_prepared_at is not None and not _waits_for_rank_zero(task, attempt)
+    )
+    return (
+        task.state == AttemptState.CONFIGURING
+        and attempt.state in (AttemptState.CONFIGURING, AttemptState.RUNNING)
+        and attempt.stop_requested_at is None
+        and task.eviction_requested_at is None
+        and (should_prepare(task, attempt) or begins)
+    )
+
+
+def _waits_for_rank_zero(task: Task, attempt: Attempt) -> bool:
+    """Return True until rank 0 runs, if its node's agent still listens for the connectivity check.
+
+    Another rank would connect to that agent and take it for rank 0.
+    """
+    row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    if task.rank == 0 or row is None or row.check_started_at is None:
+        return False
+    return Task.objects.filter(attempt=attempt, rank=0, state=AttemptState.CONFIGURING.value).exists()
+
+
+def should_prepare(task: Task, attempt: Attempt) -> bool:
+    """Return True if the node should only prepare the task, until its whole gang is prepared."""
+    return attempt.gang_start and task.prepared_at is None
+
+
+def record_task_prepared(task_id: int) -> None:
+    """Record that the node can start the task at once; release the gang if it was the last one."""
+    with transaction.atomic():
+        attempt, tasks = lock_attempt_of_task(task_id)
+        task = next(row for row in tasks if row.pk == task_id)
+        if task.prepared_at is not None or not should_start(task, attempt):
+            return
+        task.prepared_at, task.status_message = timezone.now(), ""
+        task.save(update_fields=["prepared_at", "status_message"])
+        release_gang_start(attempt, tasks)
+
+
+def release_gang_start(attempt: Attempt, tasks: Sequence[Task]) -> None:
+    """Start a gang once each task is prepared, or already runs (possible after a restore).
+
+    If required, its nodes first check that they can connect.
+    """
+    if not attempt.gang_start or attempt.all_prepared_at is not None:
+        return
+    ready = all(row.prepared_at is not None or row.state != AttemptState.CONFIGURING for row in tasks)
+    if ready and not rendezvous.needs_connectivity_check(attempt, tasks):
+        attempt.all_prepared_at = timezone.now()
+        attempt.save(update_fields=["all_prepared_at"])
+        _notify_start(attempt, tasks)
+
+
+def _notify_start(attempt: Attempt, tasks: Iterable[Task]) -> None:
+    notify_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
+
+
+def record_task_running(
+    task_id: int, *, container: str, ports: dict[str, int], at: dt.datetime | None = None
+) -> None:
+    """Record that the container runs.
+
+    The attempt becomes RUNNING with its last task; an elastic one with its minimum number of tasks.
+    """
+    now = at or timezone.now()
+    with transaction.atomic():
+        attempt, tasks = lock_attempt_of_task(task_id)
+        task = next(row for row in tasks if row.pk == task_id)
+        if task.state != AttemptState.CONFIGURING:
+            return
+        task.container, task.ports, task.running_at, task.status_message = container, ports, now, ""
+        transition_task(task, AttemptState.RUNNING)
+        release_gang_start(attempt, tasks)
+        if attempt.gang_start and task.rank == 0:
+            _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
+        run = sum(row.state == AttemptState.RUNNING for row in tasks)
+        if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.required_tasks:
+            attempt.running_at = now
+            attempt.save(update_fields=["running_at"])
+            transition_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+
+
+def record_task_problem(task_id: int, message: str) -> None:
+    """Store what delays the task, for the job page; the scheduler keeps trying."""
+    moved = (
+        Task.objects.filter(pk=task_id).exclude(status_message=message).update(status_message=message[:1000])
+    )
+    if moved:
+        job = Job.objects.get(attempts__task_rows=task_id)
+        publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "message": message})
+
+
+def record_attempt_ready(attempt_id: int) -> None:
+    """Record that the workspace's server answered, so that the workspace can be opened."""
+    with transaction.atomic():
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
+        if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
+            attempt.ready_at = timezone.now()
+            attempt.save(update_fields=["ready_at"])
+            record_event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+def request_stop(attempt_id: int, reason: EndReason, *, actor: str = "", message: str = "") -> None:
+    """Stop a single attempt, as ``request_stops``."""
+    request_stops([StopRequest(attempt_id, reason, message)], actor=actor)
+
+
+def request_stops(requests: Sequence[StopRequest], *, actor: str = "") -> None:
+    """Request the end of several attempts. The first reason of each attempt is kept. Repeatable.
+
+    An attempt without a start command ends at once; others are COMPLETING until every node has proved that
+    its container is gone.
+    """
+    wanted = {stop.attempt: stop for stop in requests}
+    with transaction.atomic():
+        jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(
+            pk__in=Attempt.objects.filter(pk__in=wanted).values("job_id")
+        )
+        by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
+        live = list(
+            Attempt.objects.select_for_update(no_key=True)
+            .filter(pk__in=wanted, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
+            .order_by("job_id")
+        )
+        for attempt in live:
+            attempt.job = by_id[attempt.job_id]
+        _request_stops_locked([(attempt, wanted[attempt.pk]) for attempt in live], actor)
+        for attempt in live:
+            if attempt.start_sent_at is None or attempt.gang_start:
+                tasks = list(attempt.task_rows.select_for_update(no_key=True).order_by("pk"))
+                _release_unsent_tasks(attempt, tasks)
+                if all(task.container_removed for task in tasks):
+                    finish_attempt(attempt, attempt.job)
+
+
+def record_task_ended(
+    task_id: int,
+    *,
+    exit_code: int | None,
+    reason: EndReason,
+    message: str = "",
+    oom: bool = False,
+    peak_memory_mib: int | None = None,
+    proof: str = "gone",
+    details: Mapping[str, object] | None = None,
+) -> bool:
+    """Record the proof that a task's container is gone: release its GPUs, and stop its gang.
+
+    ``reason`` applies if no stop was requested, with ``details`` for its message; ``proof`` is gone, rebooted
+    or fenced. Return True if this is new and the task failed by itself.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
+        attempt, tasks = lock_attempt_of_task(task_id)
+        task = next(row for row in tasks if row.pk == task_id)
+        if task.container_removed:
+            return False
+        asked, leaves = attempt.stop_requested_at is not None, task.eviction_requested_at is not None
+        failed = not asked and not leaves and reason is not EndReason.COMPLETED
+        task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
+        if task.state in LIVE_ATTEMPT_STATES:
+            cause = EndReason(attempt.stop_reason or task.eviction_reason) if asked or leaves else reason
+            task.ended_at = timezone.now()
+            transition_task(task, END_STATES[cause])
+        release_gpus(task, proof)
+        if leaves:
+            bump_job_version(job)
+        elif failed:
+            known = {"exit_code": exit_code, "memory": format_memory(job.memory_mib), "node": task.node.name}
+            message = message or end_message(reason, **known, **(details or {}))
+            if survives_without(attempt, job, tasks):
+                record_lost_tasks(attempt, job, 1, surviving_tasks(tasks), reason, message)
+            else:
+                if exit_code is not None:
+                    attempt.exit_code = exit_code
+                    attempt.save(update_fields=["exit_code"])
+                _request_stops_locked([(attempt, StopRequest(attempt.pk, reason, message))], "")
+                _release_unsent_tasks(attempt, tasks)
+        if all(row.container_removed for row in tasks):
+            finish_attempt(attempt, job)
+        return failed
+
+
+# -- job level -------------------------------------------------------------------------------------
+
+
+def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "") -> Job:
+    """Cancel a job: at once if it holds no GPUs, else when its nodes have proved the end.
+
+    Ended jobs are unchanged.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+        if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
+            return job
+        job.desired_state = DesiredState.CANCELLED.value
+        job.version += 1
+        job.save(update_fields=["desired_state", "version"])
+        message = message or end_message(reason, actor=actor)
+        attempt = (
+            Attempt.objects.select_for_update(no_key=True)
+            .filter(job=job, state__in=LIVE_ATTEMPT_STATES)
+            .first()
+        )
+        if attempt is None:
+            JobVerdict.objects.filter(job=job).delete()
+            transition_job(job, JobState.CANCELLED, reason=reason, message=message, actor=actor)
+        else:
+            request_stop(attempt.pk, reason, actor=actor, message=message)
+        job.refresh_from_db()
+        return job
+
+
+def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
+    """Hold a job, or release it; a running attempt continues."""
+    with transaction.atomic():
+        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+        if job.state in TERMINAL_JOB_STATES:
+            raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
+        if job.held != held:
+            job.held = held
+            job.version += 1
+            job.save(update_fields=["held", "version"])
+            JobEvent.objects.create(
+                job=job,
+                kind="held" if held else "released",
+                actor=actor,
+                message=f"Held by {actor}." if held else f"Released by {actor}.",
+            )
+            publish_job_state(job)
+            trigger_cycle("hold")
+        return job
+
+
+def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
+    """Hold several jobs, each with the message of its event. Jobs already held are unchanged."""
+    with transaction.atomic():
+        rows = Job.objects.select_for_update(no_key=True).filter(pk__in=messages, held=False)
+        jobs = list(rows.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).order_by("pk"))
+        for job in jobs:
+            job.held, job.version = True, job.version + 1
+        Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
+        JobEvent.objects.bulk_create(
+            JobEvent(job=job, kind="held", actor=actor, message=messages[job.pk][:1000]) for job in jobs
+        )
+        publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
+        trigger_cycle("hold")
+
+
+def record_submitted(job: Job, *, actor: str) -> None:
+    """Write the first event of a job, in the transaction that inserts it."""
+    JobEvent.objects.create(
+        job=job,
+        kind="submitted",
+        after=JobState.PENDING.value,
+        actor=actor,
+        message=f"Submitted by {actor}.",
+    )
+    trigger_cycle("submit")
+    publish_job_state(job)
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task]]:
+    """Return the task's attempt with its job, and all tasks of the attempt with their nodes, all locked."""
+    attempt = (
+        Attempt.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("job")
+        .get(task_rows=task_id)
+    )
+    return attempt, list(
+        attempt.task_rows.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
+    )
+
+
+def _release_unsent_tasks(attempt: Attempt, tasks: Sequence[Task]) -> None:
+    """Release the GPUs of tasks of an ending attempt for which no command was sent."""
+    for task in tasks:
+        reported = task.start_sent_at if attempt.gang_start else attempt.start_sent_at
+        if reported is None and not task.container_removed:
+            release_gpus(task, "never_started")
+
+
+def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor: str) -> None:
+    """Store the reasons of locked attempts that are not stopping yet, and notify their nodes."""
+    asked, events, news = [], [], []
+    for attempt, stop in requests:
+        if attempt.stop_requested_at is not None:
+            continue
+        asked.append(attempt)
+        attempt.stop_requested_at = timezone.now()
+        attempt.stop_reason = stop.reason.value
+        attempt.stop_requested_by = actor
+        attempt.message = (stop.message or end_message(stop.reason, actor=actor))[:1000]
+        attempt.preempted_for = stop.for_job
+        attempt.preempted_for_attempt = stop.for_job.attempt_count if stop.for_job else None
+        if attempt.start_sent_at is not None:
+            old = set_attempt_state(attempt, AttemptState.COMPLETING)
+            events.append(
+                attempt_event(
+                    attempt, "attempt_state", old, attempt.state, attempt.stop_reason, attempt.message, actor
+                )
+            )
+            news.append(attempt_topic_event(attempt, "attempt_state", attempt.message))
+    if asked:
+        Attempt.objects.bulk_update(asked, _STOP_FIELDS)
+        JobEvent.objects.bulk_create(events)
+        publish_all_on_commit(news)
+    jobs = {attempt.pk: attempt.job.public_id for attempt, _ in requests}
+    nodes = Task.objects.filter(attempt__in=jobs, container_removed=False).values_list(
+        "node__public_id", "attempt_id"
+    )
+    notify_nodes({node: ("stop", jobs[attempt]) for node, attempt in nodes})

@@ -1,0 +1,94 @@
+"""Suspends a job, which releases its GPUs and keeps its files, and resumes it with a new attempt.
+
+Users or the idle policy suspend a job; it waits until a user resumes it. Its GPUs are released only when its
+node has proved that the container is gone.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from portal.domain.end_states import APPLICATION_FAILURES, PREEMPTION_REASONS, RETRYABLE_REASONS
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.errors import Conflict
+from portal.models import Attempt, Job, JobEvent, JobVerdict
+from portal.outbox import trigger_cycle
+from portal.services.lifecycle.job_control import request_stop
+from portal.services.lifecycle.transitions import publish_job_state, transition_job
+
+RESUMED_REASON = "resumed"
+
+
+def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int | None = None) -> Job:
+    """Suspend a job: at once if it holds no GPUs, else when its nodes have proved the end. Repeatable.
+
+    With ``only_attempt`` (id) nothing happens unless this attempt is live and not stopping, so that an
+    outdated decision does not affect a later attempt. Raise Conflict if the job has ended, is about to end,
+    or could not be resumed.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
+        attempt = (
+            Attempt.objects.select_for_update(no_key=True)
+            .filter(job=job, state__in=LIVE_ATTEMPT_STATES)
+            .first()
+        )
+        if only_attempt is not None and (
+            attempt is None or attempt.pk != only_attempt or attempt.stop_requested_at is not None
+        ):
+            return job
+        if job.desired_state == DesiredState.SUSPENDED:
+            return job
+        if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
+            raise Conflict("It has ended, or is about to.", code="job_ended")
+        if attempt is not None and attempt.stop_reason and not _job_survives_stop(job, attempt.stop_reason):
+            raise Conflict("It is about to end.", code="job_ended")
+        if job.is_placeholder:
+            raise Conflict("Only its container is known: it could not be resumed.", code="job_unknown")
+        message = message or f"Suspended by {actor}; its files are kept."
+        job.desired_state = DesiredState.SUSPENDED.value
+        job.version += 1
+        job.save(update_fields=["desired_state", "version"])
+        if attempt is None:
+            JobVerdict.objects.filter(job=job).delete()
+            transition_job(job, JobState.SUSPENDED, reason=EndReason.SUSPENDED, message=message, actor=actor)
+        else:
+            request_stop(attempt.pk, EndReason.SUSPENDED, actor=actor, message=message)
+            job.refresh_from_db()
+            publish_job_state(job)
+        return job
+
+
+def resume_job(job_id: int, *, actor: str) -> Job:
+    """Return a suspended job to the queue with its earlier queue age.
+
+    A job that is still stopping becomes pending when it has stopped. Raise Conflict if the job is not
+    suspended.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
+        if job.desired_state != DesiredState.SUSPENDED or job.state in TERMINAL_JOB_STATES:
+            raise Conflict(f"It is {job.state.lower()}, not suspended.", code="job_not_suspended")
+        job.desired_state = DesiredState.RUN.value
+        message = f"Resumed by {actor}."
+        if job.state == JobState.SUSPENDED:
+            transition_job(job, JobState.PENDING, reason=RESUMED_REASON, message=message, actor=actor)
+        else:
+            job.version += 1
+            job.save(update_fields=["desired_state", "version"])
+            JobEvent.objects.create(job=job, kind=RESUMED_REASON, actor=actor, message=message)
+            publish_job_state(job)
+            trigger_cycle("requeue")
+        return job
+
+
+def _job_survives_stop(job: Job, reason: str) -> bool:
+    """Return True if the job would be pending again after its attempt is stopped for this reason."""
+    again = (
+        PREEMPTION_REASONS
+        | RETRYABLE_REASONS
+        | {EndReason.SUSPENDED}
+        | (APPLICATION_FAILURES if job.retry_on_failure else set())
+    )
+    return reason in again

@@ -1,0 +1,97 @@
+"""State transitions of jobs, attempts and tasks, each with its event.
+
+For ``portal.services.lifecycle`` only, on rows that the caller has locked. Raise Conflict for a transition
+that the tables do not allow.
+"""
+
+from __future__ import annotations
+
+from django.utils import timezone
+
+from portal.domain.states import (
+    LIVE_JOB_STATES,
+    TERMINAL_ATTEMPT_STATES,
+    TERMINAL_JOB_STATES,
+    AttemptState,
+    JobState,
+    is_attempt_transition,
+    is_job_transition,
+)
+from portal.errors import Conflict
+from portal.live_events import publish_all_on_commit
+from portal.models import Attempt, Job, Task
+from portal.outbox import enqueue_task, trigger_cycle
+from portal.services.lifecycle.state_events import (
+    attempt_event,
+    attempt_topic_event,
+    job_event,
+    job_topic_events,
+)
+
+
+def transition_task(task: Task, to: AttemptState) -> None:
+    """Set the task's state and save the whole row, also if the state does not change."""
+    old = AttemptState(task.state)
+    if old is to:
+        task.save()
+        return
+    if not is_attempt_transition(old, to):
+        raise Conflict(f"A task cannot move from {old} to {to}.", code="invalid_transition")
+    task.state = to.value
+    task.save()
+
+
+def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
+    """Set the state of an attempt without saving; return the previous one. Raise Conflict if not allowed."""
+    old = AttemptState(attempt.state)
+    if not is_attempt_transition(old, to):
+        raise Conflict(f"An attempt cannot move from {old} to {to}.", code="invalid_transition")
+    attempt.state = to.value
+    return old
+
+
+def transition_attempt(
+    attempt: Attempt, to: AttemptState, reason: str, message: str, actor: str = ""
+) -> None:
+    """Set the attempt's state, save it and write the event; a terminal state stores reason and message."""
+    old = set_attempt_state(attempt, to)
+    if to in TERMINAL_ATTEMPT_STATES:
+        attempt.reason = reason
+        attempt.message = message[:1000]
+    attempt.save(update_fields=["state", "reason", "message"])
+    record_event(attempt, "attempt_state", old, to, reason, message, actor)
+
+
+def transition_job(
+    job: Job, to: JobState, *, reason: str, message: str, attempt: Attempt | None = None, actor: str = ""
+) -> None:
+    """Set the job's state, save the whole row, write and publish the event, and trigger follow-up work."""
+    old = JobState(job.state)
+    if not is_job_transition(old, to):
+        raise Conflict(f"A job cannot move from {old} to {to}.", code="invalid_transition")
+    now = timezone.now()
+    job.state, job.reason, job.message = to.value, str(reason), message[:1000]
+    job.version += 1
+    if to in TERMINAL_JOB_STATES:
+        job.ended_at = now
+    elif to is JobState.PENDING:
+        job.pending_since = now
+    job.save()
+    job_event(job, old, attempt, actor).save()
+    publish_job_state(job)
+    if to in LIVE_JOB_STATES and to is not JobState.RUNNING:
+        trigger_cycle("requeue")
+    if to in TERMINAL_JOB_STATES and job.dependents.exists():
+        enqueue_task("scheduler.dependents", [], "cycle")
+
+
+def record_event(
+    attempt: Attempt, kind: str, before: str, after: str, reason: str, message: str, actor: str = ""
+) -> None:
+    """Write an event to the timeline of the attempt's job and publish it."""
+    attempt_event(attempt, kind, before, after, reason, message, actor).save()
+    publish_all_on_commit([attempt_topic_event(attempt, kind, message)])
+
+
+def publish_job_state(job: Job) -> None:
+    publish_all_on_commit(job_topic_events(job))

@@ -1,0 +1,159 @@
+"""Enrolment of a machine: its host key to confirm and pin, and the script to run, or one sudo login.
+
+The web process has no private key for nodes: it shows public keys and the signed agent that ``up`` left in
+the data directory. What requires the control key runs in worker-nodes, called by task name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import socket
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from django.conf import settings
+from django.db import transaction
+from redis.exceptions import RedisError
+
+from agents.enrolment import EnrolmentError, EnrolmentOptions, PublicKeys, check_options, enrolment_script
+from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_agent
+from agents.ssh import HostKey, SshError, scan_host_key
+from portal.access import Permission, require_permission
+from portal.domain.node_operations import OperationKind
+from portal.errors import InvalidRequest, ServiceUnavailable
+from portal.models import ClusterSettings, Node, NodeOperation, User
+from portal.outbox import enqueue_task
+from portal.selectors.nodes.agent_version import bundled_agent
+from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
+from portal.services.nodes.nodes import validate_host
+from portal.valkey.client import valkey_client
+
+log = logging.getLogger(__name__)
+
+PASSWORD_TTL_S = 60
+STORE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class SudoLogin:
+    """A login that is used once; stored encrypted in Redis for at most a minute, and nowhere else."""
+
+    username: str
+    password: str
+    engine: str = "auto"  # see EnrolmentOptions
+
+
+def prepare_agent(program: bytes) -> None:
+    """Create missing key pairs and store the signed agent. Needs the signing key."""
+    keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
+    folder = settings.DATA_DIR / "agent"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    _write_atomically(folder / "agent.pyz", program)
+    _write_atomically(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
+
+
+def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
+    """Return the script to run in a root shell on a new node. Raise InvalidRequest for invalid choices.
+
+    Containers there may not connect to this machine's address on the route to ``host``.
+    """
+    choices = check_choices(engine=engine, runtime=runtime, account=account)
+    public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
+    cluster = ClusterSettings.objects.get(id=1).cluster_id
+    try:
+        return enrolment_script(
+            cluster,
+            PublicKeys(**public),
+            bundled_agent().signed,
+            replace(choices, denied_networks=_portal_addresses(host)),
+        )
+    except EnrolmentError as fault:
+        raise _to_invalid_request(fault) from fault
+
+
+def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:
+    """Return the options for a script. Raise InvalidRequest by field."""
+    choices = EnrolmentOptions(engine=engine, runtime=runtime, user=account)  # type: ignore[arg-type]
+    try:
+        check_options(choices)
+    except EnrolmentError as fault:
+        raise _to_invalid_request(fault) from fault
+    return choices
+
+
+def _to_invalid_request(fault: EnrolmentError) -> InvalidRequest:
+    return InvalidRequest(str(fault), fields={fault.field: str(fault)} if fault.field else None)
+
+
+def _portal_addresses(host: str) -> tuple[str, ...]:
+    """Return this machine's address on the route to ``host``, without sending a packet.
+
+    Loopback is closed to containers anyway.
+    """
+    if not host:
+        return ()
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return ()
+    return () if ipaddress.ip_address(own).is_loopback else (own,)
+
+
+def get_host_key(host: str, port: int) -> HostKey:
+    """Return the host key that a machine presents, for the administrator to confirm. Takes at most 5 s."""
+    validate_host(host)
+    try:
+        return scan_host_key(host, port)
+    except SshError as problem:
+        raise InvalidRequest(fields={"host": str(problem)}) from problem
+
+
+def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation:
+    """Make worker-nodes run the script through a sudo login; its steps are added to the operation's row."""
+    require_permission(actor, Permission.CHANGE, node)
+    if not login.username or not login.password:
+        raise InvalidRequest(fields={"password": "Give an account that may use sudo, and its password."})
+    check_choices(engine=login.engine, runtime=node.runtime, account=node.ssh_user)
+    with transaction.atomic():
+        check = NodeOperation.objects.create(node=node, kind=OperationKind.ENROL.value, actor=actor)
+        sealed = encrypt(json.dumps(asdict(login)), _encryption_context(check.public_id))
+        try:
+            valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
+        except RedisError as away:
+            raise ServiceUnavailable(
+                "The message store does not answer, so the login cannot be handed over."
+            ) from away
+        enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
+    return check
+
+
+def pop_sudo_login(check_id: str) -> SudoLogin | None:
+    """Return and delete the login of this operation; None if it has expired."""
+    sealed = valkey_client(STORE_TIMEOUT_S).getdel(_login_key(check_id))
+    if not isinstance(sealed, bytes):
+        return None
+    try:
+        return SudoLogin(**json.loads(decrypt(sealed.decode(), _encryption_context(check_id))))
+    except DecryptionError:
+        log.warning("the login of check %s does not open", check_id)
+        return None
+
+
+def _login_key(check_id: str) -> str:
+    return f"fairway:sudo:{check_id}"
+
+
+def _encryption_context(check_id: str) -> EncryptionContext:
+    return EncryptionContext("node_check", check_id, "sudo_login")
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file atomically."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)

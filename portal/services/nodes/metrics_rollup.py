@@ -1,0 +1,138 @@
+"""Stores metrics per node and minute, and deletes old ones by day."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from portal.models import Node, NodeMetricsMinute
+
+RETENTION_DAYS = 90
+_PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")
+_PER_NODE = ("cpu_percent", "node_memory_used_mib")
+
+
+def save_node_metrics(
+    rows: Iterable[tuple[str, int, Mapping[str, Any]]], joules: Mapping[tuple[str, int], float] | None = None
+) -> int:
+    """Save (node's public id, start of the minute in Unix seconds, columns); return how many were saved.
+
+    A minute that exists already (the collector was restarted) is merged, weighted by samples. ``joules`` is
+    the energy of attempts (job's public id, number) in these minutes and is added to their total.
+    """
+    wanted = list(rows)
+    nodes = dict(
+        Node.objects.filter(public_id__in={node for node, _, _ in wanted}).values_list("public_id", "pk")
+    )
+    fresh = [
+        NodeMetricsMinute(node_id=nodes[node], minute=dt.datetime.fromtimestamp(start_s, dt.UTC), **values)
+        for node, start_s, values in wanted
+        if node in nodes
+    ]
+    with transaction.atomic():
+        there = {
+            (row.node_id, row.minute): row
+            for row in NodeMetricsMinute.objects.select_for_update().filter(
+                node_id__in={row.node_id for row in fresh}, minute__in={row.minute for row in fresh}
+            )
+        }
+        for row in fresh:
+            earlier = there.get((row.node_id, row.minute))
+            if earlier is not None:
+                _merge_minute(earlier, row)
+                earlier.save()
+        NodeMetricsMinute.objects.bulk_create(
+            [row for row in fresh if (row.node_id, row.minute) not in there], ignore_conflicts=True
+        )
+        _add_energy(joules or {})
+    return len(fresh)
+
+
+def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
+    if not joules:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO portal_attemptenergy AS known (attempt_id, joules)
+            SELECT attempt.id, used.joules
+              FROM unnest(%s::text[], %s::int[], %s::float8[]) AS used(job, number, joules)
+              JOIN portal_job job ON job.public_id = used.job
+              JOIN portal_attempt attempt ON attempt.job_id = job.id AND attempt.number = used.number
+             ORDER BY 1
+            ON CONFLICT (attempt_id) DO UPDATE SET joules = known.joules + excluded.joules
+            """,
+            [
+                [job for job, _ in joules],
+                [number for _, number in joules],
+                list(joules.values()),
+            ],
+        )
+
+
+def delete_expired_metrics(keep_days: int = RETENTION_DAYS, now: dt.datetime | None = None) -> int:
+    """Delete metrics older than ``keep_days`` whole days, a day at a time; return the number of rows."""
+    today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
+    edge = today - dt.timedelta(days=keep_days)
+    gone = 0
+    while True:
+        oldest = (
+            NodeMetricsMinute.objects.filter(minute__lt=edge)
+            .order_by("minute")
+            .values_list("minute", flat=True)
+            .first()
+        )
+        if oldest is None:
+            return gone
+        until = min(edge, oldest + dt.timedelta(days=1))
+        gone += NodeMetricsMinute.objects.filter(minute__gte=oldest, minute__lt=until).delete()[0]
+
+
+def _merge_minute(earlier: NodeMetricsMinute, later: NodeMetricsMinute) -> None:
+    """Merge a later part of the same minute into the earlier one, by GPU."""
+    old, new = earlier.samples, later.samples
+    places = {uuid: index for index, uuid in enumerate(later.gpu_uuids)}
+    order = [*earlier.gpu_uuids, *(uuid for uuid in later.gpu_uuids if uuid not in earlier.gpu_uuids)]
+
+    def at(values: list[Any], index: int | None) -> Any:
+        return values[index] if index is not None and index < len(values) else None
+
+    for name in _PER_GPU:
+        before, after = getattr(earlier, name), getattr(later, name)
+        joined = [
+            _weighted_mean(at(before, index if index < len(earlier.gpu_uuids) else None), old,
+                      at(after, places.get(uuid)), new)
+            for index, uuid in enumerate(order)
+        ]  # fmt: skip
+        setattr(earlier, name, joined)
+    earlier.energy_joules = [
+        _add_optional(at(earlier.energy_joules, index), at(later.energy_joules, places.get(uuid)))
+        for index, uuid in enumerate(order)
+    ]
+    earlier.holders = [
+        sorted({*(at(earlier.holders, index) or []), *(at(later.holders, places.get(uuid)) or [])})
+        for index, uuid in enumerate(order)
+    ]
+    for name in _PER_NODE:
+        setattr(earlier, name, _weighted_mean(getattr(earlier, name), old, getattr(later, name), new))
+    earlier.tasks = list(
+        {(task["job"], task["rank"]): task for task in [*earlier.tasks, *later.tasks]}.values()
+    )
+    earlier.gpu_uuids = order
+    earlier.samples = old + new
+
+
+def _weighted_mean(before: float | None, old: int, after: float | None, new: int) -> float | None:
+    if before is None or after is None:
+        return after if before is None else before
+    return (before * old + after * new) / max(1, old + new)
+
+
+def _add_optional(before: float | None, after: float | None) -> float | None:
+    if before is None or after is None:
+        return after if before is None else before
+    return before + after

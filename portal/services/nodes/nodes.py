@@ -1,0 +1,400 @@
+"""Pools and nodes: creation, state changes, and what nodes report about themselves.
+
+``do_`` functions are called by administrators, ``record_`` by the scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from agents.enrolment import EnrolmentError, check_account
+from portal.access import Permission, require_admin, require_permission
+from portal.domain.node_operations import OperationKind
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import (
+    DISK_FULL_REASON,
+    FENCED_REASON,
+    LIVE_ATTEMPT_STATES,
+    NodeState,
+    NodeTransport,
+    RuntimeKind,
+)
+from portal.errors import Conflict, InvalidRequest
+from portal.live_events import publish_on_commit
+from portal.models import Node, NodeOperation, NodePool, OrphanContainer, Task, User
+from portal.models.public_id import name_error
+from portal.outbox import notify_node, trigger_cycle
+from portal.services.audit import record_action
+from portal.services.lifecycle import elastic, job_control
+from portal.services.nodes import gpus
+from portal.services.nodes.gang_fabric import update_missing_requirements
+from portal.services.nodes.operations import request_operation
+
+HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
+
+# -- for administrators ----------------------------------------------------------------------------
+
+
+def do_create_pool(actor: User, name: str) -> NodePool:
+    require_admin(actor, "add pools")
+    _validate_name(name)
+    try:
+        with transaction.atomic():
+            pool = NodePool.objects.create(name=name)
+            record_action(actor, "pool.create", pool, after={"name": name})
+    except IntegrityError as clash:
+        raise InvalidRequest(
+            fields={"name": f"There is already a pool called {name}."}, code="already_exists"
+        ) from clash
+    return pool
+
+
+def do_create_node(
+    actor: User,
+    *,
+    name: str,
+    pool: NodePool,
+    link: NodeTransport = NodeTransport.SSH,
+    host: str = "",
+    port: int = 22,
+    ssh_user: str = "fairway",
+    host_key: str = "",
+    runtime: RuntimeKind = RuntimeKind.PODMAN,
+    settings: dict[str, Any] | None = None,
+) -> Node:
+    """Create a node in state ENROLLING; it becomes READY with the agent's first hello.
+
+    ``host_key`` ("type base64") is the key that the administrator confirmed; every connection is pinned to
+    it.
+    """
+    require_admin(actor, "add nodes")
+    _validate_name(name)
+    wrong: dict[str, str] = {}
+    if link is NodeTransport.SSH:
+        try:
+            validate_host(host)
+        except InvalidRequest as refusal:
+            wrong |= refusal.fields
+        if not 1 <= port <= 65_535:
+            wrong["port"] = "Must be between 1 and 65535."
+        try:
+            check_account(ssh_user)
+        except EnrolmentError as fault:
+            wrong["account"] = str(fault)
+        if not HOST_KEY_PATTERN.fullmatch(host_key):
+            wrong["host_key"] = "Confirm the host key first."
+    if wrong:
+        raise InvalidRequest(fields=wrong)
+    try:
+        with transaction.atomic():
+            node = Node.objects.create(
+                name=name,
+                pool=pool,
+                transport=link.value,
+                host=host if link is NodeTransport.SSH else "",
+                port=port,
+                ssh_user=ssh_user,
+                host_key=host_key,
+                runtime=runtime.value,
+                settings=settings or {},
+            )
+            record_action(
+                actor,
+                "node.create",
+                node,
+                after={"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key},
+            )
+            notify_node(node.public_id, "connect")
+    except IntegrityError as clash:
+        raise InvalidRequest(
+            fields={"name": "There is already a node of this name or with this address."},
+            code="already_exists",
+        ) from clash
+    return node
+
+
+def validate_host(host: str) -> None:
+    """Raise InvalidRequest unless the text is a valid host name or address."""
+    labels = host.rstrip(".").split(".")
+    if (
+        not host.isascii()
+        or len(host) > 253
+        or host.startswith("-")
+        or any(c.isspace() or c in "/@\0" for c in host)
+        or any(not 0 < len(label) < 64 for label in labels)
+    ):
+        raise InvalidRequest(fields={"host": "Give a host name or an address."})
+
+
+def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
+    """Cordon, drain, retire or uncordon a node without a check; running jobs continue unless drained."""
+    require_permission(actor, Permission.CHANGE, node)
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        NodeOperation.objects.filter(node=row, uncordon_on_success=True, finished_at__isnull=True).update(
+            uncordon_on_success=False
+        )
+        before = {"state": row.state, "reason": row.state_reason}
+        held = Task.objects.filter(node=row, container_removed=False)
+        if state is NodeState.RETIRED and held.exists():
+            raise Conflict(
+                f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced.",
+                code="node_busy",
+            )
+        if state is NodeState.READY:
+            require_connected_once(row)
+            row.addresses = reported_addresses(row.agent_info)
+        row.state, row.state_reason = state.value, reason[:500]
+        row.save(update_fields=["state", "state_reason", "addresses"])
+        if state is NodeState.DRAINED:
+            message = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
+            tasks = held.values_list("pk", flat=True)
+            elastic.end_tasks(tasks, EndReason.PREEMPTED, message=message, actor=actor.username)
+        _record_state_change(actor, row, before)
+    return row
+
+
+def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
+    """Uncordon a node after its check. The caller holds its row's lock and has checked permissions."""
+    before = {"state": node.state, "reason": node.state_reason}
+    node.state, node.state_reason, node.addresses = (
+        NodeState.READY.value,
+        reason,
+        reported_addresses(node.agent_info),
+    )
+    node.save(update_fields=["state", "state_reason", "addresses"])
+    _record_state_change(actor, node, before)
+
+
+def require_connected_once(node: Node) -> None:
+    """Raise Conflict for a node that has never answered."""
+    if not node.agent_info:
+        raise Conflict("It has not answered yet; test the connection first.", code="node_never_connected")
+
+
+def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
+    """Release the GPUs of an unreachable node, on an administrator's statement that no job runs there.
+
+    Return the number of tasks ended. Raise Conflict if the node is reachable.
+    """
+    require_permission(actor, Permission.CHANGE, node)
+    if not reason.strip():
+        raise InvalidRequest(fields={"reason": "Say how you know that nothing runs there any more."})
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        if row.reachable:
+            raise Conflict("It answers; drain it instead.", code="node_reachable")
+        unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
+        forgotten = unknown.update(
+            removed_at=timezone.now()
+        )  # before the tasks: adoption locks in this order
+        ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
+        row.state, row.state_reason = NodeState.CORDONED.value, f"{FENCED_REASON}: {reason}"[:500]
+        row.save(update_fields=["state", "state_reason"])
+        after = {"tasks": ended} | ({"orphan_containers": forgotten} if forgotten else {})
+        record_action(actor, "node.fence", row, after=after, reason=reason)
+        publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
+    return ended
+
+
+# -- reports of nodes ------------------------------------------------------------------------------
+
+
+def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float) -> bool:
+    """Store an agent's hello; return True if the node restarted since the last one.
+
+    After a restart all tasks there have ended (the boot id is the proof); a GPU that is not reported is lost.
+    """
+    with transaction.atomic():
+        node = (
+            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
+        )
+        rebooted = bool(node.boot_id) and node.boot_id != agent_info["boot_id"]
+        if rebooted:
+            _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
+        node.boot_id = agent_info["boot_id"]
+        node.agent_info = agent_info
+        update_missing_requirements(node, node.pool)
+        node.agent_version = str(agent_info.get("agent_version", ""))[:32]
+        node.cpu_milli = int(agent_info["cpu_count"]) * 1000
+        node.memory_mib = int(agent_info["memory_mib"] or 0)
+        node.clock_skew_s = round(float(agent_info["clock_s"]) - received_s, 3)
+        silent = str(agent_info.get("gpu_driver_error") or "")
+        if not silent:
+            node.simulated = any(gpu.get("simulated") for gpu in agent_info["gpus"])
+        _mark_seen(node)
+        if node.addresses is None:
+            node.addresses = reported_addresses(agent_info)
+        if node.state == NodeState.ENROLLING.value:
+            node.state = NodeState.READY.value
+            record_action(None, "node.ready", node, after={"gpus": len(agent_info["gpus"])})
+            request_operation(node, OperationKind.PREFLIGHT)
+        node.save()
+        if silent:
+            gpus.record_driver_unresponsive(node, silent)
+        else:
+            gpus.record_gpus(node, agent_info["gpus"])
+        if not silent and agent_info.get("links") is not None:
+            gpus.record_links(node, agent_info["links"])
+        publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        trigger_cycle("node")
+    return rebooted
+
+
+def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
+    """Return the addresses that a node reports as its own, at most 64; no container may connect to them.
+
+    They are stored when it is enrolled or uncordoned by an administrator, and not in between.
+    """
+    reported = [
+        str(each).partition("/")[0]
+        for row in agent_info.get("interfaces", ())
+        for each in row.get("addresses", ())
+    ]
+    found = set()
+    for address in reported[:64]:
+        with contextlib.suppress(ValueError):
+            found.add(str(ipaddress.ip_address(address)))
+    return sorted(found)
+
+
+def record_network_info(node_id: int, network_info: dict[str, Any]) -> None:
+    """Replace the network part of a node's last hello, such as its interfaces."""
+    with transaction.atomic():
+        node = (
+            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
+        )
+        before = node.agent_info, node.missing_requirements
+        node.agent_info = node.agent_info | network_info
+        update_missing_requirements(node, node.pool)
+        if (node.agent_info, node.missing_requirements) == before:
+            return
+        node.save(update_fields=["agent_info", "missing_requirements"])
+        publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        trigger_cycle("node")
+
+
+def record_disk_full(node_id: int, full: str | None) -> None:
+    """Cordon a node with a full disk, with this message; uncordon it when it reports free space.
+
+    Running jobs continue. A node that an administrator took out of service is unchanged.
+    """
+    if not Node.objects.filter(_disk_state_changes(full), pk=node_id).exists():
+        return
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        before = {"state": node.state, "reason": node.state_reason}
+        if full and node.state == NodeState.READY.value:
+            node.state = NodeState.CORDONED.value
+            message = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
+            node.state_reason = f"{message} It takes work again by itself once there is room."[:500]
+        elif (
+            not full
+            and node.state == NodeState.CORDONED.value
+            and node.state_reason.startswith(DISK_FULL_REASON)
+        ):
+            node.state, node.state_reason = NodeState.READY.value, ""
+        else:
+            return
+        node.save(update_fields=["state", "state_reason"])
+        after = {"state": node.state, "reason": node.state_reason}
+        record_action(None, "node.disk", node, before=before, after=after, reason=full or "")
+        publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+        trigger_cycle("node")
+
+
+def _disk_state_changes(full: str | None) -> Q:
+    """Select the nodes whose state this report changes."""
+    if full:
+        return Q(state=NodeState.READY.value)
+    return Q(state=NodeState.CORDONED.value, state_reason__startswith=DISK_FULL_REASON)
+
+
+def record_contact(
+    node_id: int,
+    clock_skew_s: float | None = None,
+    *,
+    disk_full_message: str | None = None,
+    compared: bool = False,
+) -> None:
+    """Record that the node answered, and its clock's offset from ours; None: not reported.
+
+    ``disk_full_message`` is its report about its disk; ``compared``: node and database were reconciled and
+    agree. One statement unless the node's state changes, because each node does this every ten seconds.
+    """
+    reported: dict[str, Any] = {"reconciled_at": timezone.now()} if compared else {}
+    if clock_skew_s is not None:
+        reported["clock_skew_s"] = round(clock_skew_s, 3)
+    calm = Node.objects.filter(pk=node_id, reachable=True, status_message="").exclude(
+        _disk_state_changes(disk_full_message)
+    )
+    if calm.update(last_seen_at=timezone.now(), **reported):
+        return
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        back = not node.reachable
+        _mark_seen(node)
+        for name, value in reported.items():
+            setattr(node, name, value)
+        node.save(
+            update_fields=["reachable", "unreachable_since", "status_message", "last_seen_at", *reported]
+        )
+        if back:
+            publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
+            trigger_cycle("node_back")
+    record_disk_full(node_id, disk_full_message)
+
+
+def record_unreachable(node_id: int, message: str) -> None:
+    """Mark the node unreachable, an overlay: its jobs keep running and keep their GPUs (I6)."""
+    with transaction.atomic():
+        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        changed = node.reachable or node.status_message != message[:1000]
+        node.reachable = False
+        node.unreachable_since = node.unreachable_since or timezone.now()
+        node.status_message = message[:1000]
+        node.save(update_fields=["reachable", "unreachable_since", "status_message"])
+        if changed:
+            publish_on_commit(
+                "cluster", {"kind": "node", "node": node.public_id, "problem": node.status_message}
+            )
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _mark_seen(node: Node) -> None:
+    node.reachable, node.unreachable_since, node.status_message = True, None, ""
+    node.last_seen_at = timezone.now()
+
+
+def _record_state_change(actor: User | None, row: Node, before: dict[str, str]) -> None:
+    """Write the audit row and publish the event of a state change."""
+    after = {"state": row.state, "reason": row.state_reason}
+    record_action(actor, "node.state", row, before=before, after=after)
+    publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
+    notify_node(row.public_id, "state")
+    trigger_cycle("node")
+
+
+def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
+    tasks = Task.objects.filter(node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
+    # unsent starts cannot be lost with the node; they are sent later
+    ids = list(tasks.filter(attempt__start_sent_at__isnull=False).values_list("pk", flat=True))
+    message = end_message(reason, node=node.name)
+    for task in ids:
+        job_control.record_task_ended(task, exit_code=None, reason=reason, message=message, proof=proof)
+    return len(ids)
+
+
+def _validate_name(name: str) -> None:
+    if fault := name_error(name):
+        raise InvalidRequest(fields={"name": fault})

@@ -1,0 +1,306 @@
+"""Operations on nodes: connection tests, and upgrades, checks and garbage collection by their actors.
+
+For the latter the row is the request: the node's actor finds it even if its notification is lost, and may
+execute it twice. ``do_`` functions are called by administrators, ``record_`` by the scheduler.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import transaction
+from django.db.models import OuterRef, Q, Subquery
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from portal.access import Permission, require_admin, require_permission
+from portal.domain.node_operations import (
+    CONTROL_CHANNEL_OPERATIONS,
+    FULL_DISK_GC_INTERVAL_S,
+    OPERATION_TIMEOUT_S,
+    OPERATION_TITLES,
+    OperationKind,
+    RolloutStatus,
+    startable_count,
+)
+from portal.domain.states import DISK_FULL_REASON, NodeState
+from portal.errors import Conflict
+from portal.live_events import publish_on_commit
+from portal.models import AgentRollout, Node, NodeOperation, NodePool, User
+from portal.outbox import enqueue_task, notify_node, notify_nodes
+from portal.selectors.nodes.agent_version import bundled_agent, runs_bundled_agent
+from portal.selectors.scheduling.settings import effective_pool_settings
+from portal.services.audit import record_action
+
+OPERATIONS = "orders"
+"""The verb that notifies a node's actor of due operations."""
+
+
+# -- for administrators ----------------------------------------------------------------------------
+
+
+def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOperation:
+    """Request an operation on a node, or return the unfinished one of this kind.
+
+    Raise Conflict while the node is unreachable, ServiceUnavailable for an upgrade without a signed agent.
+    """
+    require_permission(actor, Permission.CHANGE, node)
+    if kind is OperationKind.UPGRADE:
+        bundled_agent()
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        under_way = NodeOperation.objects.filter(node=row, kind=kind.value, finished_at__isnull=True).first()
+        if under_way is not None:
+            return under_way
+        if not row.reachable:
+            raise Conflict(
+                f"{row.name} does not answer, so nothing can be asked of it.", code="node_unreachable"
+            )
+        check = request_operation(row, kind, actor)
+        record_action(actor, f"node.{kind.value}", row)
+    return check
+
+
+def do_upgrade_all(actor: User) -> AgentRollout:
+    """Upgrade every node with another agent: one first, then several in parallel, until one fails.
+
+    Unreachable nodes are left out. Raise Conflict while another rollout runs, or if none is needed.
+    """
+    require_admin(actor, "upgrade nodes")
+    bundled_agent()
+    with transaction.atomic():
+        if AgentRollout.objects.select_for_update().filter(finished_at__isnull=True).exists():
+            raise Conflict("The nodes are being upgraded already.", code="rollout_in_progress")
+        nodes = [node for node in Node.objects.order_by("name") if _needs_upgrade(node)]
+        if not nodes:
+            raise Conflict("Every node that answers runs this agent already.", code="nothing_to_upgrade")
+        rollout = AgentRollout.objects.create(actor=actor)
+        NodeOperation.objects.bulk_create(
+            NodeOperation(node=node, kind=OperationKind.UPGRADE.value, actor=actor, rollout=rollout)
+            for node in nodes
+        )
+        record_action(actor, "nodes.upgrade_all", rollout, after={"nodes": [node.name for node in nodes]})
+        _advance_rollout(rollout)
+    return rollout
+
+
+def _needs_upgrade(node: Node) -> bool:
+    answers = node.reachable and node.state not in (NodeState.RETIRED.value, NodeState.ENROLLING.value)
+    return answers and not runs_bundled_agent(node)
+
+
+def do_start_connection_test(
+    actor: User, node: Node, kind: OperationKind = OperationKind.TEST
+) -> NodeOperation:
+    """Make the process with the node key test the connection; steps are added to the row."""
+    require_permission(actor, Permission.CHANGE, node)
+    with transaction.atomic():
+        check = NodeOperation.objects.create(node=node, kind=kind.value, actor=actor)
+        enqueue_task("scheduler.check_node", [check.public_id], "nodes")
+    return check
+
+
+# -- for the scheduler -----------------------------------------------------------------------------
+
+
+def request_operation(node: Node, kind: OperationKind, actor: User | None = None) -> NodeOperation:
+    """Create an operation for a node's actor, within the caller's transaction, without a permission check."""
+    check = NodeOperation.objects.create(
+        node=node, kind=kind.value, actor=actor, dispatched_at=timezone.now()
+    )
+    notify_node(node.public_id, OPERATIONS)
+    return check
+
+
+def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User) -> None:
+    """As ``request_operation``, for several nodes."""
+    now = timezone.now()
+    NodeOperation.objects.bulk_create(
+        NodeOperation(node=node, kind=kind.value, actor=actor, dispatched_at=now) for node in nodes
+    )
+    notify_nodes({node.public_id: (OPERATIONS, "") for node in nodes})
+
+
+def due_operations(node_id: int) -> list[NodeOperation]:
+    """Return the operations to execute on a node now, in the order of the requests."""
+    rows = NodeOperation.objects.filter(_is_due(), node_id=node_id).order_by("id")
+    return list(rows.select_related("node"))
+
+
+def nodes_with_due_operations() -> list[str]:
+    """Return the public ids of nodes with due operations, even if their notification was lost."""
+    return list(NodeOperation.objects.filter(_is_due()).values_list("node__public_id", flat=True).distinct())
+
+
+def record_program_sent(operation_id: int, program: str) -> None:
+    """Record that the new program is installed on the node; its next answer shows whether it runs."""
+    NodeOperation.objects.filter(pk=operation_id).update(program_sha256=program)
+
+
+def record_operation_finished(operation_id: int, ok: bool) -> None:
+    """Record the result. A successful upgrade is followed by a check, and by the next nodes of a rollout."""
+    with transaction.atomic():
+        check = (
+            NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(pk=operation_id)
+        )
+        if check.finished_at is not None:
+            return
+        check.ok, check.finished_at = ok, timezone.now()
+        check.save(update_fields=["ok", "finished_at"])
+        if ok and check.kind == OperationKind.UPGRADE.value:
+            request_operation(check.node, OperationKind.PREFLIGHT, check.actor)
+        if check.rollout_id is not None:
+            _advance_rollout(AgentRollout.objects.select_for_update().get(pk=check.rollout_id))
+        publish_on_commit(
+            "cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state}
+        )
+
+
+def record_images_removed(operation: NodeOperation, removed: Sequence[Mapping[str, Any]]) -> None:
+    """Audit the removal of images, and have the presence of environments checked again."""
+    if not removed:
+        return
+    with transaction.atomic():
+        images = [
+            {"names": row["names"], "mib": row["size_mib"], "unused_s": row["unused_s"]} for row in removed
+        ]
+        record_action(operation.actor, "node.images_removed", operation.node, after={"images": images})
+        notify_node(operation.node.public_id, "images")
+
+
+def request_gc_if_full(node: Node, used_percent: float | None) -> None:
+    """Request garbage collection if the image store is too full; at most every quarter of an hour."""
+    high = float(effective_pool_settings([node.pool])[node.pool_id]["image_gc_high_threshold_percent"])
+    since = timezone.now() - dt.timedelta(seconds=FULL_DISK_GC_INTERVAL_S)
+    if used_percent is None or used_percent < high:
+        return
+    if not NodeOperation.objects.filter(
+        node=node, kind=OperationKind.GC.value, started_at__gt=since
+    ).exists():
+        with transaction.atomic():
+            request_operation(node, OperationKind.GC)
+
+
+def request_due_gc() -> None:
+    """Request periodic garbage collection, more often if the disk is full."""
+    newest = NodeOperation.objects.filter(node=OuterRef("pk"), kind=OperationKind.GC.value).order_by("-id")
+    nodes = Node.objects.filter(reachable=True, state__in=[NodeState.READY.value, NodeState.CORDONED.value])
+    columns = ("pk", "pool_id", "state_reason", "created_at", "tidied_at")
+    tidied_at = Subquery(newest.values("started_at")[:1])
+    rows = list(nodes.annotate(tidied_at=tidied_at).values_list(*columns, named=True))
+    settings, now = (
+        effective_pool_settings(NodePool.objects.all()),
+        timezone.now(),
+    )  # after the rows, so that the pools of all are included
+    due = []
+    for row in rows:
+        every_s = float(settings[row.pool_id]["gc_interval_s"])
+        if every_s and row.state_reason.startswith(DISK_FULL_REASON):
+            every_s = min(every_s, FULL_DISK_GC_INTERVAL_S)
+        last = row.tidied_at or row.created_at
+        if every_s and now - last >= dt.timedelta(seconds=every_s):
+            due.append(row.pk)
+    for node in Node.objects.filter(pk__in=due) if due else ():
+        with transaction.atomic():
+            request_operation(node, OperationKind.GC)
+
+
+def delete_old_operations() -> None:
+    """Delete checks and garbage collections older than 30 days; tests and upgrades are kept."""
+    old = NodeOperation.objects.filter(
+        kind__in=[OperationKind.PREFLIGHT.value, OperationKind.GC.value],
+        finished_at__lt=Now() - dt.timedelta(days=30),
+    )
+    old.delete()
+
+
+def fail_overdue_operations() -> None:
+    """Fail operations that are not finished in time: the node does not answer, or no actor executed them."""
+    late = NodeOperation.objects.filter(
+        _is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S)
+    )
+    for check in late.select_related("node"):
+        message = f"{check.node.name} has not answered within {OPERATION_TIMEOUT_S:.0f} s."
+        if check.program_sha256:
+            message += (
+                " The new agent may be in place; unless confirmed, the node goes back to the one before."
+            )
+        record_operation_step(
+            check.public_id,
+            name=OPERATION_TITLES[OperationKind(check.kind)],
+            ok=False,
+            message=message,
+            seconds=OPERATION_TIMEOUT_S,
+        )
+        record_operation_finished(check.pk, ok=False)
+
+
+def record_operation_step(operation_id: str, *, name: str, ok: bool, message: str, seconds: float) -> None:
+    """Add a step of a connection test, for the page that waits."""
+    with transaction.atomic():
+        check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
+        check.steps = [
+            *check.steps,
+            {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)},
+        ]
+        check.save(update_fields=["steps"])
+
+
+def record_connection_test_finished(operation_id: str, ok: bool) -> None:
+    """Record the result; after a success the node's actor connects now."""
+    with transaction.atomic():
+        check = (
+            NodeOperation.objects.select_for_update(no_key=True)
+            .select_related("node")
+            .get(public_id=operation_id)
+        )
+        check.ok, check.finished_at = ok, timezone.now()
+        check.save(update_fields=["ok", "finished_at"])
+        if ok:
+            notify_node(check.node.public_id, "connect")
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _is_due() -> Q:
+    acts = [act.value for act in CONTROL_CHANNEL_OPERATIONS]
+    return Q(kind__in=acts, dispatched_at__isnull=False, finished_at__isnull=True)
+
+
+def _advance_rollout(rollout: AgentRollout) -> None:
+    """Start the next nodes of a rollout (row locked), or end it."""
+    checks = list(rollout.operations.select_related("node").order_by("node__name"))
+    turns = [check.rollout_status for check in checks]
+    begin = startable_count(turns)
+    for check in [check for check, turn in zip(checks, turns, strict=True) if turn is RolloutStatus.PENDING][
+        :begin
+    ]:
+        check.dispatched_at = timezone.now()
+        check.save(update_fields=["dispatched_at"])
+        notify_node(check.node.public_id, OPERATIONS)
+    if begin == 0 and RolloutStatus.RUNNING not in turns:
+        _finish_rollout(rollout, checks, turns)
+
+
+def _finish_rollout(
+    rollout: AgentRollout, operations: list[NodeOperation], statuses: list[RolloutStatus]
+) -> None:
+    failed = [
+        check.node.name
+        for check, turn in zip(operations, statuses, strict=True)
+        if turn is RolloutStatus.FAILED
+    ]
+    left = [
+        check.pk for check, turn in zip(operations, statuses, strict=True) if turn is RolloutStatus.PENDING
+    ]
+    NodeOperation.objects.filter(pk__in=left).delete()  # never started
+    rollout.ok, rollout.finished_at = not failed, timezone.now()
+    worked = statuses.count(RolloutStatus.SUCCEEDED)
+    rollout.message = f"{worked} of {len(statuses)} nodes run the new agent."
+    if failed:
+        rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were left as they are."
+    rollout.message = rollout.message[:500]
+    rollout.save(update_fields=["ok", "finished_at", "message"])

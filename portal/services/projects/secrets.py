@@ -1,0 +1,176 @@
+"""Secrets: written by users and managers, stored encrypted, decrypted only for the start of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db import transaction
+
+from agents.node.spec.environment import is_reserved
+from agents.node.spec.task_spec import FORBIDDEN_ENV
+from portal.access import Permission, require_permission, usable_secrets
+from portal.domain.secrets import (
+    FILE_NAME,
+    MAX_SECRETS_PER_JOB,
+    MAX_VALUE_BYTES,
+    PROJECT_SCOPE,
+    USER_SCOPE,
+    VARIABLE_NAME,
+)
+from portal.errors import InvalidRequest, NotFound
+from portal.models import Job, Project, Secret, User
+from portal.models.public_id import name_error
+from portal.selectors.jobs.rights import job_denial
+from portal.services.audit import record_action
+from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
+from portal.services.images.process_environment import SECRET_FILE
+
+SecretReference = Mapping[str, Any]
+"""``secret`` by name, ``of`` (me or project), and ``variable`` or ``file``: how the job gets it."""
+
+
+OWNER_TEXT = "the person"
+
+
+class SecretMissingError(Exception):
+    """A referenced secret does not exist any more, or the job's owner may not use it."""
+
+
+class SecretValues(NamedTuple):
+    """Decrypted values for one start of a job."""
+
+    files: dict[str, str]
+    variables: dict[str, str]
+
+
+def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -> Secret:
+    """Create or replace a secret; jobs get the new value with their next attempt."""
+    _require_holder_access(actor, holder)
+    wrong: dict[str, str] = {}
+    if fault := name_error(name):
+        wrong["name"] = fault
+    if not value:
+        wrong["value"] = "An empty secret tells nobody anything."
+    elif "\0" in value or len(value.encode()) > MAX_VALUE_BYTES:
+        wrong["value"] = f"A secret is text of at most {MAX_VALUE_BYTES // 1024} KiB."
+    if wrong:
+        raise InvalidRequest(fields=wrong)
+    with transaction.atomic():
+        row = (
+            Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
+        )
+        act = "secret.create" if row is None else "secret.change"
+        row = row or Secret(name=name, **_holder_filter(holder))
+        row.encrypted_value, row.changed_by = encrypt(value, _encryption_context(row)), actor.username
+        row.save()
+        record_action(actor, act, row, after=_audit_values(row))
+    return row
+
+
+def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
+    """Delete a secret. Running jobs keep it; a job that references it fails to start."""
+    _require_holder_access(actor, holder)
+    with transaction.atomic():
+        row = (
+            Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
+        )
+        if row is None:
+            raise NotFound("There is no such secret.")
+        record_action(actor, "secret.delete", row, before=_audit_values(row))
+        row.delete()
+
+
+def normalize_secret_references(references: Iterable[SecretReference]) -> list[dict[str, str]]:
+    """Return the references of a job in stored form."""
+    return [
+        {"secret": str(each["secret"]), "of": str(each.get("of") or USER_SCOPE), way: str(each[way])}
+        for each in references
+        for way in ("variable", "file")
+        if each.get(way)
+    ]
+
+
+def secret_references_error(env: Mapping[str, str], references: Sequence[SecretReference]) -> str | None:
+    """Return what is wrong with the secret references of a job, or None."""
+    if len(references) > MAX_SECRETS_PER_JOB:
+        return f"A job names at most {MAX_SECRETS_PER_JOB} secrets."
+    for each in references:
+        if bool(each.get("variable")) == bool(each.get("file")):
+            return f"Say for {each['secret']} either a variable or a file."
+        if each.get("of") not in (None, USER_SCOPE, PROJECT_SCOPE):
+            return f"{each['secret']} is of {USER_SCOPE} or of the {PROJECT_SCOPE}."
+    wanted = normalize_secret_references(references)
+    seen: set[tuple[str, str]] = set()
+    for each in wanted:
+        way = "variable" if "variable" in each else "file"
+        name = each[way]
+        if fault := _variable_error(name, env) if way == "variable" else _file_name_error(name):
+            return fault
+        if (way, name) in seen:
+            return f"Two secrets would be the {way} {name}."
+        seen.add((way, name))
+    return None
+
+
+def read_job_secrets(job: Job) -> SecretValues:
+    """Return the secrets for a start of the job now. Raise SecretMissingError."""
+    found = SecretValues({}, {})
+    if not job.secrets:
+        return found
+    if denial := job_denial(job):
+        raise SecretMissingError(denial.message.removesuffix("."))
+    rows = {(row.name, row.project_id): row for row in usable_secrets(job.owner, job.project)}
+    for each in job.secrets:
+        row = rows.get((each["secret"], job.project_id if each["of"] == PROJECT_SCOPE else None))
+        if row is None:  # deleted between the two queries
+            raise SecretMissingError(f"The secret {each['secret']} is gone")
+        try:
+            value = decrypt(row.encrypted_value, _encryption_context(row))
+        except DecryptionError as why:
+            raise SecretMissingError(
+                f"The secret {row.name} cannot be opened: {why}. Write it again"
+            ) from why
+        way, name = ("variable", each["variable"]) if "variable" in each else ("file", each["file"])
+        (found.variables if way == "variable" else found.files)[name] = value
+    return found
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _require_holder_access(actor: User, holder: User | Project) -> None:
+    if isinstance(holder, Project):
+        require_permission(actor, Permission.MANAGE, holder)
+    elif holder.pk != actor.pk:
+        raise NotFound
+
+
+def _holder_filter(holder: User | Project) -> dict[str, Any]:
+    return (
+        {"project": holder, "owner": None}
+        if isinstance(holder, Project)
+        else {"owner": holder, "project": None}
+    )
+
+
+def _encryption_context(row: Secret) -> EncryptionContext:
+    return EncryptionContext("secret", row.public_id, "encrypted_value")
+
+
+def _variable_error(name: str, env: Mapping[str, str]) -> str | None:
+    if not VARIABLE_NAME.fullmatch(name):
+        return f"{name!r} is not the name of a variable."
+    if name in FORBIDDEN_ENV or is_reserved(name):
+        return f"{name} is set by Fairway and cannot be changed."
+    return f"{name} is among the variables, too." if name in env else None
+
+
+def _file_name_error(name: str) -> str | None:
+    if not FILE_NAME.fullmatch(name):
+        return f"{name!r} is not the name of a file."
+    return f"{name} is Fairway's own file." if name in (SECRET_FILE, "variables") else None
+
+
+def _audit_values(row: Secret) -> dict[str, Any]:
+    return {"name": row.name, "of": row.project.name if row.project else OWNER_TEXT}

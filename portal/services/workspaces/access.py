@@ -1,0 +1,144 @@
+"""Access to workspaces: a secret per attempt, single-use tickets, and sessions of the workspace's origin."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import secrets
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from portal.access import Permission, can, require_permission
+from portal.domain.states import AttemptState, DesiredState, JobKind
+from portal.errors import Conflict
+from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
+from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import latest_expiry, session_user
+from portal.services.audit import record_action
+from portal.services.encryption import EncryptionContext, decrypt, encrypt
+
+TICKET_TTL = dt.timedelta(seconds=30)
+ENTER_PATH = "/.fairway/enter"
+HANDOVER_REFERRER_POLICY = "strict-origin"
+"""Referrer-Policy of the page that posts a ticket: with ``same-origin`` browsers would send Origin: null."""
+
+
+# -- secret of an attempt --------------------------------------------------------------------------
+
+
+def _encryption_context(job: Job, number: int) -> EncryptionContext:
+    return EncryptionContext("portal_attempt", f"{job.public_id}/{number}", "secret")
+
+
+def create_attempt_secret(job: Job) -> str:
+    """Return an encrypted random secret for the next attempt (``Attempt.secret``)."""
+    return encrypt(secrets.token_urlsafe(32), _encryption_context(job, job.attempt_count + 1))
+
+
+def decrypt_attempt_secret(attempt: Attempt) -> str:
+    """Return the attempt's secret, only for its node's secret file and for the gateway."""
+    return decrypt(attempt.secret, _encryption_context(attempt.job, attempt.number))
+
+
+# -- location --------------------------------------------------------------------------------------
+
+
+def workspace_origin(job: Job) -> str:
+    """Return the origin of a workspace, such as ``http://ws-abc.localhost:8000``."""
+    scheme = "https" if settings.HTTPS_ENABLED else "http"
+    return f"{scheme}://ws-{job.public_id}.{settings.APPS_DOMAIN}"
+
+
+def open_attempt(job: Job) -> Attempt | None:
+    """Return the attempt whose server can be used now: RUNNING, ready, and not stopping."""
+    return (
+        Attempt.objects.filter(
+            job=job,
+            job__kind=JobKind.WORKSPACE.value,
+            job__desired_state=DesiredState.RUN.value,
+            state=AttemptState.RUNNING.value,
+            ready_at__isnull=False,
+            stop_requested_at__isnull=True,
+        )
+        .select_related("job")
+        .first()
+    )
+
+
+# -- tickets and sessions --------------------------------------------------------------------------
+
+
+def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]:
+    """Return the URL to post to, and a ticket: single use, 30 s, bound to user, attempt and portal session.
+
+    The page posts it as the form field ``ticket``; ``session_key`` is its cookie's. Raise NotFound or
+    Forbidden for other users, Conflict if the workspace is not ready.
+    """
+    require_permission(user, Permission.ENTER, job)
+    attempt = open_attempt(job)
+    if attempt is None:
+        raise Conflict("Its server does not answer yet, or has stopped.", code="workspace_not_ready")
+    if attempt.leader_epoch == 0:
+        message = (
+            "It was kept after a restore; what opens it is not in the record. Stop it and start it again."
+        )
+        raise Conflict(message, code="workspace_unknown")
+    session = session_id(session_key)
+    if session_user(session) != user:
+        raise Conflict("Sign in again, then open it.", code="session_ended")
+    now = timezone.now()
+    ticket = secrets.token_urlsafe(32)
+    with transaction.atomic():
+        WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_TTL).delete()
+        WorkspaceSession.objects.filter(user=user, expires_at__lt=now).delete()
+        WorkspaceTicket.objects.create(
+            code_sha256=digest(ticket),
+            user=user,
+            attempt=attempt,
+            session_key=session,
+            expires_at=now + TICKET_TTL,
+        )
+        record_action(user, "workspace.open", job, after={"attempt": attempt.number})
+    return f"{workspace_origin(job)}{ENTER_PATH}", ticket
+
+
+def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
+    """Return the cookie of a new workspace session for an unused ticket of this workspace, else None.
+
+    Of two concurrent requests with the same ticket one succeeds.
+    """
+    now = timezone.now()
+    code = digest(ticket)
+    row = (
+        WorkspaceTicket.objects.select_related("user", "attempt__job")
+        .filter(code_sha256=code, attempt__job__public_id=job_public_id)
+        .first()
+    )
+    if row is None:
+        return None
+    with transaction.atomic():
+        # Only columns of this row: a joined condition would be evaluated before the lock, and both would
+        # succeed.
+        fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
+        if fresh.update(used_at=now) != 1:
+            return None
+        if session_user(row.session_key) != row.user:
+            return None
+        if not can(row.user, Permission.ENTER, row.attempt.job):
+            return None
+        cookie = secrets.token_urlsafe(32)
+        WorkspaceSession.objects.create(
+            cookie_sha256=digest(cookie),
+            user=row.user,
+            attempt=row.attempt,
+            session_key=row.session_key,
+            expires_at=latest_expiry(),  # ends with the portal session
+        )
+        return cookie
+
+
+def digest(code: str) -> str:
+    """Return the SHA-256 of a code or cookie; a plain hash suffices because they are random."""
+    return hashlib.sha256(code.encode()).hexdigest()

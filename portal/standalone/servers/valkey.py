@@ -1,0 +1,61 @@
+"""Our own Valkey: a unix socket, no TCP port, nothing on disk, since all its data can be rebuilt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+
+from portal.config.data_paths import VALKEY_SOCKET_NAME
+from portal.standalone.data_dir import DataDir
+from portal.standalone.errors import StartError
+from portal.standalone.servers.binaries import ValkeyBinary, find_valkey
+
+MEMORY_LIMIT = "512mb"
+
+
+@dataclass(frozen=True)
+class ValkeyServer:
+    """A prepared server: `command` runs it in the foreground, SIGTERM stops it."""
+
+    folder: DataDir
+    binary: ValkeyBinary
+
+    @property
+    def command(self) -> list[str]:
+        socket = str(self.folder.sockets / VALKEY_SOCKET_NAME)
+        return [
+            *[str(self.binary.program), "--port", "0", "--unixsocket", socket, "--unixsocketperm", "700"],
+            *["--save", "", "--appendonly", "no", "--dir", str(self.folder.valkey), "--daemonize", "no"],
+            *["--maxmemory", MEMORY_LIMIT, "--maxmemory-policy", "noeviction", "--loglevel", "warning"],
+        ]
+
+    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 15) -> None:
+        """Return when the server answers a ping."""
+        client = redis.Redis.from_url(self.folder.redis_url, socket_timeout=2, socket_connect_timeout=2)
+        deadline = time.monotonic() + timeout_s
+        try:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.RedisError as trouble:
+                    if not is_running():
+                        raise StartError(
+                            "Valkey stopped while starting; its lines above say why."
+                        ) from trouble
+                    if time.monotonic() > deadline:
+                        raise StartError(
+                            f"Valkey did not answer within {timeout_s:.0f} s: {trouble}"
+                        ) from trouble
+                time.sleep(0.02)
+        finally:
+            client.close()
+
+
+def prepare_valkey(folder: DataDir) -> ValkeyServer:
+    """Return a startable server; remove the socket of a killed one."""
+    (folder.sockets / VALKEY_SOCKET_NAME).unlink(missing_ok=True)
+    return ValkeyServer(folder, find_valkey())

@@ -1,0 +1,55 @@
+"""The last frame of each node in Redis, with a time to live: what a page shows before live updates."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from portal.valkey.client import valkey_client
+
+log = logging.getLogger(__name__)
+
+TTL_S = 30
+VALKEY_TIMEOUT_S = 2.0
+_PREFIX = "fairway:latest:"
+CLUSTER_KEY = "cluster"
+
+
+def frame_key(name: str) -> str:
+    """Return the key of the last frame of a node (public id) or of the cluster."""
+    return _PREFIX + name
+
+
+def store_frames(frames: Mapping[str, str]) -> None:
+    """Store encoded frames by name, in one round trip. Raise RedisError."""
+    with valkey_client(VALKEY_TIMEOUT_S).pipeline(transaction=False) as pipe:
+        for name, text in frames.items():
+            pipe.set(frame_key(name), text, ex=TTL_S)
+        pipe.execute()
+
+
+def latest_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the last frames that have not expired; empty while Redis does not answer."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    try:
+        found = valkey_client(VALKEY_TIMEOUT_S).mget([frame_key(name) for name in wanted])
+    except RedisError as problem:
+        log.warning("no last samples: %s", problem)
+        return {}
+    texts = zip(wanted, found, strict=True)
+    return {name: json.loads(text) for name, text in texts if text is not None}
+
+
+def latest_gpu_samples(node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the last sample of each GPU by UUID, for the given nodes (public ids)."""
+    return {
+        gpu["uuid"]: gpu | {"at_s": frame["at_s"], "lag_s": frame["lag_s"]}
+        for frame in latest_frames(node_ids).values()
+        for gpu in frame.get("gpus", [])
+    }

@@ -1,0 +1,80 @@
+"""Idle settings that a project overrides: a panel of its page, and their edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from portal.domain.policy_settings import default_value
+from portal.errors import InvalidRequest
+from portal.models import Project, User
+from portal.selectors.scheduling.project_settings import ProjectSetting, project_settings_sheet
+from portal.selectors.scheduling.settings import SettingView
+from portal.services.cluster.policy_settings import do_change_policy
+from portal.web.admin.scheduling.policy import SettingRow, apply_posted, format_value, posted_changes
+from portal.web.display.formatting import parse_whole_number
+
+
+@dataclass
+class ProjectSettingRow(SettingRow):
+    """One setting of the project."""
+
+    project_setting: ProjectSetting | None = None
+
+    @property
+    def effective(self) -> list[tuple[str, str, str]]:
+        """Return effective value, its source and its pools; pools with the same value are grouped."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for rule in self.project_setting.rules if self.project_setting else ():
+            said_by = f"{rule.source_text}, which allows no more" if rule.is_clamped else rule.source_text
+            found.setdefault((format_value(self.setting, rule.value), said_by), []).append(rule.pool.name)
+        return [(value, said_by, ", ".join(pools)) for (value, said_by), pools in found.items()]
+
+    @property
+    def bound_text(self) -> str:
+        """The least strict value that would have an effect, as text."""
+        if self.project_setting is None or self.project_setting.loosest_effective is None:
+            return ""
+        value = format_value(self.setting, self.project_setting.loosest_effective)
+        return f"{value} or stricter" if self.setting.options else f"at most {value}"
+
+
+class ProjectPolicyPanel:
+    """The settings of a project, with posted values and errors."""
+
+    def __init__(self, project: Project) -> None:
+        sheet = project_settings_sheet(project)
+        self.project = project
+        self.version = sheet.version
+        self.error = ""
+        self.rows = [_setting_row(setting) for setting in sheet.settings]
+
+    @property
+    def overridden_count(self) -> int:
+        return sum(line.setting.own_value is not None for line in self.rows)
+
+    def save(self, user: User, posted: Mapping[str, str]) -> bool:
+        """Save the posted changes and return whether there were any.
+
+        Raise InvalidRequest or PreconditionFailed, with the error noted at each setting.
+        """
+        version = parse_whole_number(posted.get("version", ""))
+        if version is None:
+            raise InvalidRequest("This form is not one of ours; load the page again.")
+        apply_posted(self.rows, posted)
+        try:
+            changes = posted_changes(self.rows)
+            do_change_policy(
+                user, self.project, changes, version=version, reason=posted.get("reason", "").strip()
+            )
+        except InvalidRequest as refusal:
+            for line in self.rows:
+                line.problem = refusal.fields.get(line.setting.name, "")
+            raise
+        return bool(changes)
+
+
+def _setting_row(setting: ProjectSetting) -> ProjectSettingRow:
+    own = SettingView(setting.name, setting.own_value, default_value(setting.name), False)
+    text = format_value(own, setting.own_value)
+    return ProjectSettingRow(own, text, text, project_setting=setting)

@@ -1,0 +1,155 @@
+"""The volumes page: volumes, whether their limits are enforced, and their edit form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from portal.access import AccessPolicy, access_policy, require_user, visible_nodes, visible_projects
+from portal.domain.volumes import VolumeKind, VolumeScope
+from portal.errors import InvalidRequest
+from portal.models import NodePool, Volume
+from portal.selectors.volumes import (
+    get_rows_by_key,
+    get_volume,
+    list_volumes,
+    node_disks,
+    quota_enforcement_message,
+)
+from portal.services.lifecycle.rights_changes import ChoiceRequired
+from portal.services.projects.volumes import VolumeInput, do_delete_volume, do_save_volume
+from portal.web.actions import run_and_redirect
+from portal.web.admin.affected_jobs import parse_choice, render_choice
+
+TEXT_FIELDS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
+KIND_LABELS = {
+    VolumeKind.DATASET: "data set: a folder that no job changes",
+    VolumeKind.HOST_PATH: "folder: one that is there",
+    VolumeKind.NFS: "NFS share: must be mounted there",
+    VolumeKind.PROJECT: "project: a folder for each project",
+    VolumeKind.SCRATCH: "scratch: empty, gone with its task",
+    VolumeKind.HOME: "homes: where they are, and how large",
+}
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def volumes_page(request: HttpRequest) -> HttpResponse:
+    """List visible volumes; ``edit`` names the one shown in the form."""
+    row = get_volume(request.user, request.GET["edit"]) if request.GET.get("edit") else None
+    return _render(request, row, _values(row) if row else {"reach": "node"})
+
+
+@access_policy(AccessPolicy.ADMIN)
+@require_POST
+def save_volume(request: HttpRequest) -> HttpResponse:
+    """Create a volume, or change the one that ``row`` names."""
+    row = get_volume(request.user, request.POST["row"]) if request.POST.get("row") else None
+    values = {key: request.POST.get(key, "").strip() for key in TEXT_FIELDS}
+    values["read_only"] = request.POST.get("read_only", "")
+    if row is not None:
+        values |= {"name": row.name, "kind": row.kind}
+    try:
+        words = _build_input(request, values)
+        saved = do_save_volume(require_user(request.user), words, row, choice=parse_choice(request))
+    except ChoiceRequired as needed:
+        return render_choice(
+            request, needed, change=f"Save the volume {values['name']}", back=reverse("volumes")
+        )
+    except InvalidRequest as refusal:
+        return _render(request, row, values, problems=refusal.fields, status=400)
+    messages.success(request, f"The volume {saved.name} is saved. Jobs that start from now on see it so.")
+    return HttpResponseRedirect(reverse("volumes"))
+
+
+@access_policy(AccessPolicy.ADMIN)
+@require_POST
+def remove_volume(request: HttpRequest, name: str) -> HttpResponse:
+    """Remove a volume that no live job refers to; its files stay."""
+    row = get_volume(request.user, name)
+
+    def remove() -> str:
+        do_delete_volume(require_user(request.user), row)
+        return f"The volume {row.name} is forgotten. Its files stay where they are."
+
+    return run_and_redirect(request, remove, reverse("volumes"))
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _build_input(request: HttpRequest, values: dict[str, str]) -> VolumeInput:
+    kinds, reaches = {kind.value for kind in VolumeKind}, {reach.value for reach in VolumeScope}
+    if values["kind"] not in kinds or values["reach"] not in reaches:
+        raise InvalidRequest(fields={"kind": "Choose one."})
+    try:
+        quota = round(float(values["quota_gib"]) * 1024) if values["quota_gib"] else None
+    except (ValueError, OverflowError):
+        raise InvalidRequest(fields={"quota_mib": "Must be a number of GiB."}) from None
+    pools = _rows("pool", NodePool.objects.all(), values["pool"])
+    return VolumeInput(
+        name=values["name"],
+        kind=VolumeKind(values["kind"]),
+        scope=VolumeScope(values["reach"]),
+        path=values["path"],
+        description=values["description"],
+        read_only=bool(values["read_only"]),
+        quota_mib=quota,
+        pool=pools[0] if pools else None,
+        nodes=_rows("nodes", visible_nodes(request.user), values["nodes"]),
+        projects=_rows("projects", visible_projects(request.user), values["projects"]),
+    )
+
+
+def _rows(field: str, rows: QuerySet[Any], text: str) -> list[Any]:
+    found, unknown = get_rows_by_key(rows, text.replace(",", " ").split())
+    if unknown is not None:
+        raise InvalidRequest(fields={field: f"There is no {field.removesuffix('s')} called {unknown}."})
+    return found
+
+
+def _values(row: Volume) -> dict[str, str]:
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "reach": row.scope,
+        "path": row.path,
+        "description": row.description,
+        "quota_gib": "" if row.quota_mib is None else f"{row.quota_mib / 1024:g}",
+        "pool": row.pool.name if row.pool else "",
+        "nodes": ", ".join(node.name for node in row.nodes.all()),
+        "projects": ", ".join(project.name for project in row.projects.all()),
+        "read_only": "on" if row.read_only else "",
+    }
+
+
+def _render(
+    request: HttpRequest,
+    row: Volume | None,
+    values: dict[str, str],
+    *,
+    problems: dict[str, str] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    may_edit = require_user(request.user).is_admin
+    reported = node_disks() if may_edit else []
+    context = {
+        "volumes": [
+            (each, quota_enforcement_message(each, reported) if may_edit else None)
+            for each in list_volumes(request.user)
+        ],
+        "disks": reported,
+        "editing": row,
+        "values": values,
+        "problems": problems or {},
+        "kinds": [(kind.value, words) for kind, words in KIND_LABELS.items()],
+        "pools": NodePool.objects.order_by("name"),
+        "may_edit": may_edit,
+    }
+    return render(request, "admin/volumes.html", context, status=status)

@@ -1,0 +1,84 @@
+"""Requests that need a decision: time limit extensions, and exemptions of idle workspaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from portal.access import AccessPolicy, access_policy, approvable_extensions, project_ids, require_user
+from portal.domain.states import Role
+from portal.models import TimeLimitExtension, User
+from portal.selectors.jobs.idle import active_exemptions
+from portal.selectors.jobs.jobs import visible_job_ids
+from portal.selectors.jobs.time_limits import get_extension, list_extensions
+from portal.services.jobs.time_limits import do_decide_extension
+from portal.web.actions import run_and_redirect
+
+DECIDED_LIMIT = 20
+PENDING_LIMIT = 200
+
+
+@dataclass(frozen=True)
+class ExtensionRequestRow:
+    """A request for more time as its reader may see it."""
+
+    row: TimeLimitExtension
+    may_decide: bool
+    delays: list[tuple[str, float | None]]
+    """Delayed jobs visible to the reader, with seconds; None if unknown."""
+
+    @property
+    def hidden_delay_count(self) -> int:
+        """Number of delayed jobs invisible to the reader."""
+        return self.row.delayed_count - len(self.delays)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def approvals(request: HttpRequest) -> HttpResponse:
+    """List pending requests, recent decisions and current exemptions."""
+    user = require_user(request.user)
+    waiting = list(list_extensions(user, pending_only=True)[:PENDING_LIMIT])
+    decided = list(list_extensions(user, pending_only=False)[:DECIDED_LIMIT])
+    may, seen = (
+        approvable_extensions(user, waiting),
+        visible_job_ids(user, {one["job"] for row in waiting for one in row.delays}),
+    )
+    asked = [
+        ExtensionRequestRow(
+            row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in seen]
+        )
+        for row in waiting
+    ]
+    exemptions = list(active_exemptions(user)[:PENDING_LIMIT])
+    managed = managed_projects(user)
+    context = {
+        "extension_requests": asked,
+        "decided": decided,
+        "exemptions": [(row, managed is None or row.job.project_id in managed) for row in exemptions],
+    }
+    return render(request, "approvals/page.html", context)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Grant or refuse a request for more time."""
+    user = require_user(request.user)
+    asked = get_extension(user, public_id)
+    grant = request.POST.get("grant") == "1"
+
+    def act() -> str:
+        do_decide_extension(user, asked, grant=grant, answer=request.POST.get("answer", "").strip())
+        return f"More time for {asked.job.name} is {'granted' if grant else 'refused'}."
+
+    return run_and_redirect(request, act, reverse("approvals"))
+
+
+def managed_projects(user: User) -> set[int] | None:
+    """Return primary keys of the projects that the user manages; None: all, for administrators."""
+    return None if user.is_admin else project_ids(user, Role.MANAGER)

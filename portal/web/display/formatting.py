@@ -1,0 +1,160 @@
+"""Formats numbers, times and states for pages: text with units and no-break spaces."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import zoneinfo
+
+from portal.domain.throughput import Layout
+
+NBSP = "\u00a0"
+_VENDOR_PREFIX = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
+_FORM_FACTOR_SUFFIX = re.compile(r"[-\s](SXM\d?|PCIE?|NVL|HBM\d?e?)\b.*$", re.IGNORECASE)
+
+
+MAX_DIGITS = 18
+
+
+def parse_whole_number(text: object) -> int | None:
+    """Parse an integer from 0 up in a URL or a field; None for anything else."""
+    digits = str(text)
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else None
+
+
+def duration(seconds: float | None) -> str:
+    """Format as 12 s, 4 min 10 s, 7 h 22 min or 3 d 4 h; "unknown" for None."""
+    if seconds is None:
+        return "unknown"
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}{NBSP}s"
+    if whole < 3600:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes}{NBSP}min" + (f" {rest}{NBSP}s" if rest and minutes < 10 else "")
+    if whole < 86400:
+        hours, rest = divmod(whole, 3600)
+        return f"{hours}{NBSP}h" + (f" {rest // 60:02d}{NBSP}min" if rest >= 60 else "")
+    days, rest = divmod(whole, 86400)
+    return f"{days}{NBSP}d" + (f" {rest // 3600}{NBSP}h" if rest >= 3600 else "")
+
+
+def memory(mib: float | None) -> str:
+    """Format as 512 MiB or 80 GiB; "unknown" for None."""
+    if mib is None:
+        return "unknown"
+    if mib < 1024:
+        return f"{mib:.0f}{NBSP}MiB"
+    gib = mib / 1024
+    return f"{gib:.0f}{NBSP}GiB" if gib >= 10 or gib == int(gib) else f"{gib:.1f}{NBSP}GiB"
+
+
+def energy(joules: float) -> str:
+    """Format as 0.4 Wh, 35 Wh, 1.2 kWh or 340 kWh."""
+    hours = joules / 3600
+    unit, value = ("kWh", hours / 1000) if hours >= 1000 else ("Wh", hours)
+    return f"{value:.1f}{NBSP}{unit}" if value < 10 else f"{value:,.0f}{NBSP}{unit}"
+
+
+def gpus(milli: int) -> str:
+    """Format as 2 GPUs, 1 GPU, 0.5 GPU or no GPU."""
+    if milli == 0:
+        return f"no{NBSP}GPU"
+    amount = f"{milli / 1000:g}"
+    return f"{amount}{NBSP}{'GPU' if milli <= 1000 else 'GPUs'}"
+
+
+def gpu_amount(milli: int) -> str:
+    """Format milli-GPUs without a unit: 2, 0.5."""
+    return f"{milli / 1000:g}"
+
+
+def short_gpu_model(model: str) -> str:
+    """Shorten a model without vendor and form factor: NVIDIA H100-SXM5-80GB becomes H100."""
+    name = _FORM_FACTOR_SUFFIX.sub("", _VENDOR_PREFIX.sub("", model.strip()))
+    return name.removesuffix(" GPU").removesuffix(" Generation") or model
+
+
+def amount(value: float) -> str:
+    """Format as 1,200 or 0.0123: any number with at least three significant digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def rate(per_s: float) -> str:
+    """Format as 340 a second, 2.5 a minute or 0.4 an hour."""
+    for unit, seconds in (("second", 1), ("minute", 60)):
+        if per_s * seconds >= 0.5:
+            return f"{amount(per_s * seconds)} a{NBSP}{unit}"
+    return f"{amount(per_s * 3600)} an{NBSP}hour"
+
+
+def layout_text(lies: Layout) -> str:
+    """Format as: H200 on 1 node; A100 on 2 nodes, 4 NVLink islands, 1 fabric level apart."""
+    models = " + ".join(short_gpu_model(model) for model in lies.gpu_model.split(" + "))
+    said = f"{models} on {plural(lies.nodes, 'node')}"
+    if lies.islands > lies.nodes:
+        said += f", {plural(lies.islands, 'NVLink island')}"
+    return f"{said}, {plural(lies.levels, 'fabric level')} apart" if lies.levels else said
+
+
+def topology_constraint_text(near: dict[str, str | None] | None) -> str:
+    """Format as: in one rack (fabric); preferably in one block (fabric); "" without a constraint."""
+    if not near:
+        return ""
+    said = [("in one", near.get("required")), ("rather in one", near.get("preferred"))]
+    levels = ", ".join(f"{how} {level.rpartition('/')[2]}" for how, level in said if level)
+    return f"{levels} ({near.get('topology')})"
+
+
+def gpu_time(gpu_seconds: float) -> str:
+    """Format as 45 GPU-min, 1.6 GPU-h or 260 GPU-h."""
+    hours = gpu_seconds / 3600
+    if hours < 1:
+        return f"{gpu_seconds / 60:.0f}{NBSP}GPU-min"
+    return f"{hours:.1f}{NBSP}GPU-h" if hours < 100 else f"{hours:,.0f}{NBSP}GPU-h"
+
+
+def cores(milli: int) -> str:
+    """Format as 4 cores, 1 core or 0.5 core."""
+    amount = f"{milli / 1000:g}"
+    return f"{amount}{NBSP}{'core' if milli <= 1000 else 'cores'}"
+
+
+def time_zone(name: str) -> dt.tzinfo:
+    """Return the time zone of that name; UTC if it does not exist."""
+    try:
+        return zoneinfo.ZoneInfo(name or "UTC")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return dt.UTC
+
+
+def full_time(at: dt.datetime, zone: dt.tzinfo) -> str:
+    """Format as Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
+    here = at.astimezone(zone)
+    return f"{here:%A} {here.day} {here:%B %Y, %H:%M:%S} ({here:%Z})"
+
+
+def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
+    """Format as 13:52 today, yesterday 13:52, tomorrow 13:52, 9 May 13:52 or 9 May 2025."""
+    here, today = at.astimezone(zone), now.astimezone(zone)
+    days = (today.date() - here.date()).days
+    if days == 0:
+        return f"{here:%H:%M}"
+    if days == 1:
+        return f"yesterday {here:%H:%M}"
+    if days == -1:
+        return f"tomorrow {here:%H:%M}"
+    if here.year == today.year:
+        return f"{here.day} {here:%b %H:%M}"
+    return f"{here.day} {here:%b %Y}"
+
+
+def plural(count: int, names: str) -> str:
+    """Format as 1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
+    one, _, many = names.partition(",")
+    return f"{count:,}{NBSP}{one if count == 1 else (many or one + 's')}"
+
+
+def short_digest(pin: str) -> str:
+    """Return the first 12 hex digits of an image's digest."""
+    return f"sha256:{pin.rpartition(':')[2][:12]}"

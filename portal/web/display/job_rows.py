@@ -1,0 +1,337 @@
+"""A job for display: state icon and label, summary, GPUs and time."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils import timezone
+
+from portal.access import Permission, permitted_job_ids
+from portal.domain.reasons import VerdictCode
+from portal.domain.states import (
+    LIVE_ATTEMPT_STATES,
+    TERMINAL_JOB_STATES,
+    AttemptState,
+    DesiredState,
+    JobKind,
+    JobState,
+)
+from portal.models import Attempt, Gpu, Job, JobVerdict, Task, User, WorkspaceActivity
+from portal.selectors.jobs.idle import attempt_activity
+from portal.selectors.jobs.time_limits import ends_at
+from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, plural, short_gpu_model
+
+VERDICT_LABELS = {
+    VerdictCode.PROJECT_LIMIT: "Project limit",
+    VerdictCode.WAITING_FOR_EVICTION: "Waiting for eviction",
+    VerdictCode.BEGIN_TIME: "Scheduled",
+    VerdictCode.RESERVED_FOR_OTHER_JOB: "Reserved",
+    VerdictCode.DEPENDENCY: "Dependency",
+    VerdictCode.USER_LIMIT: "At the user's limit",
+    VerdictCode.UNSATISFIABLE: "Cannot start",
+    VerdictCode.OWNER_NOT_PERMITTED: "Not permitted",
+    VerdictCode.INVALID_DATA: "Invalid data",
+}
+END_STATE_DISPLAY = {
+    JobState.COMPLETED: ("done", "Completed"),
+    JobState.FAILED: ("failed", "Failed"),
+    JobState.CANCELLED: ("stopped", "Stopped"),
+    JobState.TIMEOUT: ("warning", "Time is up"),
+}
+
+
+STATE_DISPLAY = END_STATE_DISPLAY | {
+    JobState.PENDING: ("waiting", "Waiting"),
+    JobState.RUNNING: ("running", "Running"),
+    JobState.SUSPENDED: ("stopped", "Suspended"),
+}
+"""Icon and label of a state where nothing else of the job is known."""
+
+
+@dataclass
+class JobRow:
+    """A job with its live attempt, for templates."""
+
+    job: Job
+    attempt: Attempt | None = None
+    tasks: list[Task] = field(default_factory=list)
+    gpu_models: list[str] = field(default_factory=list)
+    may_control: bool = False
+    mine: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return JobState(self.job.state) in TERMINAL_JOB_STATES
+
+    @property
+    def stopping(self) -> bool:
+        """True when a stop was requested and the job has not ended."""
+        asked = self.job.desired_state == DesiredState.CANCELLED
+        leaving = self.attempt is not None and self.attempt.state == AttemptState.COMPLETING
+        return not self.ended and (asked or leaving)
+
+    @property
+    def suspended(self) -> bool:
+        """True when suspension was requested: the job holds no GPU, or is releasing its GPUs."""
+        return not self.ended and self.job.desired_state == DesiredState.SUSPENDED
+
+    @property
+    def may_resume(self) -> bool:
+        return self.may_control and self.suspended
+
+    @property
+    def may_suspend(self) -> bool:
+        runs = self.job.state == JobState.RUNNING and not self.stopping
+        return self.may_control and runs and not self.suspended and not self.job.is_placeholder
+
+    @property
+    def idle(self) -> WorkspaceActivity | None:
+        """Its idle countdown, once users are notified of it."""
+        found = attempt_activity(self.attempt) if self.attempt and not self.stopping else None
+        return found if found and found.idle_notified_at else None
+
+    @property
+    def is_unreachable(self) -> bool:
+        """True when one of its nodes does not answer."""
+        return any(not task.node.reachable for task in self.tasks if not task.container_removed)
+
+    @property
+    def is_workspace(self) -> bool:
+        return self.job.kind == JobKind.WORKSPACE.value
+
+    @property
+    def ready(self) -> bool:
+        """True when the workspace can be opened: its server answered."""
+        return bool(
+            self.attempt
+            and self.attempt.ready_at
+            and self.attempt.state == AttemptState.RUNNING
+            and not self.stopping
+        )
+
+    @property
+    def may_lose_work(self) -> bool:
+        """True for a running training job that can be preempted."""
+        trains = self.job.kind == JobKind.TRAINING.value and self.job.preemptible
+        return trains and self.attempt is not None and self.attempt.state == AttemptState.RUNNING
+
+    @property
+    def state_display(self) -> tuple[str, str]:
+        """Icon and label of the state."""
+        job = self.job
+        if self.ended:
+            return END_STATE_DISPLAY[JobState(job.state)]
+        if self.stopping:
+            return "starting", "Suspending" if self.suspended else "Stopping"
+        if job.state == JobState.SUSPENDED:
+            return "stopped", "Suspended"
+        if job.state == JobState.PENDING:
+            if job.held:
+                return "stopped", "Held"
+            standing = current_verdict(job)
+            code = VerdictCode(standing.code) if standing and standing.code in set(VerdictCode) else None
+            return "waiting", VERDICT_LABELS.get(code, "Waiting") if code else "Waiting"
+        if self.is_unreachable:
+            return "unreachable", "Unreachable"
+        if self.attempt is None or self.attempt.state == AttemptState.CONFIGURING:
+            return "starting", "Starting"
+        if self.is_workspace and self.attempt.ready_at is None:
+            return "starting", "Starting"
+        return ("idle", "Idle, holds GPUs") if self.idle else ("running", "Running")
+
+    @property
+    def icon(self) -> str:
+        return self.state_display[0]
+
+    @property
+    def label(self) -> str:
+        return self.state_display[1]
+
+    @property
+    def summary(self) -> str:
+        """The line below the name."""
+        job = self.job
+        if self.ended:
+            return job.message
+        problem = next(
+            (
+                task.status_message
+                for task in self.tasks
+                if task.status_message and not task.container_removed
+            ),
+            "",
+        )
+        if self.stopping:
+            return (self.attempt.message if self.attempt else "") or "It lets go of its GPUs."
+        if job.state == JobState.PENDING:
+            standing = current_verdict(job)
+            if job.held:
+                return "Held back; release it and it waits its turn."
+            if standing is not None:
+                return standing.message
+            return job.message or "Just submitted; the next cycle says why it waits."
+        if self.is_unreachable:
+            names = sorted({task.node.name for task in self.tasks if not task.node.reachable})
+            return f"{', '.join(names)} does not answer. It keeps running there and keeps its GPUs."
+        if problem:
+            return problem
+        if self.attempt is not None and self.attempt.state == AttemptState.CONFIGURING:
+            return f"Its containers start on {self.node_names}."
+        if self.is_workspace and self.attempt is not None and self.attempt.ready_at is None:
+            return "Its container runs; the link opens when its server answers."
+        if not self.node_names:
+            return job.message
+        return f"{self.elastic_size} on {self.node_names}." if self.elastic_size else f"On {self.node_names}."
+
+    @property
+    def suggestion(self) -> str:
+        """The smallest change that would let it start now, as a message; empty when there is none."""
+        standing = current_verdict(self.job)
+        change = standing.suggestion if standing and self.job.state == JobState.PENDING else None
+        return str(change.get("message", "")) if change else ""
+
+    @property
+    def node_names(self) -> str:
+        return ", ".join(sorted({task.node.name for task in self._running_tasks}))
+
+    @property
+    def node_count(self) -> int:
+        return len({task.node_id for task in self._running_tasks})
+
+    @property
+    def _running_tasks(self) -> list[Task]:
+        """Its tasks; of an elastic job those that hold GPUs now."""
+        return [task for task in self.tasks if not (self.job.is_elastic and task.container_removed)]
+
+    @property
+    def elastic_size(self) -> str:
+        """2 of 4 tasks, while an elastic job runs; empty otherwise."""
+        if not self.job.is_elastic or self.job.state != JobState.RUNNING:
+            return ""
+        return f"{len(self._running_tasks)} of {self.job.tasks} tasks"
+
+    @property
+    def gpus(self) -> str:
+        """16 × H200, 0.5 × A100, no GPU."""
+        job = self.job
+        if job.gpus_per_task == 0:
+            return f"no{NBSP}GPU"
+        waits = job.state == JobState.PENDING  # GPUs of an earlier attempt do not determine those of the next
+        models = [] if waits else sorted({short_gpu_model(model) for model in self.gpu_models})
+        model = ", ".join(models) or (short_gpu_model(job.gpu_model) if job.gpu_model else "GPU")
+        milli = len(self._running_tasks) * job.task_milli if self.elastic_size else job.total_milli
+        return f"{gpu_amount(milli)}{NBSP}×{NBSP}{model}"
+
+    @property
+    def size_text(self) -> str:
+        """Text below the GPUs: 2 nodes, or 2 tasks of 8."""
+        if self.elastic_size:
+            return self.elastic_size
+        if self.node_count > 1:
+            return plural(self.node_count, "node")
+        if self.job.is_elastic:
+            return f"{self.job.required_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
+        if self.job.tasks > 1:
+            return f"{self.job.tasks} tasks of {self.job.gpus_per_task}"
+        return ""
+
+    @property
+    def timer_start(self) -> dt.datetime:
+        """Start of its timer: start of the attempt, or when it became pending."""
+        if self.job.state == JobState.PENDING:
+            return self.job.pending_since
+        begun = self.attempt.created_at if self.attempt else None
+        return begun or self.job.started_at or self.job.submitted_at
+
+    @property
+    def elapsed(self) -> str:
+        """Run time of an ended job; empty if it never started."""
+        job = self.job
+        if job.started_at is None or job.ended_at is None:
+            return "never started"
+        return duration((job.ended_at - job.started_at).total_seconds())
+
+    @property
+    def deadline(self) -> dt.datetime | None:
+        """When its time limit ends it."""
+        return None if self.ended else ends_at(self.job, self.attempt)
+
+    @property
+    def time_used_percent(self) -> int:
+        if self.deadline is None or not self.job.time_limit_s:
+            return 0
+        left = (self.deadline - timezone.now()).total_seconds()
+        return max(0, min(100, round(100 - 100 * left / self.job.time_limit_s)))
+
+
+def current_verdict(job: Job) -> JobVerdict | None:
+    """Return the job's newest verdict, if any; selectors join it."""
+    try:
+        return job.verdict
+    except JobVerdict.DoesNotExist:
+        return None
+
+
+def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
+    """Return the jobs as rows, with five additional queries regardless of their number."""
+    listed = list(jobs)
+    live = [job.pk for job in listed if job.state == JobState.RUNNING]
+    attempts: dict[int, Attempt] = {
+        attempt.job_id: attempt
+        for attempt in Attempt.objects.filter(
+            job_id__in=live, state__in=[state.value for state in LIVE_ATTEMPT_STATES]
+        ).select_related("activity")
+    }
+    tasks: dict[int, list[Task]] = {}
+    for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):
+        tasks.setdefault(task.attempt_id, []).append(task)
+    models: dict[int, set[str]] = {}
+    pairs = (
+        Gpu.objects.filter(allocations__task__attempt__job__in=[job.pk for job in listed])
+        .values_list("allocations__task__attempt__job_id", "model")
+        .distinct()
+    )
+    for job_id, model in pairs:
+        models.setdefault(job_id, set()).add(model)
+    controlled = permitted_job_ids(user, Permission.CONTROL, listed)
+    rows = []
+    for job in listed:
+        attempt = attempts.get(job.pk)
+        number = attempt.pk if attempt else 0
+        rows.append(
+            JobRow(
+                job,
+                attempt,
+                tasks.get(number, []),
+                sorted(models.get(job.pk, [])),
+                may_control=job.pk in controlled,
+                mine=job.owner_id == user.pk,
+            )
+        )
+    return rows
+
+
+def verdict_details(standing: JobVerdict) -> list[tuple[str, Any]]:
+    """Return the numbers of a verdict with readable labels, without lists and tables."""
+    plain = []
+    for name, value in standing.details.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
+            continue  # the message already names the pool
+        if name.endswith(("_from_s", "_until_s", "_before_s")):
+            continue  # the message already names the time
+        if isinstance(value, float):
+            value = f"{value:g}"
+        title = name
+        for unit, word in (("_milli", ""), ("_mib", ""), ("_s", ", s")):
+            if name.endswith(unit):
+                title = name.removesuffix(unit) + word
+                if unit == "_milli":
+                    value = gpu_amount(int(float(value)))
+                elif unit == "_mib":
+                    value = memory(float(value))
+                break
+        plain.append((title.replace("_", " ").capitalize().replace("gpu", "GPU"), value))
+    return plain

@@ -1,0 +1,185 @@
+"""The frame of every page: navigation, free GPUs, and whether any GPU is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, Q
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.functional import SimpleLazyObject
+
+from portal.access import visible_jobs
+from portal.domain.states import LIVE_JOB_STATES, DesiredState, JobState, NodeState
+from portal.models import Gpu, Job, User
+from portal.selectors.nodes.alerts import open_alert_count
+from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
+from portal.selectors.nodes.recovery import recovery_status
+from portal.selectors.scheduling.cycles import scheduler_alert
+
+
+@dataclass(frozen=True)
+class NavItem:
+    """An entry of the sidebar. ``key`` is pressed after ``g``; ``counter`` is a field of ``NavCounters``."""
+
+    name: str
+    view: str
+    icon: str
+    key: str
+    counter: str = ""
+    active_views: tuple[str, ...] = ()
+    admin_only: bool = False
+    in_tab_bar: bool = False
+
+    @property
+    def url(self) -> str:
+        return reverse(self.view)
+
+
+NAVIGATION: dict[str, tuple[NavItem, ...]] = {
+    "Work": (
+        NavItem("Home", "home", "home", "h", in_tab_bar=True),
+        NavItem("Launch", "launch", "launch", "l", in_tab_bar=True),
+        NavItem(
+            "Jobs",
+            "jobs",
+            "jobs",
+            "j",
+            counter="jobs",
+            active_views=("job", "job-logs", "job-metrics", "job-run"),
+            in_tab_bar=True,
+        ),
+    ),
+    "Cluster": (
+        NavItem(
+            "Cluster",
+            "cluster",
+            "cluster",
+            "c",
+            counter="free",
+            active_views=(
+                "node",
+                "add-node",
+                "node-operation",
+                "test-node",
+                "set-labels",
+                "topologies",
+                "save-topology",
+                "recovery",
+                "recovery-fence",
+                "recovery-adopt",
+                "recovery-stop",
+            ),
+            in_tab_bar=True,
+        ),
+        NavItem("Queue", "queue", "queue", "q", counter="waiting"),
+        NavItem("Calendar", "calendar", "calendar", "r", active_views=("save-reservation",)),
+        NavItem("Scheduler", "scheduler", "flask", "d", admin_only=True),
+        NavItem("Alerts", "alerts", "s-warning", "w", counter="alerts", admin_only=True),
+        NavItem(
+            "Environments",
+            "environments",
+            "model",
+            "e",
+            active_views=("environment", "registries", "save-registry"),
+        ),
+        NavItem("Volumes", "volumes", "data", "v", active_views=("save-volume",)),
+    ),
+    "Sharing": (
+        NavItem("Quotas", "quotas", "quota", "s", active_views=("save-quotas",), in_tab_bar=True),
+        NavItem(
+            "Projects",
+            "projects",
+            "project",
+            "p",
+            active_views=("project", "add-project", "set-member", "invite-into"),
+        ),
+        NavItem(
+            "Approvals", "approvals", "inbox", "x", active_views=("decide-extension", "revoke-exemption")
+        ),
+        NavItem("Scheduling policy", "policy", "gear", "k", active_views=("save-policy",)),
+        NavItem("Users", "users", "users", "u", active_views=("invite", "change-user"), admin_only=True),
+        NavItem("Audit", "audit", "report", "a", admin_only=True),
+    ),
+}
+"""The sidebar by group. New pages are added here (docs/recipes.md, "Add a page")."""
+
+
+@dataclass(frozen=True)
+class NavCounters:
+    """Counters beside entries, read only when a whole page is rendered."""
+
+    gpus: int
+    free: int
+    simulated: int
+    my_active_jobs: int
+    waiting: int
+    alerts: int = 0
+    """Unacknowledged GPU alerts; administrators only."""
+
+    def counter_text(self, name: str) -> str:
+        """Return the counter of this name as text; empty when there is nothing to show."""
+        if name == "jobs":
+            return str(self.my_active_jobs) if self.my_active_jobs else ""
+        if name == "waiting":
+            return str(self.waiting) if self.waiting else ""
+        if name == "alerts":
+            return str(self.alerts) if self.alerts else ""
+        if name == "free":
+            return f"{self.free} free" if self.gpus else ""
+        return ""
+
+
+def navigation_context(request: HttpRequest) -> dict[str, Any]:
+    """Return the context of every template; the queries run only where the frame is rendered."""
+    account = getattr(request, "user", None)
+    user = account if isinstance(account, User) else None
+    return {"navigation": SimpleLazyObject(lambda: _build_navigation(request, user))}
+
+
+def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]:
+    if user is None:
+        return {"groups": [], "tabs": [], "simulated": 0}
+    figures = get_nav_counters(user)
+    match = request.resolver_match
+    here = (match.view_name if match else "") or ""
+    groups = [
+        (title, [_nav_row(place, here, figures) for place in places if user.is_admin or not place.admin_only])
+        for title, places in NAVIGATION.items()
+    ]
+    groups = [(title, rows) for title, rows in groups if rows]
+    tabs = [row for _, rows in groups for row in rows if row["item"].in_tab_bar]
+    return {
+        "groups": groups,
+        "tabs": tabs[:5],
+        "simulated": figures.simulated,
+        "gpus": figures.gpus,
+        "recovery": recovery_status() if user.is_admin else None,
+        "scheduler_alert": scheduler_alert() if user.is_admin else None,
+    }
+
+
+def _nav_row(item: NavItem, view_name: str, counters: NavCounters) -> dict[str, Any]:
+    return {
+        "item": item,
+        "current": view_name == item.view or view_name in item.active_views,
+        "counter": counters.counter_text(item.counter),
+    }
+
+
+def get_nav_counters(user: User) -> NavCounters:
+    """Read GPUs, the user's live jobs and pending jobs in three queries; for administrators also alerts."""
+    gpus = (
+        Gpu.objects.filter(present=True)
+        .exclude(node__state=NodeState.RETIRED.value)
+        .aggregate(
+            all=Count("pk"),
+            free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)),
+            simulated=Count("pk", filter=Q(simulated=True)),
+        )
+    )
+    live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in LIVE_JOB_STATES]).count()
+    waiting = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).count()
+    alarms = open_alert_count() if user.is_admin else 0
+    return NavCounters(gpus["all"], gpus["free"], gpus["simulated"], live, waiting, alarms)

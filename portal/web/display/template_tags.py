@@ -1,0 +1,233 @@
+"""Template tags of the pages, builtin in every template: icons, states, GPU squares, times and amounts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from django import template
+from django.conf import settings
+from django.contrib.staticfiles import finders
+from django.contrib.staticfiles.storage import staticfiles_storage
+from django.template import Context
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString
+
+from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
+from portal.selectors.nodes.cluster_map import HolderSpan
+from portal.selectors.nodes.cluster_overview import GpuSquare
+from portal.web.display import formatting
+
+register = template.Library()
+
+for _name in (
+    "duration",
+    "memory",
+    "energy",
+    "gpus",
+    "gpu_amount",
+    "gpu_time",
+    "short_gpu_model",
+    "cores",
+    "plural",
+    "topology_constraint_text",
+    "amount",
+    "rate",
+    "layout_text",
+    "short_digest",
+):
+    register.filter(_name, getattr(formatting, _name))
+
+
+@lru_cache(maxsize=64)
+def _asset_url(name: str) -> str:
+    found = finders.find(name)
+    version = hashlib.sha256(Path(str(found)).read_bytes()).hexdigest()[:10] if found else "0"
+    return f"{staticfiles_storage.url(name)}?v={version}"
+
+
+@register.simple_tag
+def asset(name: str) -> str:
+    """Return the URL of a built file, with its content hash in the query so that browsers may cache it."""
+    if settings.DEBUG:
+        _asset_url.cache_clear()
+    return _asset_url(name)
+
+
+@register.simple_tag
+def icon(name: str) -> SafeString:
+    """Render an icon of the sprite; it is decorative, the text beside it has the meaning."""
+    return _icon(asset("icons.svg"), name)
+
+
+@lru_cache(maxsize=256)
+def _icon(sprite: str, name: str) -> SafeString:
+    return format_html('<svg class="fw-icon" aria-hidden="true"><use href="{}#{}"/></svg>', sprite, name)
+
+
+@register.simple_tag
+def state(symbol: str, word: str, pill: bool = False) -> SafeString:
+    """Render a state as colour, icon and label, always all three."""
+    return _state(icon(f"s-{symbol}"), symbol, word, pill)
+
+
+@lru_cache(maxsize=1024)
+def _state(shape: SafeString, symbol: str, word: str, pill: bool) -> SafeString:
+    return format_html(
+        '<span class="fw-state{}" data-s="{}">{}{}</span>',
+        " fw-state--pill" if pill else "",
+        symbol,
+        shape,
+        word,
+    )
+
+
+@register.simple_tag
+def squares(gpus: Iterable[GpuSquare]) -> SafeString:
+    """Render GPUs side by side as equal squares, in one string: a page may have thousands."""
+    return SafeString("".join(map(_square, gpus)))
+
+
+def _square(gpu: GpuSquare) -> str:
+    formatting = [
+        f'data-g="{gpu.shape}"' if gpu.utilisation_level is None else f'data-u="{gpu.utilisation_level}"'
+    ]
+    if gpu.uuid:
+        formatting.append(f'data-gpu="{escape(gpu.uuid)}"')
+    if gpu.grid_index is not None:
+        formatting.append(f'data-at="{gpu.grid_index}"')
+    if gpu.overlay:
+        formatting.append(f'data-x="{gpu.overlay}"')
+    if gpu.title:
+        formatting.append(f'title="{escape(gpu.title)}"')
+    return f'<i class="fw-gpu" {" ".join(formatting)}></i>'
+
+
+@register.simple_tag
+def gpu_owners(runs: Iterable[HolderSpan]) -> SafeString:
+    """Render the holders below the squares of a node, as wide as the GPUs that they hold."""
+    return SafeString("".join(map(_gpu_owner, runs)))
+
+
+def _gpu_owner(run: HolderSpan) -> str:
+    inside: str = escape(run.name)
+    if run.job:
+        before, after = _url_parts("job")
+        inside = f'<a href="{before}{run.job}{after}">{inside}</a>'
+    return f'<span data-css="n:{run.count}">{inside}</span>'
+
+
+@lru_cache(maxsize=16)
+def _url_parts(view: str) -> tuple[str, str]:
+    """Return a view's URL before and after the public id; a page contains hundreds of them."""
+    before, _, after = reverse(view, args=("publicid",)).partition("publicid")
+    return before, after
+
+
+def user_time_zone(context: Context) -> dt.tzinfo:
+    return formatting.time_zone(getattr(context.get("user"), "timezone", ""))
+
+
+def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> SafeString:
+    if at is None:
+        return SafeString("–")
+    return format_html(
+        '<time datetime="{}" title="{}"{}>{}</time>',
+        at.astimezone(dt.UTC).isoformat(timespec="seconds"),
+        formatting.full_time(at, user_time_zone(context)),
+        SafeString(f" {habit}") if habit else "",
+        text,
+    )
+
+
+@register.simple_tag(takes_context=True)
+def ago(context: Context, at: dt.datetime | None) -> SafeString:
+    """Render 3 min ago, updated by the page, with the exact time on hover."""
+    if at is None:
+        return SafeString("never")
+    seconds = (timezone.now() - at).total_seconds()
+    return _time(
+        context, at, "just now" if seconds < 5 else f"{formatting.duration(seconds)} ago", "data-ago"
+    )
+
+
+@register.simple_tag(takes_context=True)
+def since(context: Context, at: dt.datetime | None) -> SafeString:
+    """Render the time since then: 7 h 22 min, updated by the page."""
+    if at is None:
+        return SafeString("–")
+    return _time(context, at, formatting.duration((timezone.now() - at).total_seconds()), "data-since")
+
+
+@register.simple_tag(takes_context=True)
+def left(context: Context, at: dt.datetime | None) -> SafeString:
+    """Render the time until then: 5 h 08 min left."""
+    if at is None:
+        return SafeString("no limit")
+    seconds = (at - timezone.now()).total_seconds()
+    return _time(
+        context, at, f"{formatting.duration(seconds)} left" if seconds > 0 else "time is up", "data-left"
+    )
+
+
+@register.simple_tag(takes_context=True)
+def clock(context: Context, at: dt.datetime | None) -> SafeString:
+    """Render the time of day in the reader's zone, with the day when it is not today."""
+    return (
+        _time(context, at, formatting.short_time(at, user_time_zone(context), timezone.now()), "")
+        if at
+        else SafeString("–")
+    )
+
+
+@register.simple_tag(takes_context=True)
+def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
+    """Render two times of day; a common day appears once."""
+    here = user_time_zone(context)
+    same = low.astimezone(here).date() == high.astimezone(here).date()
+    later = _time(context, high, f"{high.astimezone(here):%H:%M}", "") if same else clock(context, high)
+    return format_html("{} – {}", clock(context, low), later)
+
+
+@register.simple_tag(takes_context=True)
+def today(context: Context) -> str:
+    """Return the date and time as Tuesday 12 May 2026, 13:52."""
+    here = timezone.now().astimezone(user_time_zone(context))
+    return f"{here:%A} {here.day} {here:%B %Y, %H:%M}"
+
+
+@register.filter
+def incident_label(code: str) -> str:
+    return INCIDENT_TITLES[IncidentKind(code)]
+
+
+@register.filter
+def initials(user: Any) -> str:
+    """Return two letters for the avatar of a user."""
+    parts = (user.full_name or user.username).replace("-", " ").split()
+    return "".join(part[0] for part in parts[:2]).upper() or "?"
+
+
+@register.simple_tag(takes_context=True)
+def query(context: Context, **changes: Any) -> str:
+    """Return the page's query with some keys changed; an empty value removes its key. Pagination restarts."""
+    params = context["request"].GET.copy()
+    for key in ("after", "before"):
+        params.pop(key, None)
+    for key, value in changes.items():
+        params.pop(key, None)
+        if value not in ("", None):
+            params[key] = value
+    return f"?{params.urlencode()}" if params else "?"
+
+
+@register.filter
+def css(value: Any) -> str:
+    """Format a number for ``data-css``: decimal point, no exponent."""
+    return f"{float(value):.4f}".rstrip("0").rstrip(".")

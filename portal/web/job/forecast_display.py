@@ -1,0 +1,105 @@
+"""The start forecast of a pending job: interval, progress, revisions and their reasons."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+
+from django.utils import timezone
+
+from portal.models import Job, JobVerdict, User
+from portal.selectors.jobs.jobs import list_jobs
+from portal.selectors.scheduling.forecasts import (
+    ForecastAccuracy,
+    ForecastRevision,
+    forecast_accuracy,
+    forecast_revisions,
+    no_forecast_reason,
+)
+from portal.web.display.formatting import duration, plural
+
+BAR_MARGIN = 1.15
+
+
+@dataclass(frozen=True)
+class ForecastDisplay:
+    """The start interval of a pending job. ``low`` is None when there is no estimate yet."""
+
+    earliest: dt.datetime | None
+    median: dt.datetime | None
+    latest: dt.datetime | None
+    made_at: dt.datetime | None
+    accuracy: ForecastAccuracy
+    missing_reason: str | None = None
+    """Why there is no forecast, if known; earlier forecasts are invalid then."""
+    revisions: list[tuple[ForecastRevision, list[str]]] = field(default_factory=list)
+
+    @property
+    def overdue(self) -> bool:
+        """True when the interval is over."""
+        return self.latest is not None and self.latest < timezone.now()
+
+    @property
+    def span(self) -> dt.timedelta:
+        """Length of the bar from now on."""
+        if self.latest is None:
+            return dt.timedelta(0)
+        return max(self.latest - timezone.now(), dt.timedelta(minutes=1)) * BAR_MARGIN
+
+    @property
+    def end(self) -> dt.datetime:
+        """Right end of the bar."""
+        return timezone.now() + self.span
+
+    @property
+    def bar(self) -> tuple[float, float]:
+        """Start and end of the interval on the bar, percent."""
+        if self.earliest is None or self.latest is None:
+            return 0.0, 0.0
+        whole = self.span.total_seconds()
+        low, high = (
+            (at - timezone.now()).total_seconds() / whole * 100 for at in (self.earliest, self.latest)
+        )
+        return max(0.0, min(98.0, low)), max(2.0, min(100.0, high))
+
+
+def build_forecast_display(user: User, job: Job, standing: JobVerdict) -> ForecastDisplay:
+    """Build the display in at most three queries."""
+    moves = forecast_revisions(job)
+    named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
+    names = {row.public_id: row.name for row in list_jobs(user).filter(public_id__in=named)} if named else {}
+    return ForecastDisplay(
+        standing.p10_at,
+        standing.p50_at,
+        standing.p90_at,
+        standing.forecast_at,
+        forecast_accuracy(),
+        no_forecast_reason(job, standing),
+        [(move, revision_reasons(move, names)) for move in moves],
+    )
+
+
+def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]:
+    """Describe how and why a forecast changed; jobs invisible to the reader are only counted."""
+    if move.shift_s is None:
+        return ["The first forecast."]
+    messages = [f"{duration(abs(move.shift_s))} {'later' if move.is_later else 'sooner'}."]
+    if move.previous_code is not None:
+        messages.append(f"What it waits for was {move.previous_code} and is {move.forecast.code} now.")
+    for jobs, what in (
+        (move.jobs_ahead_added, "now ahead of it"),
+        (move.jobs_ahead_removed, "not ahead of it any more"),
+    ):
+        if jobs:
+            messages.append(f"{_job_names(jobs, names)} {'is' if len(jobs) == 1 else 'are'} {what}.")
+    if len(messages) == 1:
+        messages.append("Jobs that run now took another time than was expected.")
+    return messages
+
+
+def _job_names(jobs: tuple[str, ...], names: dict[str, str]) -> str:
+    known = [names[one] for one in jobs if one in names]
+    others = len(jobs) - len(known)
+    if others:
+        known.append(plural(others, "job of another project,jobs of other projects"))
+    return ", ".join(known)

@@ -1,0 +1,136 @@
+"""The log of a job: the page that follows it, its lines by cursor, search, and download."""
+
+from __future__ import annotations
+
+import re
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from portal.access import AccessPolicy, Permission, access_policy, require_permission, require_user
+from portal.errors import FairwayError
+from portal.log_download import log_download_response
+from portal.models import Attempt
+from portal.selectors.jobs.jobs import get_job
+from portal.selectors.logs import lines as log_lines
+from portal.selectors.logs import search as log_search
+from portal.selectors.logs.lines import LogFile, LogLine
+from portal.selectors.logs.search import LogSearchQuery, SearchCursor
+from portal.web.display.formatting import parse_whole_number
+from portal.web.job.overview import job_page_context
+
+MAX_LINES = 1000
+MAX_LINE_CHARACTERS = 4000
+_TERMINAL_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
+)
+"""Terminal escape sequences. No match extends past the next escape, so malformed lines need one pass."""
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def logs(request: HttpRequest, public_id: str) -> HttpResponse:
+    user = require_user(request.user)
+    found = get_job(user, public_id)
+    require_permission(user, Permission.READ_LOGS, found)
+    context = job_page_context(user, found)
+    rank = request.GET.get("rank", "")
+    return render(
+        request,
+        "job/logs.html",
+        context
+        | {
+            "tab": "logs",
+            "last": _get_attempt(context["attempts"], request.GET.get("attempt", "")),
+            "rank": rank if parse_whole_number(rank) is not None else "",
+        },
+    )
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def lines(request: HttpRequest, public_id: str) -> JsonResponse:
+    """Return lines of one rank from a cursor on; without a cursor, the end of the log."""
+    log = _get_log(request, public_id)
+    cursor = parse_whole_number(request.GET.get("cursor", ""))
+    page = (
+        log_lines.read_lines(log, cursor, MAX_LINES) if cursor is not None else log_lines.tail(log, MAX_LINES)
+    )
+    return JsonResponse(
+        {
+            "lines": [[line.at or "", displayed_text(line), line.stream == "stderr"] for line in page.lines],
+            "from": page.start,
+            "cursor": page.cursor,
+            "size": page.size_bytes,
+            "complete": page.complete,
+            "dropped": log.truncated_bytes,
+            "removed": log.is_expired,
+            "lost": log.connection_loss.message if log.connection_loss else "",
+            "since": log.connection_loss.since.isoformat()
+            if log.connection_loss and log.connection_loss.since
+            else "",
+        }
+    )
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
+    """Return one rank's log as a text file, whole or a range, without the engine's timestamps."""
+    return log_download_response(request, _get_log(request, public_id), job=public_id)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def search(request: HttpRequest, public_id: str) -> JsonResponse:
+    """Return matching lines of one or all ranks; ``next`` is the next cursor, blank at the end."""
+    user = require_user(request.user)
+    job, asked = get_job(user, public_id), request.GET
+    attempt, rank = parse_whole_number(asked.get("attempt", "")), parse_whole_number(asked.get("rank", ""))
+    logs = log_lines.list_logs(user, job, attempt)
+    after = [parse_whole_number(part) for part in asked.get("after", "").split(":")]
+    start = SearchCursor(after[0] or 0, after[1] or 0) if len(after) == 2 else None
+    sought = LogSearchQuery(asked.get("q", ""), asked.get("regex") == "1", stream=asked.get("stream", ""))
+    try:
+        found = log_search.search([log for log in logs if rank in (None, log.rank)], sought, start)
+    except FairwayError as refusal:
+        return JsonResponse({"refusal": refusal.message}, status=refusal.status)
+    matches = [
+        [
+            match.rank,
+            match.line.cursor,
+            match.line.at or "",
+            displayed_text(match.line),
+            match.line.stream == "stderr",
+        ]
+        for match in found.matches
+    ]
+    return JsonResponse(
+        {"matches": matches, "next": f"{found.next.rank}:{found.next.offset}" if found.next else ""}
+    )
+
+
+def displayed_text(line: LogLine) -> str:
+    """Return the text that a terminal would show: after the last carriage return, without escapes."""
+    text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
+    return _TERMINAL_ESCAPES.sub("", text)[:MAX_LINE_CHARACTERS]
+
+
+def _get_log(request: HttpRequest, public_id: str) -> LogFile:
+    user = require_user(request.user)
+    rank, attempt = request.GET.get("rank", ""), request.GET.get("attempt", "")
+    return log_lines.get_log(
+        user,
+        get_job(user, public_id),
+        parse_whole_number(rank) or 0,
+        parse_whole_number(attempt),
+    )
+
+
+def _get_attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:
+    number = parse_whole_number(wanted)
+    if number is not None:
+        return next((attempt for attempt in attempts if attempt.number == number), None)
+    return attempts[0] if attempts else None

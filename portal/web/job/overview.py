@@ -1,0 +1,399 @@
+"""The overview of a job: status, verdict or failure, placement, history and actions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from portal.access import AccessPolicy, Permission, access_policy, can, require_user
+from portal.domain.gang_fabric import format_endpoint
+from portal.domain.signals import SIGNALS
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
+from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, User
+from portal.selectors.jobs.idle import idle_status
+from portal.selectors.jobs.jobs import (
+    attempts_preempted_for,
+    dependency_chain,
+    get_job,
+    job_events,
+    list_attempts,
+    list_jobs,
+    visible_related_jobs,
+)
+from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts
+from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
+from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
+from portal.services.jobs.submission import (
+    do_cancel_job,
+    do_hold_job,
+    do_resubmit_job,
+    do_resume_job,
+    do_suspend_job,
+)
+from portal.services.workspaces import access
+from portal.visibility import private_fields
+from portal.web.display.formatting import duration
+from portal.web.display.idle_text import idle_rule_text
+from portal.web.display.job_rows import STATE_DISPLAY, JobRow, current_verdict, job_rows, verdict_details
+from portal.web.job.failure import build_failure_summary
+from portal.web.job.fair_share_breakdown import fair_share_texts
+from portal.web.job.forecast_display import build_forecast_display
+from portal.web.job.time_limit import job_time_limit
+
+TIMELINE_EVENTS = 60
+
+
+@dataclass(frozen=True)
+class JobPhase:
+    """One phase of the bar: name, duration, and whether it is current, upcoming or failed."""
+
+    name: str
+    duration_text: str
+    weight: float
+    is_current: bool = False
+    is_upcoming: bool = False
+    is_failed: bool = False
+    start: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class RelatedJob:
+    """A related job; ``job`` is None where the viewer may not see it."""
+
+    job: Job | None
+
+    @classmethod
+    def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
+        return cls(job if job.public_id in visible_ids else None)
+
+
+@dataclass(frozen=True)
+class DependencyRow:
+    """A job before or after this one: name and state if the viewer may see it."""
+
+    job: Job | None
+    icon: str
+    label: str
+
+    @classmethod
+    def visible_to(cls, job: Job, visible_ids: set[str]) -> DependencyRow:
+        look, word = STATE_DISPLAY[JobState(job.state)]
+        return cls(job if job.public_id in visible_ids else None, look, word)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def job(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Render the overview, or its live parts for htmx; ``shown`` is the attempt that the browser displays."""
+    user = require_user(request.user)
+    row = get_job(user, public_id)
+    template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
+    context = overview_context(user, row) | {"tab": "overview"}
+    shown = request.GET.get("shown", "")
+    return render(request, template, context | {"other_attempt": shown != str(row.attempt_count)})
+
+
+def overview_context(user: User, found: Job) -> dict[str, Any]:
+    """Return the context of the overview in a fixed number of queries."""
+    context = job_page_context(user, found)
+    attempts: list[Attempt] = context["attempts"]
+    last = attempts[0] if attempts else None
+    row: JobRow = context["row"]
+    standing = current_verdict(found)
+    preempted_jobs = attempts_preempted_for(found)
+    chain = dependency_chain(found)
+    seen = visible_related_jobs(user, attempts[:1], preempted_jobs, chain)
+    events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
+    idle = idle_status(found, last)
+    waits_for = standing if found.state == JobState.PENDING and not found.held else None
+    return context | {
+        "phases": job_phases(row, last),
+        "verdict": waits_for,
+        "forecast": build_forecast_display(user, found, waits_for) if waits_for else None,
+        "breakdowns": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
+        "verdict_details": verdict_details(standing) if standing else [],
+        "jobs_ahead": _jobs_ahead(user, found),
+        "preempted_for": RelatedJob.visible_to(last.preempted_for, seen)
+        if last and last.preempted_for
+        else None,
+        "preempted_jobs": [(one, RelatedJob.visible_to(one.job, seen)) for one in preempted_jobs],
+        "dependencies": [DependencyRow.visible_to(one, seen) for one in chain.dependencies],
+        "dependents": [DependencyRow.visible_to(one, seen) for one in chain.dependents],
+        "failure": build_failure_summary(found, last),
+        "limit": job_time_limit(user, row, last),
+        "idle": idle,
+        "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
+        "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
+        "progress": attempt_progress(last) if last else None,
+        "layouts": compare_job_layouts(found),
+        "task_rows": task_rows(last),
+        "events": dedupe_events(events),
+        "default_log_task": _default_log_task(last),
+        "rendezvous": rendezvous_text(last) if found.is_gang else "",
+    }
+
+
+def rendezvous_text(attempt: Attempt | None) -> str:
+    """Return the rendezvous address of an attempt; blank before placement."""
+    if attempt is None:
+        return ""
+    row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    if row is None:
+        return "its tasks cannot reach each other from node to node"
+    where = f"its tasks meet at {format_endpoint(row.address, row.port)} ({row.node.name})"
+    if row.network:
+        return f"{row.network}, which its pool names; {where}"
+    if not row.node_network:
+        return f"its tasks meet on {row.node.name}"
+    return f"that of its nodes; {where}"
+
+
+def job_page_context(user: User, found: Job) -> dict[str, Any]:
+    """Return the context of the header on every tab of a job."""
+    row = job_rows(user, [found])[0]
+    attempts = list_attempts(found)
+    may_read_logs = can(user, Permission.READ_LOGS, found)
+    enters = not row.ended and can(user, Permission.ENTER, found)
+    return {
+        "job": found,
+        "row": row,
+        "attempts": attempts,
+        "last": attempts[0] if attempts else None,
+        "may_control": row.may_control,
+        "signals": SIGNALS.items(),
+        "may_enter": row.is_workspace and enters,
+        "may_type": enters and found.state == JobState.RUNNING,
+        "may_read_logs": may_read_logs,
+        "attempt_count": len(attempts),
+    }
+
+
+def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
+    """Return the durations of the newest attempt's phases."""
+    job, now = row.job, timezone.now()
+    waits = row.job.state == JobState.PENDING
+    begun = None if waits else (last.created_at if last else None)
+    queued_from = (
+        job.pending_since
+        if waits or last is None or job.pending_since <= last.created_at
+        else job.submitted_at
+    )
+    queued = _phase("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
+    ahead = ["Starting", "Server", "Open"] if row.is_workspace else ["Starting", "Running"]
+    if begun is None or last is None:
+        return [queued, *([] if row.ended else _upcoming_phases(ahead))]
+    ended = last.ended_at
+    bad = AttemptState(last.state) in {
+        AttemptState.FAILED,
+        AttemptState.OUT_OF_MEMORY,
+        AttemptState.NODE_FAIL,
+        AttemptState.TIMEOUT,
+    }
+    starting = _phase("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
+    if last.running_at is None:
+        return [queued, starting, *([] if ended else _upcoming_phases(ahead[1:]))]
+    if not row.is_workspace:
+        return [queued, starting, _phase("Running", last.running_at, ended, now, bad=bad)]
+    server = _phase("Server", last.running_at, last.ready_at or ended, now, bad=bad and last.ready_at is None)
+    if last.ready_at is None:
+        return [queued, starting, server, *([] if ended else _upcoming_phases(ahead[2:]))]
+    return [queued, starting, server, _phase("Open", last.ready_at, ended, now, bad=bad)]
+
+
+def _phase(
+    name: str, start: dt.datetime, end: dt.datetime | None, now: dt.datetime, *, bad: bool = False
+) -> JobPhase:
+    seconds = max(0.0, ((end or now) - start).total_seconds())
+    weight = min(6.0, 1.0 + seconds**0.25 / 2)
+    return JobPhase(
+        name, duration(seconds), round(weight, 2), is_current=end is None, is_failed=bad, start=start
+    )
+
+
+def _upcoming_phases(names: list[str]) -> list[JobPhase]:
+    """Return phases of unknown duration; the last one is the run itself."""
+    return [JobPhase(name, "to come", 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
+
+
+def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
+    """Return events newest first without duplicate messages: rank, attempt and job all report an end."""
+    kept: list[JobEvent] = []
+    for event in events:
+        if not kept or not event.message or kept[-1].message != event.message:
+            kept.append(event)
+    return kept
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One rank: node, GPUs as squares, container state."""
+
+    task: Task
+    squares: list[GpuSquare]
+    label: str
+
+
+def task_rows(attempt: Attempt | None) -> list[TaskRow]:
+    if attempt is None:
+        return []
+    live = AttemptState(attempt.state) in LIVE_ATTEMPT_STATES
+    starting = attempt.state == AttemptState.CONFIGURING
+    places = []
+    for task in attempt.task_rows.all():
+        gpus = [allocation.gpu for allocation in task.allocations.all()]
+        squares = [
+            build_square(gpu, task.node, starting=starting)
+            if live
+            else GpuSquare(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
+            for gpu in gpus
+        ]
+        label = f"rank {task.rank}: {len(gpus)} of the GPUs of {task.node.name}"
+        places.append(TaskRow(task, squares if live else [], label))
+    return places
+
+
+def _jobs_ahead(user: User, found: Job) -> list[JobRow]:
+    standing = current_verdict(found)
+    if standing is None or found.state != JobState.PENDING or not standing.jobs_ahead:
+        return []
+    visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=standing.jobs_ahead[:10])}
+    return job_rows(user, [visible[name] for name in standing.jobs_ahead[:10] if name in visible])
+
+
+def _default_log_task(attempt: Attempt | None) -> Task | None:
+    """Return the rank with the most useful log: the first that failed, else rank 0."""
+    if attempt is None:
+        return None
+    tasks = list(attempt.task_rows.all())
+    failed = [task for task in tasks if task.exit_code or task.oom]
+    failed.sort(key=lambda task: (task.ended_at or timezone.now(), task.rank))
+    return failed[0] if failed else (tasks[0] if tasks else None)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_safe
+def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Show environment and configuration: the request, and each attempt."""
+    user = require_user(request.user)
+    found = get_job(user, public_id)
+    shown = {
+        "tab": "run",
+        "request_rows": request_rows(found),
+        **private_fields(user, found)._asdict(),
+    }
+    return render(request, "job/request.html", job_page_context(user, found) | shown)
+
+
+def request_rows(found: Job) -> list[tuple[str, str]]:
+    """Return the request by field, with the API's names."""
+    fields = (
+        "tasks",
+        "min_tasks",
+        "gpus_per_task",
+        "milli_per_gpu",
+        "gpu_model",
+        "min_gpu_memory_mib",
+        "mig_profile",
+        "min_compute_capability",
+        "topology_constraint",
+        "cpu_milli",
+        "memory_mib",
+        "shm_mib",
+        "priority",
+        "preemptible",
+        "time_limit_s",
+        "termination_grace_s",
+        "max_attempts",
+        "retry_on_failure",
+        "launcher",
+    )
+    return [
+        (
+            name,
+            "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value),
+        )
+        for name in fields
+        for value in [getattr(found, name)]
+    ]
+
+
+# -- actions -----------------------------------------------------------------------------------------
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
+    user = require_user(request.user)
+    found = do_cancel_job(user, get_job(user, public_id))
+    ended = found.state == JobState.CANCELLED
+    messages.success(
+        request,
+        f"{found.name} is stopped."
+        if ended
+        else f"{found.name} is stopping; its GPUs are free once its node says so.",
+    )
+    return redirect("job", public_id=public_id)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def hold(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Hold or release a pending job."""
+    user = require_user(request.user)
+    held = request.POST.get("held") == "1"
+    do_hold_job(user, get_job(user, public_id), held)
+    return redirect("job", public_id=public_id)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
+    user = require_user(request.user)
+    found = do_suspend_job(user, get_job(user, public_id))
+    gone = found.state == JobState.SUSPENDED
+    messages.success(
+        request,
+        f"{found.name} is suspended."
+        if gone
+        else f"{found.name} is being suspended; its GPUs are free once its node says so.",
+    )
+    return redirect("job", public_id=public_id)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def resume(request: HttpRequest, public_id: str) -> HttpResponse:
+    user = require_user(request.user)
+    found = do_resume_job(user, get_job(user, public_id))
+    messages.success(request, f"{found.name} waits for its GPUs again.")
+    return redirect("job", public_id=public_id)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def resubmit(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Submit a new job with the same request."""
+    user = require_user(request.user)
+    fresh = do_resubmit_job(user, get_job(user, public_id))
+    messages.success(request, f"{fresh.name} is submitted again.")
+    return redirect("job", public_id=fresh.public_id)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def open_workspace(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Return a page that posts a single-use ticket to the workspace's own origin."""
+    user = require_user(request.user)
+    found = get_job(user, public_id)
+    address, ticket = access.do_open_workspace(user, found, request.session.session_key or "")
+    response = render(request, "job/open.html", {"job": found, "address": address, "ticket": ticket})
+    response.headers["Referrer-Policy"] = access.HANDOVER_REFERRER_POLICY
+    return response

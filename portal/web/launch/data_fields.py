@@ -1,0 +1,114 @@
+"""The "Data" part of the launch form: parsing of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django import forms
+
+from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
+from portal.domain.volumes import default_mount_path
+
+
+class DataForm(forms.Form):
+    """Volumes and secrets, one per line."""
+
+    volumes = forms.CharField(
+        label="Volumes", max_length=65536, required=False,
+        widget=forms.Textarea({"class": "form-control", "rows": 2, "spellcheck": "false"}),
+        help_text="One a line: NAME stands at /volumes/NAME; or NAME /place; with ro at the end it is read only.",
+    )  # fmt: skip
+    secret_variables = forms.CharField(
+        label="Secrets as variables", max_length=65536, required=False,
+        widget=forms.Textarea(
+            {"class": "form-control", "rows": 2, "spellcheck": "false", "placeholder": "HUB_TOKEN=hub-token"}
+        ),
+        help_text="One VARIABLE=SECRET a line; project/SECRET is one of the project's.",
+    )  # fmt: skip
+    secret_files = forms.CharField(
+        label="Secrets as files", max_length=65536, required=False,
+        widget=forms.Textarea(
+            {"class": "form-control", "rows": 2, "spellcheck": "false", "placeholder": "key.pem=deploy-key"}
+        ),
+        help_text="One FILE=SECRET a line; they stand in /run/fairway.",
+    )  # fmt: skip
+
+    def clean_volumes(self) -> list[dict[str, Any]]:
+        """Convert NAME [PATH] [ro] lines to the API's format."""
+        try:
+            return parse_volumes(self.cleaned_data["volumes"])
+        except ValueError as wrong:
+            raise forms.ValidationError(str(wrong)) from wrong
+
+    def clean_secret_variables(self) -> list[dict[str, Any]]:
+        """Convert VARIABLE=SECRET lines to the API's format."""
+        return self._secrets("secret_variables", "variable")
+
+    def clean_secret_files(self) -> list[dict[str, Any]]:
+        """Convert FILE=SECRET lines to the API's format."""
+        return self._secrets("secret_files", "file")
+
+    def _secrets(self, field: str, way: str) -> list[dict[str, Any]]:
+        try:
+            return parse_secrets(self.cleaned_data[field], way)
+        except ValueError as wrong:
+            raise forms.ValidationError(str(wrong)) from wrong
+
+    def secrets(self) -> list[dict[str, Any]]:
+        """Secrets of both kinds of delivery."""
+        return [*self.cleaned_data["secret_variables"], *self.cleaned_data["secret_files"]]
+
+
+def parse_volumes(text: str) -> list[dict[str, Any]]:
+    """Convert NAME [PATH] [ro] lines to the API's format. Raise ValueError with a message."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        read_only = len(words) > 1 and words[-1] == "ro"
+        words = words[:-1] if read_only else words
+        if not words:
+            continue
+        if len(words) > 2:
+            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not a name, perhaps a place, perhaps ro.")
+        target = words[1] if len(words) == 2 else None
+        found.append({"volume": words[0], "target": target, "read_only": read_only})
+    return found
+
+
+def format_volumes(given: Iterable[Mapping[str, Any]]) -> str:
+    """Format volumes of a job as typed."""
+    return "\n".join(map(_format_volume, given))
+
+
+def _format_volume(each: Mapping[str, Any]) -> str:
+    name, target = str(each.get("volume", "")), each.get("target")
+    words = [name, *([str(target)] if target and target != default_mount_path(name) else [])]
+    return " ".join([*words, *(["ro"] if each.get("read_only") else [])])
+
+
+def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
+    """Convert TARGET=SECRET or TARGET=project/SECRET lines to the API's format.
+
+    ``delivery`` is "variable" or "file". Raise ValueError with a message.
+    """
+    found = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        target, sign, name = (part.strip() for part in line.partition("="))
+        if not (target and sign and name):
+            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
+        of, slash, rest = name.partition("/")
+        owner = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
+        found.append({"secret": rest if owner == PROJECT_SCOPE else name, "of": owner, delivery: target})
+    return found
+
+
+def format_secrets(given: Iterable[Mapping[str, Any]], delivery: str) -> str:
+    """Format the secrets of a job with this delivery as typed."""
+    return "\n".join(
+        f"{each[delivery]}={'project/' if each.get('of') == PROJECT_SCOPE else ''}{each.get('secret', '')}"
+        for each in given
+        if each.get(delivery)
+    )

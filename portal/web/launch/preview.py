@@ -1,0 +1,188 @@
+"""Launch preview: the scheduler's answer if it arrives in time, else an estimate marked as such."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from portal.engine_client import query_would_start
+from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
+from portal.models import NodePool, User
+from portal.selectors.jobs.preemption_preview import (
+    PreemptionCandidate,
+    preemption_candidates,
+    total_lost_gpu_seconds,
+)
+from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.services.jobs.submission import JobRequest, is_live, preview_query_body, validate_request
+from portal.web.display.formatting import gpus as gpu_words
+from portal.web.display.formatting import short_gpu_model
+from portal.web.launch.initial_values import initial_from_api_fields
+
+ENGINE_TIMEOUT_S = 0.8
+"""Time limit of the scheduler's answer before the estimate from free GPUs is shown."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A smaller request, as a message and its form fields."""
+
+    message: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchPreview:
+    """``kind``: now, waits, never, wrong (a field is invalid) or unknown (the scheduler did not answer)."""
+
+    kind: str
+    title: str
+    message: str = ""
+    suggestions: list[Suggestion] = field(default_factory=list)
+    field_errors: dict[str, str] = field(default_factory=dict)
+    low: dt.datetime | None = None
+    high: dt.datetime | None = None
+    victims: list[PreemptionCandidate] = field(default_factory=list)
+
+    @property
+    def lost_gpu_seconds(self) -> float:
+        """Work that preempted jobs would lose, in GPU-seconds."""
+        return total_lost_gpu_seconds(self.victims)
+
+    @property
+    def hidden_victims(self) -> int:
+        """Number of preempted jobs that the reader may not see."""
+        return sum(one.job is None for one in self.victims)
+
+    @property
+    def may_launch(self) -> bool:
+        """False when submission would be refused."""
+        return self.kind not in ("never", "wrong")
+
+
+def preview_launch(
+    user: User, request: JobRequest, strips: list[GpuModelSummary], *, query_engine: bool
+) -> LaunchPreview:
+    """Return what would happen to the request now; ``query_engine`` waits for the scheduler's answer."""
+    try:
+        validate_request(user, request)
+    except Unsatisfiable as never:
+        return LaunchPreview(
+            "never",
+            "This can never start here",
+            never.message,
+            suggestions=nearest_suggestions(never.details),
+        )
+    except InvalidRequest as wrong:
+        return LaunchPreview("wrong", "Not ready yet", wrong.message, field_errors=wrong.fields)
+    except FairwayError as refusal:
+        return LaunchPreview("wrong", "Not allowed", refusal.message)
+    answer = (
+        query_would_start(preview_query_body(user, request), wait_s=ENGINE_TIMEOUT_S)
+        if query_engine
+        else None
+    )
+    if answer is None or "error" in answer:
+        return _preview_from_free_gpus(request, strips)
+    return replace(
+        _preview_from_engine(answer), victims=preemption_candidates(user, answer.get("victims") or [])
+    )
+
+
+def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
+    ways = [
+        Suggestion(str(way["message"]), _form_fields(dict(way.get("fields") or {})))
+        for way in answer.get("alternatives", [])
+    ]
+    verdict = answer.get("verdict") or {}
+    message = str(verdict.get("message", ""))
+    if answer.get("starts_now"):
+        where = ", ".join(answer.get("where", []))
+        return LaunchPreview("now", "It starts now", f"There is a place for it on {where}." if where else "")
+    if answer.get("unsatisfiable"):
+        return LaunchPreview("never", "This can never start here", message, ways)
+    interval = answer.get("interval")
+    low, high = (
+        (_from_timestamp(interval["p10_s"]), _from_timestamp(interval["p90_s"])) if interval else (None, None)
+    )
+    if answer.get("victims"):
+        return LaunchPreview("waits", "Would preempt other jobs", message, ways, low=low, high=high)
+    return LaunchPreview("waits", "It would wait", message, ways, low=low, high=high)
+
+
+def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
+    """Return the new values of a change with the form's field names."""
+    if "topology_constraint" not in changed:
+        return changed
+    return {
+        name: value for name, value in changed.items() if name != "topology_constraint"
+    } | initial_from_api_fields({"topology_constraint": changed["topology_constraint"]})
+
+
+def _from_timestamp(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
+
+
+def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
+    """Return the nearest feasible request in a refusal, as form fields."""
+    nearest = facts.get("nearest")
+    if not isinstance(nearest, dict):
+        return []
+    fields = initial_from_api_fields(nearest)
+    parts = [
+        f"{fields[name]} {words if fields[name] != 1 else _SINGULAR_UNITS.get(name, words)}"
+        for name, words in _UNITS.items()
+        if name in fields
+    ]
+    parts += [str(fields["gpu_model"])] if fields.get("gpu_model") else []
+    if "pool" in nearest:
+        pool = NodePool.objects.filter(public_id=nearest["pool"]).first()
+        fields["pool"], parts = nearest["pool"], [*parts, f"the pool {pool.name}" if pool else "another pool"]
+    if not fields:
+        return []
+    return [Suggestion("Nearest feasible request: " + ", ".join(parts), fields)]
+
+
+_UNITS = {
+    "tasks": "tasks",
+    "min_tasks": "tasks at least",
+    "gpus_per_task": "GPUs each",
+    "mig_profile": "slices",
+    "min_compute_capability": "as compute capability",
+    "cores": "CPU cores",
+    "min_gpu_memory_gib": "GiB of GPU memory",
+    "memory_gib": "GiB of memory",
+}
+_SINGULAR_UNITS = {
+    "tasks": "task",
+    "min_tasks": "task at least",
+    "gpus_per_task": "GPU each",
+    "mig_profile": "slice",
+    "cores": "CPU core",
+}
+
+
+def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:
+    """Estimate from free GPUs only, without queue and quota: it says "fits", not "starts"."""
+    total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
+    if any(is_live(job) for job in request.dependencies):
+        return LaunchPreview("waits", "It would wait", "It starts after the jobs that it names.")
+    if request.gpus_per_task == 0:
+        return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
+    fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
+    space = max((strip.largest_free for strip in fitting), default=0)
+    free = sum(strip.free for strip in fitting)
+    if (
+        space >= request.gpus_per_task
+        and free >= (request.min_tasks or request.tasks) * request.gpus_per_task
+    ):
+        fits = "fits" if total <= 1000 else "fit"
+        message = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
+        return LaunchPreview("unknown", "Fits on free GPUs", message)
+    model = f" {short_gpu_model(request.gpu_model)}" if request.gpu_model else ""
+    return LaunchPreview(
+        "waits",
+        "It would wait",
+        f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {space}.",
+    )

@@ -1,0 +1,319 @@
+"""The launch page: one form with a live preview."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST
+
+from portal.access import (
+    AccessPolicy,
+    Permission,
+    access_policy,
+    can,
+    project_parents,
+    require_user,
+    visible_secrets,
+)
+from portal.domain.project_tree import path_to_root
+from portal.domain.states import JobKind
+from portal.domain.volumes import VolumeKind
+from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
+from portal.models import Environment, NodePool, User
+from portal.selectors.environments import LaunchableEnvironment, launchable_environments
+from portal.selectors.jobs.jobs import get_job
+from portal.selectors.nodes import cluster_overview
+from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.selectors.nodes.nodes import list_templates
+from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
+from portal.selectors.volumes import list_volumes
+from portal.services.jobs.gang_rules import gang_network_text
+from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
+from portal.web.display.quota_bars import QuotaBar
+from portal.web.launch.form import LaunchForm, launchable_projects
+from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job, initial_from_template
+from portal.web.launch.preview import LaunchPreview, nearest_suggestions, preview_launch
+from portal.web.sign_in import add_service_errors
+
+GPU_COUNTS = (1, 2, 4, 8, 16, 32)
+QUERY_FIELDS = (
+    "tasks",
+    "gpus_per_task",
+    "milli_per_gpu",
+    "gpu_model",
+    "cpu_milli",
+    "memory_mib",
+    "preemptible",
+    "time_limit_s",
+)
+NAME_PREFIXES = {
+    JobKind.WORKSPACE.value: "notebook",
+    JobKind.TRAINING.value: "run",
+    JobKind.SERVICE.value: "service",
+}
+
+
+@dataclass(frozen=True)
+class SizePreset:
+    """A preset GPU count: its availability, and why it is disabled."""
+
+    count: int
+    availability: str
+    fits_now: bool = False
+    is_disabled: bool = False
+    is_selected: bool = False
+
+
+@dataclass(frozen=True)
+class EnvironmentChoice:
+    """An environment; ``project_ids`` are public ids of projects that may run it, None for all."""
+
+    availability: LaunchableEnvironment
+    project_ids: list[str] | None
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_http_methods(["GET", "POST"])
+def launch(request: HttpRequest) -> HttpResponse:
+    """Render and submit the form."""
+    user = require_user(request.user)
+    if request.method == "GET":
+        shown = _environment_choices(user)
+        form = LaunchForm(user, initial=_initial(request, user, shown))
+        return render(request, "launch/page.html", _context(user, form, shown))
+    form = LaunchForm(user, request.POST)
+    refusal: LaunchPreview | None = None
+    if form.is_valid():
+        try:
+            job = do_submit_job(user, form.to_job_request())
+        except InvalidRequest as wrong:
+            add_service_errors(form, wrong)
+        except Unsatisfiable as never:
+            refusal = LaunchPreview(
+                "never", "This can never start here", never.message, nearest_suggestions(never.details)
+            )
+        except FairwayError as no:
+            refusal = LaunchPreview("wrong", "Not launched", no.message)
+        else:
+            messages.success(request, f"{job.name} is submitted.")
+            return redirect("job", public_id=job.public_id)
+    context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
+    return render(request, "launch/page.html", context, status=422 if refusal else 400)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+@require_POST
+def preview(request: HttpRequest) -> HttpResponse:
+    """Return preview and review for the current form; requested on input, debounced."""
+    user = require_user(request.user)
+    return render(
+        request,
+        "launch/preview.html",
+        _preview_context(user, LaunchForm(user, request.POST), ask=True) | {"oob": True},
+    )
+
+
+def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -> dict[str, Any]:
+    query = request.GET
+    kind = query.get("kind", "")
+    start: dict[str, Any] = {"kind": kind if kind in NAME_PREFIXES else JobKind.WORKSPACE.value}
+    if query.get("like"):
+        like = get_job(user, query["like"])
+        start |= initial_from_job(user, like)
+        if (like.env or like.secrets) and not can(user, Permission.CONTROL, like):
+            messages.info(
+                request, f"The variables and secrets of {like.name} are not copied: you may not control it."
+            )
+    elif query.get("template"):
+        found = list_templates(user).filter(public_id=query["template"]).first()
+        start |= initial_from_template(found) if found else {}
+    start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
+    start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")
+    if not start.get("project"):
+        first = launchable_projects(user).first()
+        start["project"] = first.public_id if first else ""
+    if not start.get("environment"):
+        offered = _default_environment(shown, start["kind"], start["project"])
+        start["environment"] = offered.public_id if offered else ""
+    return start
+
+
+def _default_environment(shown: list[EnvironmentChoice], kind: str, project: str) -> Environment | None:
+    """Return the first suitable environment: with a tool for workspaces, preferably without one for jobs."""
+    rows = [
+        each.availability.environment
+        for each in shown
+        if each.project_ids is None or project in each.project_ids
+    ]
+    if kind == JobKind.WORKSPACE.value:
+        return min((row for row in rows if row.tool_port), key=lambda row: row.pk, default=None)
+    return min(rows, key=lambda row: (bool(row.tool_port), row.pk), default=None)
+
+
+def _environment_choices(user: User) -> list[EnvironmentChoice]:
+    """Return environments offered to any project in which the user may launch, with those projects."""
+    parents = project_parents()
+    lines = {row.public_id: path_to_root(row.pk, parents.get) for row in launchable_projects(user)}
+    shown = []
+    for offer in launchable_environments(user):
+        allowed = [project for project, line in lines.items() if offer.is_offered_to(line)]
+        if offer.environment.enabled and (allowed or not offer.projects):
+            shown.append(EnvironmentChoice(offer, allowed if offer.projects else None))
+    return shown
+
+
+def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> dict[str, Any]:
+    return _preview_context(user, form) | {
+        "form": form,
+        "environments": shown,
+        "secrets": visible_secrets(user).order_by("project__name", "name"),
+        "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
+        "templates": list_templates(user).order_by("title")[:12],
+        "projects_missing": not launchable_projects(user).exists(),
+    }
+
+
+def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
+    strips = cluster_overview.free_capacity(user)
+    value = _value_of(form)
+    request: JobRequest | None = None
+    if form.is_bound:
+        if form.is_valid():
+            request = form.to_job_request()
+    else:
+        probe = LaunchForm(user, {key: value(key) for key in form.fields if value(key) not in (None, False)})
+        if probe.is_valid():
+            request = probe.to_job_request()
+    if request is not None:
+        found = preview_launch(user, request, strips, query_engine=ask)
+    else:
+        wrong = (
+            {name: " ".join(str(e) for e in errors) for name, errors in form.errors.items()}
+            if form.is_bound
+            else {}
+        )
+        said = [
+            f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
+        ]
+        message = " ".join(said) or "Fill in what is missing."
+        found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
+    shares = project_quota_usage([request.project]) if request else []
+    asked = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
+    model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
+    return {
+        "check": found,
+        "request_now": request,
+        "network": gang_network_text(request.tasks, elastic=request.is_elastic, pool=request.pool)
+        if request
+        else "",
+        "idle_rules": _idle_rules(request, strips),
+        "strips": strips,
+        "model": model,
+        "kind": str(value("kind") or ""),
+        "size_presets": size_presets(strips, model, count, shares),
+        "quota_bars": [
+            QuotaBar(share, f"Quota after, {share.pool.name}", asked)
+            for share in shares
+            if _applies_to(share, request, strips)
+        ],
+        "as_rest": rest_example(request) if request else "",
+        "as_yaml": yaml_example(request) if request else "",
+    }
+
+
+def _value_of(form: LaunchForm) -> Any:
+    return lambda name: form[name].value()
+
+
+def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> list[IdleRuleText]:
+    """Return the idle rules of pools in which it may run; only for workspaces with GPUs."""
+    if request is None or request.kind != JobKind.WORKSPACE.value or not request.gpus_per_task:
+        return []
+    if request.pool is not None:
+        return idle_rule_texts(request.project, [request.pool])
+    fitting = {pool for strip in strips if request.gpu_model in ("", strip.model) for pool in strip.pools}
+    return idle_rule_texts(request.project, NodePool.objects.filter(pk__in=fitting).order_by("name"))
+
+
+def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuModelSummary]) -> bool:
+    if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
+        return False
+    models = [strip for strip in strips if strip.model == request.gpu_model]
+    return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
+
+
+def size_presets(
+    strips: list[GpuModelSummary], model: str, count: str, shares: list[QuotaUsage]
+) -> list[SizePreset]:
+    """Return the usual GPU counts on one node, each with whether it fits now, waits, or is never allowed."""
+    fitting = [strip for strip in strips if model in ("", strip.model)]
+    free = max((strip.largest_free for strip in fitting), default=0)
+    largest = max((strip.largest_node for strip in fitting), default=0)
+    limits = [limit for share in shares if (limit := _tightest_limit(share)) is not None]
+    limit = max(limits) // 1000 if limits else None
+    rungs = []
+    for number in GPU_COUNTS:
+        if number > max(8, largest * 2):
+            break
+        if number > largest:
+            note, now, closed = (f"largest node {largest}" if largest else "no such GPU"), False, True
+        elif limit is not None and number > limit:
+            note, now, closed = f"limit is {limit}", False, True
+        elif number <= free:
+            note, now, closed = "free now", True, False
+        else:
+            note, now, closed = "waits", False, False
+        rungs.append(SizePreset(number, note, now, closed, str(number) == count))
+    return rungs
+
+
+def _tightest_limit(share: QuotaUsage) -> int | None:
+    """Return the lower of the limits of the project and of one user."""
+    return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
+
+
+def rest_body(request: JobRequest) -> dict[str, Any]:
+    """Return the request as the body of ``POST /api/v1/jobs``, without defaults."""
+    blank = JobRequest(name="", project=request.project, environment=request.environment)
+    body: dict[str, Any] = {
+        "name": request.name,
+        "project": request.project.name,
+        "environment": request.environment.name,
+        "kind": request.kind,
+    }
+    if request.pool is not None:
+        body["pool"] = request.pool.name
+    for name in JobRequest.__dataclass_fields__:
+        if name in body or name in ("pool", "template", "held", "dependencies"):
+            continue
+        value = getattr(request, name)
+        if value != getattr(blank, name) or name in ("gpus_per_task", "tasks"):
+            body[name] = list(value) if name == "command" else dict(value) if name == "env" else value
+    body["dependencies"] = [job.public_id for job in request.dependencies]
+    return {name: value for name, value in body.items() if value not in ([], {})}
+
+
+def rest_example(request: JobRequest) -> str:
+    """Return the request as an HTTP call."""
+    body = json.dumps(rest_body(request), indent=1, ensure_ascii=False)
+    headers = ("POST /api/v1/jobs", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
+    return "\n".join([*headers, "Content-Type: application/json", "", body])
+
+
+def yaml_example(request: JobRequest) -> str:
+    """Return the request as YAML; values are quoted as JSON, which YAML includes."""
+    lines = []
+    for name, value in rest_body(request).items():
+        if isinstance(value, dict):
+            lines.append(f"{name}:")
+            lines += [f"  {key}: {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]
+        else:
+            lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines)

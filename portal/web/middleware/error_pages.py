@@ -1,0 +1,186 @@
+"""Renders refusals and errors as pages: a title, a message, and what to do next."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent
+from django.db import DatabaseError, InterfaceError
+from django.db import OperationalError as DatabaseAway
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from redis.exceptions import RedisError
+
+from portal.errors import FairwayError, NotFound, ServiceUnavailable, Unauthenticated
+from portal.static_error_page import CONTENT_SECURITY_POLICY, static_error_page
+
+log = logging.getLogger(__name__)
+
+STATUS_TITLES = {
+    400: "This request could not be read",
+    403: "This is not open to you",
+    404: "Nothing is here",
+    405: "This cannot be done that way",
+    409: "That cannot be done now",
+    412: "Somebody changed this meanwhile",
+    413: "This is too large",
+    422: "This can never start here",
+    429: "Too many attempts",
+    500: "The server could not finish",
+    503: "Something that is needed does not answer",
+}
+
+
+class ErrorPageMiddleware:
+    """Render refusals as pages, including wrong methods; REST has its own format."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        answer = self.get_response(request)
+        if answer.status_code != 405 or request.path.startswith("/api/"):
+            return answer
+        page = error_page(request, 405, "This address only takes what a form sends. Open the page it is on.")
+        page.headers["Allow"] = answer.headers["Allow"]
+        return page
+
+    def process_view(
+        self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any
+    ) -> HttpResponse | None:
+        """Refuse null characters, which PostgreSQL cannot store in text."""
+        if request.path.startswith("/api/"):
+            return None
+        sent = (request.GET, request.POST) if request.method == "POST" else (request.GET,)
+        if any("\0" in text for form in sent for _, values in form.lists() for text in values):
+            return error_page(
+                request, 400, "It holds a null character, which no text here may have. Take it out."
+            )
+        return None
+
+    def process_exception(self, request: HttpRequest, problem: Exception) -> HttpResponseBase | None:
+        """Render a refusal or an unavailable dependency as a page; anything else is a 500."""
+        if request.path.startswith("/api/"):
+            return None
+        if isinstance(problem, FairwayError):
+            return render_error(request, problem)
+        if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
+            log.error("a dependency is away: %s", problem)
+            return render_error(
+                request, ServiceUnavailable("The database does not answer. Try again in a few seconds.")
+            )
+        return None
+
+
+def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
+    """Render the refusal as a page, as a fragment for htmx, or redirect to sign-in."""
+    if isinstance(error, Unauthenticated):
+        return _redirect_to_sign_in(request)
+    response = error_page(request, error.status, error.message, code=error.code, details=error.details)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def error_page(
+    request: HttpRequest, status: int, message: str, *, code: str = "", details: dict[str, Any] | None = None
+) -> HttpResponse:
+    """Render a page, or a fragment for htmx, with a title, a message and what to do next."""
+    whole = not getattr(request, "htmx", False)
+    return render(
+        request,
+        "errors/page.html" if whole else "errors/fragment.html",
+        {
+            "status": status,
+            "title": STATUS_TITLES.get(status, STATUS_TITLES[500]),
+            "message": message,
+            "code": code or str(status),
+            "facts": details or {},
+        },
+        status=status,
+    )
+
+
+def _redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
+    here = request.get_full_path() if request.method == "GET" else "/"
+    where = settings.LOGIN_URL + ("" if here == "/" else "?" + urlencode({"next": here}))
+    response = HttpResponse(status=302)
+    if getattr(request, "htmx", False):
+        response = HttpResponse(status=401)
+        response.headers["HX-Redirect"] = settings.LOGIN_URL
+        return response
+    response.headers["Location"] = where
+    return response
+
+
+# -- Django's own error views ------------------------------------------------------------------------
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Render 400, or 413 for a form above the size limit."""
+    if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
+        return error_page(
+            request, 413, "It is larger than any form here may be. Put long texts into a file instead."
+        )
+    return error_page(request, 400, "Go back, reload the page and try again.")
+
+
+def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    message = str(exception) or "Your account may not do this. Ask a manager of the project."
+    return error_page(request, 403, message)
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Render 404, also for invisible objects."""
+    return error_page(request, 404, NotFound().message)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Render 500 with the id that the log contains, or 503 when the database is unavailable.
+
+    Errors of database access in middleware end here. The database may be available again by now, so a page
+    that queries it can succeed.
+    """
+    if isinstance(sys.exc_info()[1], DatabaseAway | InterfaceError):
+        return _database_unavailable()
+    number = f"err {secrets.token_hex(2)}-{secrets.token_hex(2)}"
+    log.error("%s answers %r", number, request.path)
+    try:
+        return error_page(
+            request,
+            500,
+            "Nothing of yours is lost. The administrators find this under the number below; try again in a minute.",
+            code=number,
+        )
+    except DatabaseError:
+        return _database_unavailable()
+
+
+def _database_unavailable() -> HttpResponse:
+    """Render 503 without any query."""
+    message = (
+        "The server could not finish: its database does not answer. Jobs keep running. Try again in a moment."
+    )
+    page = static_error_page(
+        "The portal cannot answer at the moment", message, link=("", "Try again"), is_temporary=True
+    )
+    return HttpResponse(
+        page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": CONTENT_SECURITY_POLICY}
+    )
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """Render 403 for a form from another site or an expired one."""
+    log.warning("cross-site check failed on %r: %s", request.path, reason)
+    return error_page(
+        request,
+        403,
+        "This form is too old or came from elsewhere. Reload the page and send it again.",
+        code="csrf",
+    )

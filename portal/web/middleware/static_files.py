@@ -1,0 +1,45 @@
+"""Serves static files with WhiteNoise, which under ASGI would read each file before its first byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from whitenoise.middleware import WhiteNoiseMiddleware
+
+from portal.selectors.logs.files import iterate_in_thread
+
+CHUNK_BYTES = 256 * 1024
+
+
+class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
+    """WhiteNoise that streams files; it scans them once at start."""
+
+    def add_files(self, root: str | Path, prefix: str | None = None) -> None:
+        """Ignore a missing folder, as before ``collectstatic``."""
+        if Path(root).is_dir():
+            super().add_files(root, prefix)
+
+    @staticmethod
+    def serve(static_file: Any, request: HttpRequest) -> HttpResponseBase:
+        """Return the file, a range of it, or 304."""
+        if not isinstance(request, ASGIRequest):
+            answered: HttpResponseBase = WhiteNoiseMiddleware.serve(static_file, request)
+            return answered
+        found = static_file.get_response(request.method, request.META)
+        answer = StreamingHttpResponse(iterate_in_thread(_chunks(found.file)), status=int(found.status))
+        del answer.headers["Content-Type"]
+        for name, value in found.headers:
+            answer.headers[name] = value
+        return answer
+
+
+def _chunks(file: Any) -> Iterator[bytes]:
+    if file is not None:
+        with file:
+            while piece := file.read(CHUNK_BYTES):
+                yield piece

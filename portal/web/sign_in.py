@@ -1,0 +1,281 @@
+"""Sign-in and sign-out: password, one-time link, invitation; codes are in the URL fragment and are posted."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import zoneinfo
+from urllib.parse import urlencode
+
+from django import forms
+from django.conf import settings
+from django.contrib.auth import authenticate, login, logout
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST
+
+from portal.access import AccessPolicy, access_policy
+from portal.errors import FairwayError, InvalidRequest, NotFound, TooManyRequests
+from portal.models import User
+from portal.models.public_id import slug_validator
+from portal.services.accounts import users
+from portal.services.accounts.password_hasher import hashing_slot
+from portal.services.accounts.sessions import start_session
+from portal.services.audit import record_action
+from portal.services.audit_denials import record_failed_sign_in
+from portal.valkey.rate_limits import (
+    SIGN_IN,
+    SIGN_IN_ADDRESS,
+    SIGN_IN_NAME,
+    consume,
+    rate_limit_address,
+    refund,
+)
+from portal.web.display.formatting import duration
+
+log = logging.getLogger(__name__)
+
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+KNOWN_BROWSER_COOKIE = settings.SESSION_COOKIE_NAME.replace("session", "known")
+KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
+
+
+class SignInForm(forms.Form):
+    """Username and password; errors do not reveal which was wrong."""
+
+    username = forms.CharField(
+        max_length=63,
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
+    )
+    password = forms.CharField(
+        max_length=1024,
+        strip=False,
+        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
+    )
+
+
+@access_policy(AccessPolicy.PUBLIC)
+@sensitive_post_parameters("password")
+@require_http_methods(["GET", "POST"])
+def sign_in(request: HttpRequest) -> HttpResponse:
+    target = safe_next(request)
+    if request.user.is_authenticated:
+        return redirect(target)
+    form = SignInForm(request.POST if request.method == "POST" else None)
+    wrong, wait_s, retry_after_s = "", 0.0, None
+    if form.is_bound and form.is_valid():
+        name, password = form.cleaned_data["username"], form.cleaned_data["password"]
+        wrong = "That name and password do not match."
+        try:
+            user, wait_s = _authenticate(request, name, password)
+        except TooManyRequests as busy:
+            user, wrong, retry_after_s = None, busy.message, busy.retry_after_s
+        if user is not None:
+            _start_session(request, user, by="password")
+            answer: HttpResponse = redirect(target)
+            _remember_browser(answer, name)
+            return answer
+        if wait_s:
+            wrong = f"Too many attempts. Wait {duration(wait_s + 1)}, then try again."
+            retry_after_s = math.ceil(wait_s)
+    elif form.is_bound:
+        wrong = "Type your username and your password."
+    context = {"form": form, "wrong": wrong, "next": target}
+    answer = render(
+        request, "auth/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
+    )
+    if retry_after_s:
+        answer["Retry-After"] = str(retry_after_s)
+    return answer
+
+
+def _authenticate(request: HttpRequest, username: str, password: str) -> tuple[User | None, float]:
+    """Return the user, or None and the seconds to wait after too many failed attempts.
+
+    Attempts are counted before the password is checked, so that parallel attempts gain nothing; a successful
+    one is not counted. A browser that signed in under this name before has its own counter, so that guesses
+    from elsewhere or from behind the same address cannot lock a user out. Raise TooManyRequests.
+    """
+    name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
+    if _is_known_browser(request, name):
+        counts = [(SIGN_IN, f"known:{name}")]
+    else:
+        owner = rate_limit_address(address)
+        counts = [(SIGN_IN, f"{owner}:{name}"), (SIGN_IN_ADDRESS, owner), (SIGN_IN_NAME, name)]
+    wait_s = max(consume(rate, who) for rate, who in counts)
+    if wait_s:
+        log.warning("sign-in paused for %s from %s", _loggable(name), address)
+        record_failed_sign_in(_valid_username(name), by="password", locked_out=True)
+        return None, wait_s
+    try:
+        with hashing_slot():
+            user = authenticate(request, username=username, password=password)
+    except TooManyRequests:
+        for rate, who in counts:  # the password was not checked
+            refund(rate, who)
+        raise
+    if not isinstance(user, User):
+        log.warning("sign-in refused for %s from %s", _loggable(name), address)
+        record_failed_sign_in(_valid_username(name), by="password")
+        return None, 0.0
+    for rate, who in counts:
+        refund(rate, who)
+    return user, 0.0
+
+
+def _valid_username(name: str) -> str:
+    """Return the name if it is a possible username, else "": users type passwords here by mistake."""
+    return name if re.fullmatch(slug_validator.regex, name) else ""
+
+
+def _loggable(name: str) -> str:
+    return _valid_username(name) or "what is no name"
+
+
+def _is_known_browser(request: HttpRequest, name: str) -> bool:
+    """Return whether this browser signed in under this name before."""
+    return (
+        request.get_signed_cookie(
+            KNOWN_BROWSER_COOKIE, "", salt=KNOWN_BROWSER_COOKIE, max_age=KNOWN_BROWSER_TTL_S
+        )
+        == name
+    )
+
+
+def _remember_browser(answer: HttpResponse, name: str) -> None:
+    answer.set_signed_cookie(
+        KNOWN_BROWSER_COOKIE,
+        name[:63].lower(),
+        salt=KNOWN_BROWSER_COOKIE,
+        max_age=KNOWN_BROWSER_TTL_S,
+        secure=settings.HTTPS_ENABLED,
+        httponly=True,
+        samesite="Lax",
+    )
+
+
+def _start_session(request: HttpRequest, user: User, *, by: str) -> None:
+    """Sign in under a new session id; record the origin for the session list and the audit trail."""
+    with transaction.atomic():
+        login(request, user, backend=BACKEND)
+        record_action(user, "user.sign_in", user, after={"by": by})
+    start_session(
+        request.session,
+        address=request.META.get("REMOTE_ADDR", ""),
+        user_agent=request.headers.get("User-Agent", ""),
+    )
+
+
+def safe_next(request: HttpRequest) -> str:
+    """Return the redirect target after sign-in: a path of the portal, or home."""
+    wanted = request.POST.get("next") or request.GET.get("next") or ""
+    if wanted.startswith("/") and url_has_allowed_host_and_scheme(wanted, allowed_hosts=None):
+        return wanted
+    return settings.LOGIN_REDIRECT_URL
+
+
+@access_policy(AccessPolicy.PUBLIC)
+@require_POST
+def sign_out(request: HttpRequest) -> HttpResponse:
+    """End the session; open sockets and workspaces close within seconds."""
+    with transaction.atomic():
+        if isinstance(request.user, User):
+            record_action(request.user, "user.sign_out", request.user)
+        logout(request)
+    return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
+
+
+@access_policy(AccessPolicy.PUBLIC)
+@require_http_methods(["GET", "POST"])
+def sign_in_link(request: HttpRequest) -> HttpResponse:
+    """Sign in with a one-time link: the page posts the code of its fragment."""
+    if request.method == "GET":
+        return render(request, "auth/sign_in_link.html")
+    try:
+        user = users.do_use_magic_link(request.POST.get("code", ""))
+    except NotFound as closed:
+        record_failed_sign_in("", by="link")
+        return render(request, "auth/sign_in_link.html", {"wrong": closed.message}, status=404)
+    _start_session(request, user, by="link")
+    return redirect("account" if not user.has_usable_password() else "home")
+
+
+class InvitationForm(forms.Form):
+    """Account data of a new user."""
+
+    username = forms.CharField(
+        max_length=63,
+        help_text="Lower-case letters, digits and hyphens. Your jobs and files carry this name.",
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
+    )
+    full_name = forms.CharField(
+        label="Your name",
+        max_length=200,
+        required=False,
+        widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
+    )
+    password = forms.CharField(
+        max_length=1024,
+        strip=False,
+        help_text="At least 12 characters; a short message is best.",
+        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
+    )
+    timezone = forms.ChoiceField(
+        label="Time zone",
+        choices=[(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())],
+        initial="UTC",
+        widget=forms.Select({"class": "form-select", "data-detect-time-zone": ""}),
+    )
+
+
+@access_policy(AccessPolicy.PUBLIC)
+@sensitive_post_parameters("password", "code")
+@require_http_methods(["GET", "POST"])
+def invitation(request: HttpRequest) -> HttpResponse:
+    """Accept an invitation: the code is posted first and the form appears, then the account is created."""
+    if request.method == "GET":
+        return render(request, "auth/invitation.html", {"asks_code": True})
+    code = request.POST.get("code", "")
+    try:
+        found = users.get_invitation(code)
+    except NotFound as closed:
+        record_failed_sign_in("", by="invitation")
+        return render(request, "auth/invitation.html", {"wrong": closed.message}, status=404)
+    if "username" not in request.POST:
+        form = InvitationForm(initial={"full_name": found.full_name})
+        return render(request, "auth/invitation.html", {"form": form, "code": code, "invitation": found})
+    form = InvitationForm(request.POST)
+    if form.is_valid():
+        data = form.cleaned_data
+        try:
+            user = users.do_accept_invitation(
+                code,
+                username=data["username"],
+                full_name=data["full_name"],
+                password=data["password"],
+                time_zone=data["timezone"],
+            )
+        except InvalidRequest as wrong:
+            add_service_errors(form, wrong)
+        except TooManyRequests:
+            raise  # answered by a page with Retry-After; the invitation stays open
+        except FairwayError as refusal:
+            form.add_error(None, refusal.message)
+        else:
+            _start_session(request, user, by="invitation")
+            return redirect("home")
+    return render(
+        request, "auth/invitation.html", {"form": form, "code": code, "invitation": found}, status=400
+    )
+
+
+def add_service_errors(form: forms.Form, error: InvalidRequest) -> None:
+    """Add the messages of a service to the fields they belong to."""
+    for name, message in error.fields.items():
+        form.add_error(name if name in form.fields else None, message)
+    if not error.fields:
+        form.add_error(None, error.message)

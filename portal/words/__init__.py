@@ -1,1 +1,0 @@
-"""Words that engine and portal share: states, verdict codes, knobs. Plain Python, no Django."""

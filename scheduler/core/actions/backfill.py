@@ -1,0 +1,167 @@
+"""Backfill reservations: the earliest start of a gang, and which later jobs may start without delaying it.
+
+Running jobs end at their time limit or predicted end; an unknown end counts as never. The gang's start is the
+first of these ends at which it fits (the *shadow time* of EASY backfilling, Lifka 1995). Later ends never
+free less, so a binary search finds it. A later job may start now if it ends before that time, or on nodes
+without reserved slots. Further reservations treat the slots of earlier ones as taken from now on, so none is
+computed too early.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import JobId, NodeRow
+from scheduler.core.model.task_shape import Bools, HeldSlots, SlotBatch, TaskShape
+
+
+class JobEnd(NamedTuple):
+    """The expected end of a running job in seconds since the epoch (None is unknown), and its slots."""
+
+    job: JobId
+    end_s: float | None
+    held: Sequence[HeldSlots]
+
+
+@dataclass(frozen=True, slots=True)
+class GangReservation:
+    """Slots reserved for a gang from ``start_s`` on, in seconds since the epoch."""
+
+    job: JobId
+    start_s: float
+    held: tuple[HeldSlots, ...]
+
+
+class _ReleaseTime(NamedTuple):
+    """A time at which slots become free: the number of jobs ended by then, and of those ended before."""
+
+    at_s: float
+    end_count: int
+    earlier_end_count: int
+
+
+def expected_end_s(
+    now_s: float, started_s: float, time_limit_s: float | None, predicted_end_s: float | None
+) -> float | None:
+    """Return the predicted end, capped by the time limit; None is unknown.
+
+    A prediction in the past is ignored; a time limit in the past means that the job ends at any moment.
+    """
+    limit_s = None if time_limit_s is None else max(now_s, started_s + time_limit_s)
+    if predicted_end_s is None or predicted_end_s < now_s:
+        return limit_s
+    return predicted_end_s if limit_s is None else min(predicted_end_s, limit_s)
+
+
+class ReservationPlanner:
+    """The reservations of one pool in one decision. ``placer`` holds the free slots now and is not changed.
+
+    ``steps_used`` counts the job ends that gangs wait for; a search that would pass ``max_steps`` finds
+    nothing.
+    """
+
+    def __init__(self, placer: NodePlacer, job_ends: Sequence[JobEnd], now_s: float, max_steps: int) -> None:
+        self.reservations: list[GangReservation] = []
+        self.steps_used = 0
+        self._placer = placer
+        self._now_s = now_s
+        self._max_steps = max_steps
+        known = [each for each in job_ends if each.end_s is not None and math.isfinite(each.end_s)]
+        known.sort(key=_by_end)
+        self._release_times = _release_times(known, now_s)
+        self._freed = SlotBatch([each.held for each in known])
+
+    def reserve(
+        self, job: JobId, shape: TaskShape, tasks: int, within: Sequence[Bools] | None = None
+    ) -> GangReservation | None:
+        """Reserve the earliest slots for a gang; return None if no known end within the budget frees enough.
+
+        ``within`` lists sets of nodes, one of which must hold the whole gang.
+        """
+        nodes = self._placer.nodes
+        shapes = [shape] if within is None else [_restricted_to(shape, mask, nodes) for mask in within]
+        taken = [one for earlier in self.reservations for one in earlier.held]
+        moment = self._first_release_time(taken, shapes, tasks)
+        if moment is None:
+            return None
+        ground = self._capacity_after(taken, moment.end_count)
+        fitting = next(each for each in shapes if _fits(ground, each, tasks))
+        held = ground.place_gang(fitting, tasks)
+        if held is None:
+            return None
+        found = GangReservation(job, moment.at_s, tuple(held))
+        self.reservations.append(found)
+        return found
+
+    def _first_release_time(
+        self, taken: Sequence[HeldSlots], shapes: Sequence[TaskShape], tasks: int
+    ) -> _ReleaseTime | None:
+        """Return the first release time at which one of ``shapes`` fits; count the ends up to it as steps."""
+        left = self._max_steps - self.steps_used
+        # a release time is within the budget if fewer ends than the remaining steps precede it
+        moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=_ends_before)]
+
+        def fits(moment: _ReleaseTime) -> bool:
+            ground = self._capacity_after(taken, moment.end_count)
+            return any(_fits(ground, each, tasks) for each in shapes)
+
+        first = 0 if fits(moments[0]) else bisect_left(moments, True, lo=1, key=fits)
+        self.steps_used += moments[min(first, len(moments) - 1)].end_count
+        return moments[first] if first < len(moments) else None
+
+    def _capacity_after(self, taken: Sequence[HeldSlots], ends: int) -> NodePlacer:
+        """Return the free slots after the first ``ends`` ends, less those in ``taken``."""
+        ground = self._placer.copy()
+        for one in taken:
+            ground.adjust(one, -1)
+        ground.release_batch(self._freed, ends)
+        return ground
+
+    def unreserved_nodes(self, ends_s: float | None, job: JobId | None = None) -> Bools:
+        """Return the nodes where ``job``, which ends at ``ends_s``, delays no other reservation.
+
+        A node with slots of a reservation that starts before is excluded entirely.
+        """
+        mask = np.ones(len(self._placer.nodes), dtype=bool)
+        for each in self.reservations:
+            if each.job != job and (ends_s is None or ends_s > each.start_s):
+                mask[[one.node for one in each.held]] = False
+        return mask
+
+
+def _by_end(ending: JobEnd) -> tuple[float, JobId]:
+    return (ending.end_s if ending.end_s is not None else math.inf, ending.job)
+
+
+def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime]:
+    """Return now and each later end; a job whose end has passed ends now."""
+    found = [_ReleaseTime(now_s, 0, 0)]
+    for ends, each in enumerate(endings, 1):
+        at_s = max(now_s, each.end_s or 0.0)
+        before = found[-1]
+        if before.end_count and before.at_s == at_s:
+            found[-1] = before._replace(end_count=ends)
+        else:
+            found.append(_ReleaseTime(at_s, ends, before.end_count))
+    return found
+
+
+def _ends_before(moment: _ReleaseTime) -> int:
+    return moment.earlier_end_count
+
+
+def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> TaskShape:
+    """Return the shape restricted to the nodes of ``mask``."""
+    others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
+    return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
+
+
+def _fits(placer: NodePlacer, shape: TaskShape, tasks: int) -> bool:
+    return placer.fit_count(shape) >= tasks

@@ -1,0 +1,449 @@
+"""Search for victims: evict candidates in an undo log until a job fits, then restore those not needed.
+
+For gangs of equal tasks the search evicts where the least work is lost, node by node. Where the rules refuse
+that, or some gangs run beyond their minimum, it evicts in fair order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler.core.actions.node_eviction_costs import NodeEvictionCosts, NodeVictims
+from scheduler.core.actions.victim_rescheduling import VictimRescheduler
+from scheduler.core.actions.victims import VictimCandidates
+from scheduler.core.model.plan import EvictionReason
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, ProjectId
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
+from scheduler.core.session.gang_placement import GangPlacer
+from scheduler.core.session.job_queue import VictimQueue
+from scheduler.core.session.pool import PoolState
+from scheduler.core.session.statement import Statement
+from scheduler.core.session.topology_domains import TopologyDomains
+from scheduler.core.shares.ledger import AssumeReleased
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionSet:
+    """The tasks whose eviction makes a job fit: evicted for good, or migrated to a nominated placement."""
+
+    evicted: tuple[GangTask, ...]
+    migrated: tuple[GangTask, ...]
+    reason: EvictionReason
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """The input of a search: ``candidates`` may be evicted for ``gang``, by project.
+
+    ``allowed`` returns whether the rules permit these evictions; the search ends at ``budget_steps``.
+    With ``dry_run`` the pool state is left unchanged.
+    """
+
+    gang: Gang
+    candidates: dict[ProjectId, list[Gang]]
+    reason: EvictionReason
+    allowed: Callable[[Sequence[GangTask]], bool]
+    budget_steps: int
+    dry_run: bool = False
+    eviction_right: str = "reclaim"  # kind of eviction, as in ``VictimCandidates.in_project``
+
+
+class VictimSearch:
+    """Searches one pool; applies the evictions found to the pool state, or leaves it unchanged."""
+
+    def __init__(
+        self, pool_state: PoolState, domains: TopologyDomains, policy: Policy, candidates: VictimCandidates
+    ) -> None:
+        self._pool_state = pool_state
+        self._domains = domains
+        self._policy = policy
+        self._candidates = candidates
+        self._costs: dict[tuple[object, ...], NodeEvictionCosts] = {}
+        self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
+        self._allocated_before: dict[
+            GangTask, HeldSlots
+        ] = {}  # where an evicted task was to start in this plan
+        self._nominated_before: dict[
+            GangTask, HeldSlots
+        ] = {}  # or where an evicted rank of a running job was nominated
+        self._rejected_by_rules = False  # the last search by cost failed for rules, not eviction_set
+        self.steps_used = 0
+        self.truncated = False
+        """A search ended because its budget was used up."""
+
+    def invalidate(self) -> None:
+        """Discard eviction costs, because candidates changed."""
+        self._costs.clear()
+        self._victim_groups.clear()
+
+    def find(self, request: SearchRequest) -> EvictionSet | None:
+        """Evict candidates step by step until the gang fits and the rules allow the result."""
+        statement = Statement(self._pool_state)
+        eviction_set = self._find(request, statement)
+        if eviction_set is None or request.dry_run:
+            statement.rollback()
+        if eviction_set is not None:
+            self._candidates.remove(eviction_set.evicted)
+        elif not self.truncated:
+            self._candidates.mark_infeasible(request.gang, request.reason)
+        return eviction_set
+
+    def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
+        wanted = request.gang.next_to_place()
+        if (
+            not wanted
+            or not any(request.candidates.values())
+            or not self._could_help(wanted, request.candidates)
+        ):
+            self._candidates.mark_infeasible(request.gang, request.reason)
+            return None
+        if self._policy.by_turns or request.reason is EvictionReason.MIGRATED:
+            return self._search_with_rescheduling(request, wanted, statement)
+        if not (self._policy.by_price and request.gang.homogeneous and not self._candidates.has_surplus):
+            return self._search_in_order(request, wanted, statement)
+        eviction_set = self._search_by_cost(request, wanted, statement)
+        if eviction_set is not None or self.truncated or not self._rejected_by_rules:
+            return eviction_set
+        statement.rollback()
+        return self._search_with_rescheduling(request, wanted, statement)
+
+    def _search_in_order(
+        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
+    ) -> EvictionSet | None:
+        """Evict one candidate after the other, in fair order."""
+        queue = VictimQueue(self._pool_state, request.candidates, self._candidates.eviction_order)
+        steps: list[list[GangTask]] = []
+        jobs: set[JobId] = set()
+        while tasks := queue.pop():
+            jobs.add(tasks[0].gang.job)
+            if len(jobs) > self._policy.max_victims:
+                break
+            if self.steps_used >= request.budget_steps:
+                self.truncated = True
+                break
+            self.steps_used += 1
+            self._evict(tasks, statement)
+            steps.append(tasks)
+            if self._may_fit(request.gang, wanted) and (
+                eviction_set := self._try(request, wanted, steps, statement)
+            ):
+                return eviction_set
+        return None
+
+    def _search_by_cost(
+        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
+    ) -> EvictionSet | None:
+        """Evict node by node, where one more task of the gang costs the least lost work."""
+        pool_state, shape, candidates = self._pool_state, wanted[0].shape, request.candidates
+        prices = self._costs_of(request, shape)
+        self._rejected_by_rules = False
+        steps: list[list[GangTask]] = []
+        victims = 0
+        missing = len(wanted) - pool_state.idle_and_releasing.fit_count(shape)
+        tried = 0
+        for node in prices.cheapest_nodes(candidates.keys()) if prices.max_tasks >= len(wanted) else ():
+            mark, held_back = statement.checkpoint(), len(steps)
+            before = pool_state.idle_and_releasing.capacity_on(shape, node)
+            for victim in prices.victims_on(node):
+                tasks = victim.evictable_tasks
+                if not tasks or victim.leaf_project not in candidates or victims >= self._policy.max_victims:
+                    continue
+                if self.steps_used >= request.budget_steps:
+                    self.truncated = True
+                    break
+                self.steps_used += 1
+                victims += 1
+                self._evict(tasks, statement)
+                steps.append(tasks)
+                if (more := pool_state.idle_and_releasing.capacity_on(shape, node) - before) > 0:
+                    break
+            else:
+                more = 0
+            if self.truncated:
+                break
+            if more <= 0:
+                statement.rollback(mark)
+                del steps[held_back:]
+                prices.reject(node)
+                continue
+            missing -= more
+            if missing > 0:
+                continue
+            tried += 1
+            if eviction_set := self._try(request, wanted, steps, statement):
+                return eviction_set
+            self._rejected_by_rules = True
+            # refused with this node: try the next cheapest instead
+            statement.rollback(mark)
+            del steps[held_back:]
+            missing += more
+            prices.reject(node)
+            if tried > self._policy.most_tries:
+                break
+        return None
+
+    def _costs_of(self, request: SearchRequest, shape: TaskShape) -> NodeEvictionCosts:
+        """Return costs for all reclaimable gangs; for preemption, those of the request's candidates only."""
+        reclaims = request.reason is EvictionReason.RECLAIMED
+        names = (
+            (request.eviction_right,)
+            if reclaims
+            else (request.reason, *request.candidates, request.gang.priority)
+        )
+        if (names, shape) not in self._costs:
+            if names not in self._victim_groups:
+                everybody = {
+                    leaf: self._candidates.in_project(leaf, request.eviction_right)
+                    for leaf in self._candidates.by_project()
+                }
+                mine = everybody if reclaims else request.candidates
+                gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
+                gangs.sort(key=lambda gang: self._candidates.eviction_order(gang, gang.size_level))
+                self._victim_groups[names] = NodeVictims(
+                    self._pool_state, gangs, self._candidates.lost_gpu_seconds
+                )
+            self._costs[names, shape] = NodeEvictionCosts(self._pool_state, shape, self._victim_groups[names])
+        return self._costs[names, shape]
+
+    def _search_with_rescheduling(
+        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
+    ) -> EvictionSet | None:
+        """Search as KAI-Scheduler does: task by task, with the victims found for earlier tasks.
+
+        After each step of the victim queue, evict all victims so far on a node of that step.
+        """
+        found: list[GangTask] = []
+        most = (
+            self._policy.max_migrations
+            if request.reason is EvictionReason.MIGRATED
+            else self._policy.max_victims
+        )
+        eviction_set: EvictionSet | None = None
+        for count in range(1, len(wanted) + 1):
+            eviction_set = None
+            for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
+                if tried > self._policy.most_tries and not self._policy.by_turns:
+                    break
+                if len({task.gang.job for task in victims}) > most:
+                    continue
+                if self.steps_used >= request.budget_steps:
+                    self.truncated = True
+                    break
+                self.steps_used += 1
+                self._evict(victims, statement)
+                if self._may_fit(request.gang, wanted[:count]) and (
+                    eviction_set := self._try(request, wanted[:count], [victims], statement)
+                ):
+                    break
+                statement.rollback()
+            if eviction_set is None:
+                return None
+            if count < len(wanted):
+                found = [*eviction_set.evicted, *eviction_set.migrated]
+                statement.rollback()
+        return eviction_set
+
+    def _victim_sets(
+        self, candidates: dict[ProjectId, list[Gang]], found: Sequence[GangTask]
+    ) -> Iterator[list[GangTask]]:
+        """Yield sets of tasks to evict, each including ``found``."""
+        if found:
+            yield list(found)
+        queue = VictimQueue(self._pool_state, candidates, self._candidates.eviction_order)
+        steps: list[list[GangTask]] = []
+        while tasks := queue.pop():
+            step = [task for task in tasks if task not in found]
+            if not step:
+                continue
+            steps.append(step)
+            for node in sorted({place.node for task in step for place in task.held}):
+                jobs = {
+                    task.gang.job for each in steps for task in each if any(p.node == node for p in task.held)
+                }
+                if not self._policy.by_turns and len(jobs) > 1:
+                    yield [*found, *step]
+                yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
+
+    def _could_help(self, wanted: Sequence[GangTask], candidates: dict[ProjectId, list[Gang]]) -> bool:
+        """Return False if even evicting all candidates frees too few GPUs."""
+        missing = total_demand(wanted).gpu_milli
+        for mine in candidates.values():
+            for each in mine:
+                missing -= sum(
+                    t.amounts.gpu_milli
+                    for t in each.tasks
+                    if t.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
+                )
+                if missing <= 0:
+                    return True
+        return missing <= float(self._pool_state.idle_and_releasing.free_milli.clip(min=0).sum())
+
+    def _may_fit(self, gang: Gang, wanted: Sequence[GangTask]) -> bool:
+        """Check quickly whether the first task fits, and all tasks if they are equal."""
+        fit_count = self._pool_state.idle_and_releasing.fit_count(wanted[0].shape)
+        return fit_count >= (len(wanted) if gang.homogeneous else 1)
+
+    def _try(
+        self,
+        request: SearchRequest,
+        wanted: Sequence[GangTask],
+        steps: Sequence[list[GangTask]],
+        statement: Statement,
+    ) -> EvictionSet | None:
+        """Place the job, restore or migrate victims, and return the result if the rules allow it."""
+        pool_state, gang, reason = self._pool_state, request.gang, request.reason
+        if pool_state.ledger.is_blocked(
+            gang.leaf_project,
+            gang.user,
+            total_demand(wanted),
+            gang.preemptible,
+            assume_released=AssumeReleased.EVICTED,
+        ):
+            return None
+        mark = statement.checkpoint()
+        gone = [task for step in steps for task in step]
+        if self._policy.by_turns or reason is EvictionReason.MIGRATED:
+            if not VictimRescheduler(
+                pool_state, statement, gang, wanted, gone, self._placer(statement)
+            ).place_all():
+                statement.rollback(mark)
+                return None
+        else:
+            if not GangPlacer(statement, self._domains, nominate=True).place(gang, wanted):
+                return None
+            self._restore_or_move_victims(gang, steps, statement, reason)
+        left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
+        if not request.allowed(left):
+            statement.rollback(mark)
+            return None
+        moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
+        if self._policy.settles and not (
+            self._is_idle_already(moved) and all(map(_migrates_whole_gang, moved))
+        ):
+            statement.rollback(mark)
+            return None
+        return EvictionSet(tuple(left), tuple(moved), reason)
+
+    def _placer(self, statement: Statement) -> Callable[[Gang, Sequence[GangTask]], bool]:
+        """Return a function that places tasks: tasks new in this plan on free slots, others nominated."""
+
+        def place(gang: Gang, tasks: Sequence[GangTask]) -> bool:
+            if not any(
+                task.state is GangTaskState.PENDING and task in self._allocated_before for task in tasks
+            ):
+                return GangPlacer(statement, self._domains, nominate=True).place(gang, tasks)
+            if self._policy.settles and self._allocate_as_if_migrated(gang, tasks, statement):
+                return True
+            return GangPlacer(statement, self._domains, nominate=False).place(gang, tasks)
+
+        return place
+
+    def _allocate_as_if_migrated(self, gang: Gang, tasks: Sequence[GangTask], statement: Statement) -> bool:
+        """Start tasks where they would migrate to if they ran; else the next decision would migrate them."""
+        mark = statement.checkpoint()
+        if not GangPlacer(statement, self._domains, nominate=True).place(gang, tasks):
+            return False
+        if not self._is_idle_already(tasks):
+            statement.rollback(mark)
+            return False
+        for task in tasks:
+            if task.nominated is not None:
+                statement.allocate(task, task.nominated)
+        return True
+
+    def _is_idle_already(self, moved: Sequence[GangTask]) -> bool:
+        """Return True if the new slots of migrated tasks are free now: no job migrates only to wait."""
+        now = self._pool_state.idle
+        places = [task.nominated for task in moved if task.nominated is not None]
+        for place in places:
+            now.adjust(place, -1)
+        fits = not now.is_overcommitted(places)
+        now.release(places)
+        return fits
+
+    def _restore_or_move_victims(
+        self, gang: Gang, steps: Sequence[list[GangTask]], statement: Statement, reason: EvictionReason
+    ) -> None:
+        """Walk the victims in reverse: restore those not needed, then migrate those that fit elsewhere."""
+        later = self._pool_state.idle_and_releasing
+        broken: set[JobId] = set()
+        for tasks in reversed(steps):
+            mark = statement.checkpoint()
+            self.steps_used += 1
+            victim = tasks[0].gang
+            if victim.job not in broken:
+                for task in tasks:
+                    self._restore(task, statement)
+                if not later.is_overcommitted([place for task in tasks for place in task.held]) and not (
+                    self._exceeds_limits(gang, victim)
+                ):
+                    continue
+                statement.rollback(mark)
+            broken.add(victim.job)
+        if reason is not EvictionReason.MIGRATED and not self._policy.moves_victims:
+            return
+        without_minimum: set[JobId] = set()
+        for tasks in reversed(steps):
+            victim = tasks[0].gang
+            fresh = victim.started_s is None
+            if any(
+                task.state is not (GangTaskState.PENDING if fresh else GangTaskState.RELEASING)
+                for task in tasks
+            ):
+                continue
+            if victim.job in without_minimum:
+                continue  # tasks beyond the minimum of an elastic job left first, so they come last here
+            if not victim.root.children:
+                without_minimum.add(victim.job)
+            if self._pool_state.ledger.is_blocked(
+                victim.leaf_project,
+                victim.user,
+                total_demand(tasks),
+                victim.preemptible,
+                assume_released=AssumeReleased.EVICTED,
+            ):
+                continue
+            self.steps_used += 1
+            if not (self._pool_state.available if fresh else later).capacity(tasks[0].shape).any():
+                continue
+            elsewhere = GangPlacer(
+                statement, self._domains, nominate=not fresh, idle_only=fresh or self._policy.settles
+            )
+            if elsewhere.place(victim, tasks):
+                without_minimum.discard(victim.job)
+
+    def _evict(self, tasks: Sequence[GangTask], statement: Statement) -> None:
+        for task in tasks:
+            self._allocated_before.pop(task, None)
+            self._nominated_before.pop(task, None)
+            if task.state is GangTaskState.ALLOCATED:
+                self._allocated_before[task] = task.held[0]
+            elif task.nominated is not None and not task.held:
+                self._nominated_before[task] = task.nominated
+            statement.evict(task)
+
+    def _restore(self, task: GangTask, statement: Statement) -> None:
+        if task.state is GangTaskState.RELEASING:
+            statement.restore(task)
+        elif task in self._nominated_before:
+            statement.nominate(task, self._nominated_before[task])
+        else:
+            statement.allocate(task, self._allocated_before[task])
+
+    def _exceeds_limits(self, gang: Gang, victim: Gang) -> bool:
+        """Return True if a project on the path of either gang, or either user, is over a limit."""
+        ledger, path = self._pool_state.ledger, self._pool_state.tree.path
+        if self._pool_state.is_user_over_limit(gang) or self._pool_state.is_user_over_limit(victim):
+            return True
+        return any(
+            ledger.is_over_limit(level) for level in {*path[gang.leaf_project], *path[victim.leaf_project]}
+        )
+
+
+def _migrates_whole_gang(task: GangTask) -> bool:
+    """Return True unless the migration would split a gang from tasks that it needs to run."""
+    stay = sum(other.state is GangTaskState.RUNNING for other in task.gang.tasks)
+    return not stay or (not task.gang.root.children and stay >= task.gang.root.required_members)

@@ -1,0 +1,172 @@
+"""Eviction candidates: gangs that hold slots, by project, in order of eviction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Set
+
+from scheduler.core.model.plan import EvictionReason
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId
+from scheduler.core.session.gang import Gang, GangTask, GangTaskState
+from scheduler.core.session.pool import PoolState
+from scheduler.core.session.queue_age import ends_soon
+
+
+class VictimCandidates:
+    """The preemptible gangs of one pool, and the quota classes without victims, until ``invalidate``."""
+
+    def __init__(
+        self, pool_state: PoolState, policy: Policy, now_s: float, evict_at_s: float | None = None
+    ) -> None:
+        """Treat gangs protected until ``evict_at_s`` as evictable; None is now."""
+        self._pool_state = pool_state
+        self._policy = policy
+        self._now_s = now_s
+        self._evict_at_s = now_s if evict_at_s is None else evict_at_s
+        self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
+        self._in_order: dict[ProjectId, list[Gang]] = {}
+        self._min_priority: dict[ProjectId, float] = {}  # lower bound of the priorities in a leaf project
+        self._by_project: dict[ProjectId, list[Gang]] | None = None
+        self._lost: dict[Gang, tuple[list[GangTask], float]] = {}  # valid while the same tasks are evictable
+        self._infeasible: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
+        self.has_surplus = False
+        """Some gang runs more tasks than its minimum."""
+
+    def invalidate(self) -> None:
+        """Discard candidates and infeasible classes after the pool state was changed by another action."""
+        self._lists.clear()
+        self._in_order.clear()
+        self._min_priority.clear()
+        self._by_project = None
+        for questions in self._infeasible.values():
+            questions.clear()
+
+    def infeasible(self, reason: EvictionReason) -> Set[int]:
+        """Return the live set of quota classes without victims since the last ``invalidate``."""
+        return self._infeasible[reason]
+
+    def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
+        """Skip gangs of this quota class until the next ``invalidate``."""
+        self._infeasible[reason].add(gang.quota_class_id)
+
+    def in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
+        """Return the gangs of a leaf project that may be evicted, in order of eviction.
+
+        ``kind`` selects the rules: "preempt", "reclaim", "guaranteed" (reclaim within the preemptor's
+        guarantee) or "move" (migrate). With ``below``, only gangs of lower priority.
+        """
+        found = self._lists.get((leaf, kind, below))
+        if found is None:
+            found = self._lists[leaf, kind, below] = [
+                gang
+                for gang in self._all_in_project(leaf)
+                if gang.evictable_tasks
+                and (below is None or gang.priority < below)
+                and not self._is_protected(gang, kind)
+            ]
+        return found
+
+    def _all_in_project(self, leaf: ProjectId) -> list[Gang]:
+        """Return the gangs of a leaf project that any kind of eviction may take, in order of eviction."""
+        found = self._in_order.get(leaf)
+        if found is None:
+            found = self._in_order[leaf] = list(self.by_project().get(leaf, ()))
+            found.sort(key=lambda gang: gang.job, reverse=self._policy.victim_order == "youngest")
+            found.sort(key=lambda gang: self.eviction_order(gang, gang.size_level))
+        return found
+
+    def any_below_priority(self, leaf: ProjectId, priority: int) -> bool:
+        """Return True if a gang of lower priority in the leaf project may be preempted."""
+        least = self._min_priority.get(leaf)
+        if least is None:
+            mine = self.by_project().get(leaf, ())
+            least = self._min_priority[leaf] = min((gang.priority for gang in mine), default=math.inf)
+        return least < priority and bool(self.in_project(leaf, "preempt", priority))
+
+    def by_project(self) -> dict[ProjectId, list[Gang]]:
+        """Return all candidates by leaf project."""
+        if self._by_project is None:
+            self._by_project = {}
+            self.has_surplus = False
+            for gang in self._pool_state.gangs.values():
+                if gang.preemptible and not gang.pinned and gang.evictable_tasks:
+                    self._by_project.setdefault(gang.leaf_project, []).append(gang)
+                    self.has_surplus = self.has_surplus or gang.size_level > 1
+        return self._by_project
+
+    def eviction_order(self, gang: Gang, size_level: int) -> tuple[float, ...]:
+        """Return the sort key of a gang if its size level were as given; smaller is evicted first."""
+        if self._policy.victim_order == "youngest":
+            return (gang.priority, -size_level, -gang.submitted_s)
+        return (
+            gang.started_s is not None,
+            size_level < 2,  # an elastic job that only shrinks keeps running
+            self.lost_gpu_seconds(gang),
+            -(gang.started_s or self._now_s),
+            -gang.submitted_s,
+        )
+
+    def lost_gpu_seconds(self, gang: Gang) -> float:
+        """Return the GPU-seconds since the last checkpoint, else since the start; 0 if it has not started."""
+        if gang.started_s is None:
+            return 0.0
+        known = self._lost.get(gang)
+        if known is None or known[0] is not gang.evictable_tasks:
+            since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
+            milli = sum(
+                task.amounts.gpu_milli for task in gang.evictable_tasks if task.state is GangTaskState.RUNNING
+            )
+            lost = max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
+            known = self._lost[gang] = (gang.evictable_tasks, lost)
+        return known[1]
+
+    def _is_protected(self, gang: Gang, kind: str) -> bool:
+        """Return True while a gang must not be evicted, or if migrating it would lose too much work."""
+        if kind == "move":
+            return self.lost_gpu_seconds(gang) > self._policy.max_migration_loss_gpu_s
+        until_s = self.protected_until_s(gang, kind)
+        return until_s is not None and self._evict_at_s < until_s
+
+    def protected_until_s(self, gang: Gang, kind: str) -> float | None:
+        """Return until when a job is protected: to a near predicted end, else for its minimum; or None.
+
+        The near end does not protect it from projects that reclaim within their guarantee.
+        """
+        if gang.started_s is None:
+            return None
+        if (
+            kind != "guaranteed"
+            and gang.running_row
+            and ends_soon(gang.running_row, self._now_s, self._policy)
+        ):
+            return gang.running_row.predicted_end_s
+        least_s = self._policy.preempt_min_runtime_s
+        if kind in ("reclaim", "guaranteed"):
+            for level in self._pool_state.tree.path[gang.leaf_project]:
+                own_s = self._pool_state.quotas[level].reclaim_min_runtime_s
+                if own_s is not None:
+                    least_s = own_s
+                    break
+        return gang.started_s + least_s if self._now_s - gang.started_s < least_s else None
+
+    def protection_ends_s(self) -> list[float]:
+        """Return the future times at which protections end, ascending."""
+        found = {
+            until_s
+            for mine in self.by_project().values()
+            for gang in mine
+            for kind in ("reclaim", "guaranteed", "preempt")
+            if (until_s := self.protected_until_s(gang, kind)) is not None and until_s > self._now_s
+        }
+        return sorted(found)
+
+    def remove(self, gone: Iterable[GangTask]) -> None:
+        """Remove gangs without evictable tasks from the lists."""
+        for gang in {task.gang.job: task.gang for task in gone}.values():
+            if not gang.evictable_tasks:
+                for key, mine in self._lists.items():
+                    if key[0] == gang.leaf_project and gang in mine:
+                        mine.remove(gang)
+                if self._by_project is not None and gang in self._by_project.get(gang.leaf_project, ()):
+                    self._by_project[gang.leaf_project].remove(gang)

@@ -1,0 +1,306 @@
+"""Simulate the queue of a pool: when each job starts if all jobs run for the drawn durations.
+
+Free GPUs go to the project with the smallest ratio of held (with its next job) to fair share, and within a
+project by position. A job is skipped if it does not fit, may not start yet, or would exceed a quota; reserved
+nodes close and open with time. Future submissions are not considered.
+
+Results are cached until an event can change them: a start takes capacity, an end releases it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from scheduler.core.forecast.capacity_buckets import BucketOccupancy, BucketSlots
+from scheduler.core.forecast.simulation_input import JobOwner, SimulationInput
+from scheduler.core.model.snapshot import ProjectId
+
+SIMULATION_RUNS = 8
+MAX_STEPS = 2_000_000
+"""Bound on ends and job classes examined per run; the start of a job after that is unknown."""
+
+
+def simulate_queue(
+    simulation_input: SimulationInput,
+    targets: Collection[int],
+    runs: int = SIMULATION_RUNS,
+    max_steps: int = MAX_STEPS,
+) -> dict[int, list[float | None]]:
+    """Return the start of each target position in seconds from now, by run.
+
+    It is infinite if the job does not start after all others have ended, and None if the run reached
+    ``max_steps`` before. Jobs behind all targets of their project are not simulated.
+    """
+    feasible = {
+        position
+        for position in targets
+        if not simulation_input.infeasible[simulation_input.class_of[position]]
+    }
+    found = [
+        _Simulation(simulation_input, play, feasible).starts_s(max_steps) if feasible else {}
+        for play in range(runs)
+    ]
+    return {position: [each.get(position, math.inf) for each in found] for position in targets}
+
+
+class _Simulation:
+    """One run of the simulation."""
+
+    def __init__(self, simulation_input: SimulationInput, run: int, targets: Collection[int]) -> None:
+        self._input = simulation_input
+        self._run = run
+        self._targets = targets
+        self._now_s = 0.0
+        self._steps = 0
+        self._occupancy = BucketOccupancy(simulation_input.buckets, simulation_input.sizes)
+        self._ledger = simulation_input.ledger.copy() if simulation_input.ledger else None
+        self._held_milli = simulation_input.held_milli.copy()
+        self._ends: list[tuple[float, int, JobOwner | None, Sequence[BucketSlots]]] = [
+            (job.remaining_s[run], number, job.owner, job.slots)
+            for number, job in enumerate(simulation_input.running)
+        ]
+        self._number = len(simulation_input.running) + len(simulation_input.event_times_s)
+        calendar = enumerate(simulation_input.event_times_s, len(simulation_input.running))
+        self._ends += [(at_s, number, None, ()) for number, at_s in calendar]
+        heapq.heapify(self._ends)
+        self._closings = 0  # number of closings that have passed
+        self._bucket_types: list[list[list[int]]] = [[] for _ in simulation_input.fit_classes]
+        """By fit class: the open bucket types of each of its requests."""
+        self._open = np.zeros(
+            (len(simulation_input.fit_classes), self._occupancy.fit_counts.shape[1]), dtype=np.int64
+        )
+        """The same for its first request, as 0 and 1."""
+        self._unplaceable: set[int] = set()
+        """Fit classes whose different tasks do not fit together, until capacity is released or opened."""
+        for kind in range(len(simulation_input.fit_classes)):
+            self._update_open_types(kind)
+        self._remaining = _positions_to_simulate(simulation_input, targets)
+        """By job class: the positions not started yet, in descending order."""
+        self._queues: list[dict[int, list[tuple[int, int]]]] = [{} for _ in simulation_input.held_milli]
+        """By project and fit class: first position and number of each job class that may start; ascending."""
+        self._queue_lengths = np.zeros(
+            (len(simulation_input.fit_classes), len(simulation_input.held_milli)), dtype=np.int64
+        )
+        self._ready = np.zeros(len(simulation_input.fit_classes), dtype=bool)
+        """By fit class: whether any of its queues has jobs."""
+        for number, job_class in enumerate(simulation_input.job_classes):
+            if job_class.not_before_s <= 0.0:
+                self._enqueue(number)
+        self._start_counts: Counter[ProjectId] = Counter()
+        self._end_counts: Counter[ProjectId] = Counter()
+        """Number of starts and ends in each project and its descendants."""
+        self._within: dict[int, int] = {}
+        """By job class within its quotas: the starts at its highest bounded project at that time."""
+        self._blocked_by: dict[int, tuple[ProjectId, int]] = {}
+        """By job class blocked by a quota: the project, and its ends at that time."""
+
+    def starts_s(self, max_steps: int) -> dict[int, float | None]:
+        """Return the start of each target."""
+        found: dict[int, float | None] = {}
+        while self._steps < max_steps:
+            while (job_class := self._next()) is not None:
+                position = self._start(job_class)
+                if position in self._targets:
+                    found[position] = self._now_s
+            if len(found) == len(self._targets):
+                break
+            if not self._ends:
+                return {position: found.get(position, math.inf) for position in self._targets}
+            self._advance()
+        return {position: found.get(position) for position in self._targets}
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Advance to the next end of a job, earliest start, or end of a reservation."""
+        simulation_input = self._input
+        self._now_s, _, owner, places = heapq.heappop(self._ends)
+        passed = bisect_left(simulation_input.closings, (self._now_s, -1))
+        for _, kind in simulation_input.closings[self._closings : passed]:
+            self._update_open_types(kind)
+        self._closings = passed
+        if owner is None:
+            for kind in simulation_input.openings.get(self._now_s, ()):
+                self._update_open_types(kind)
+            for job_class in simulation_input.arrivals.get(self._now_s, ()):
+                self._enqueue(job_class)
+        else:
+            self._count(owner, -1)
+            for place in places:
+                self._occupancy.release(place)
+            self._unplaceable.clear()
+            self._steps += 1
+
+    def _update_open_types(self, fit_class: int) -> None:
+        """Update the open bucket types of a fit class."""
+        self._bucket_types[fit_class] = self._input.open_bucket_types(fit_class, self._now_s)
+        self._open[fit_class] = 0
+        if self._bucket_types[fit_class]:
+            self._open[fit_class, self._bucket_types[fit_class][0]] = 1
+        self._unplaceable.discard(fit_class)
+
+    def _enqueue(self, number: int) -> None:
+        """Put the first remaining job of a job class into its queue."""
+        if self._remaining[number]:
+            project, kind = self._input.project_of[number], self._input.fit_class_of[number]
+            insort(self._queues[project].setdefault(kind, []), (self._remaining[number][-1], number))
+            self._queue_lengths[kind, project] += 1
+            self._ready[kind] = True
+
+    # -- next job ------------------------------------------------------------------------------------------
+
+    def _next(self) -> int | None:
+        """Return the next job class to start, of those that can."""
+        simulation_input = self._input
+        kinds = self._placeable_fit_classes()
+        if not kinds:
+            return None
+        # lower bound of each project's ratio; exact values are computed only for candidates
+        least_milli = min(simulation_input.milli_of[kind] for kind in kinds)
+        waits = self._queue_lengths[kinds] > 0
+        parts = np.where(
+            np.logical_or.reduce(waits),
+            (self._held_milli + least_milli) / simulation_input.share_milli,
+            math.inf,
+        )
+        heads: dict[int, int | None] = {}
+        while True:
+            project = int(parts.argmin())
+            if parts[project] == math.inf:
+                return None
+            if project in heads:
+                ahead = (parts == parts[project]).nonzero()[0].tolist()
+                project = next((each for each in ahead if each not in heads), -1)
+                if project < 0:
+                    return min(
+                        (job_class for each in ahead if (job_class := heads[each]) is not None),
+                        key=self._tie_key,
+                    )
+            mine = [kinds[n] for n in waits[:, project].nonzero()[0].tolist()]
+            job_class = heads[project] = self._head(project, mine)
+            milli = (
+                math.inf
+                if job_class is None
+                else simulation_input.milli_of[simulation_input.fit_class_of[job_class]]
+            )
+            parts[project] = (self._held_milli[project] + milli) / simulation_input.share_milli[project]
+
+    def _tie_key(self, job_class: int) -> tuple[bool, int]:
+        """Return the sort key for equal ratios; targets go last, so that forecasts are not optimistic."""
+        position = self._remaining[job_class][-1]
+        return position in self._targets, position
+
+    def _head(self, project: int, kinds: Sequence[int]) -> int | None:
+        """Return the first job class of a project among these fit classes that is within its quotas."""
+        queues, head, first = self._queues[project], None, math.inf
+        for kind in kinds:
+            for position, job_class in queues[kind]:
+                self._steps += 1
+                if position > first:
+                    break
+                if self._is_within_quota(job_class):
+                    head, first = job_class, position
+                    break
+        return head
+
+    def _placeable_fit_classes(self) -> list[int]:
+        """Return the fit classes with queued jobs that fit."""
+        simulation_input = self._input
+        space = np.add.reduce(self._open * self._occupancy.fit_counts[simulation_input.size_of], axis=1)
+        kinds: list[int] = ((space >= simulation_input.count_of) & self._ready).nonzero()[0].tolist()
+        return [
+            kind for kind in kinds if len(simulation_input.fit_classes[kind].requests) < 2 or self._fits(kind)
+        ]
+
+    def _fits(self, kind: int) -> bool:
+        """Return True if the different tasks of the class fit together."""
+        if kind not in self._unplaceable:
+            places = self._allocate_gang(kind)
+            if places is not None:
+                for place in places:
+                    self._occupancy.release(place)
+                return True
+            self._unplaceable.add(kind)
+        return False
+
+    def _is_within_quota(self, number: int) -> bool:
+        """Return True if no limit, and no guarantee of non-preemptible work, would be exceeded."""
+        top = self._input.bounded_by[number]
+        if self._ledger is None or top is None or self._within.get(number) == self._start_counts[top]:
+            return True
+        if (beyond := self._blocked_by.get(number)) is not None and beyond[1] == self._end_counts[beyond[0]]:
+            return False
+        owner = self._input.job_classes[number].owner
+        bound = self._ledger.exceeded_quota(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
+        if bound is None:
+            self._within[number] = self._start_counts[top]
+            return True
+        self._blocked_by[number] = bound.project, self._end_counts[bound.project]
+        return False
+
+    # -- slots -----------------------------------------------------------------------------------------------
+
+    def _allocate_gang(self, kind: int) -> list[BucketSlots] | None:
+        """Allocate slots for the whole gang; return None and take nothing if they do not fit."""
+        places: list[BucketSlots] = []
+        for (request, count), bucket_types in zip(
+            self._input.fit_classes[kind].requests, self._bucket_types[kind], strict=True
+        ):
+            for _ in range(count):
+                place = self._occupancy.allocate(request, bucket_types)
+                if place is None:
+                    for taken in places:
+                        self._occupancy.release(taken)
+                    return None
+                places.append(place)
+        return places
+
+    def _start(self, number: int) -> int:
+        """Start the first job of a job class and return its position."""
+        simulation_input = self._input
+        project, kind = simulation_input.project_of[number], simulation_input.fit_class_of[number]
+        position = self._remaining[number].pop()
+        queue = self._queues[project][kind]
+        del queue[bisect_left(queue, (position, number))]
+        self._queue_lengths[kind, project] -= 1
+        self._ready[kind] = self._queue_lengths[kind].any()
+        self._enqueue(number)
+        owner, places = simulation_input.job_classes[number].owner, self._allocate_gang(kind) or ()
+        self._count(owner, +1)
+        self._number += 1
+        ends_s = self._now_s + simulation_input.durations_s[position][self._run]
+        heapq.heappush(self._ends, (ends_s, self._number, owner, places))
+        return position
+
+    def _count(self, owner: JobOwner, sign: int) -> None:
+        number = self._input.project_at.get(owner.project)
+        if number is not None:
+            self._held_milli[number] += sign * owner.amounts.gpu_milli
+        if self._ledger is not None:
+            self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible, sign)
+            changes = self._start_counts if sign > 0 else self._end_counts
+            for project in self._ledger.paths[owner.leaf_project]:
+                changes[project] += 1
+
+
+def _positions_to_simulate(simulation_input: SimulationInput, targets: Collection[int]) -> list[list[int]]:
+    """Return the startable positions of each job class, descending, up to the last target of the project."""
+    last: dict[int, int] = {}
+    for position in targets:
+        project = simulation_input.project_of[simulation_input.class_of[position]]
+        last[project] = max(position, last.get(project, position))
+    found = []
+    for job_class, project, infeasible in zip(
+        simulation_input.job_classes, simulation_input.project_of, simulation_input.infeasible, strict=True
+    ):
+        until = (
+            bisect_right(job_class.positions, last[project]) if project in last else len(job_class.positions)
+        )
+        found.append([] if infeasible else list(job_class.positions[:until])[::-1])
+    return found

@@ -1,0 +1,247 @@
+"""Forecast of start times: simulate the queue of a pool forward from a plan.
+
+Running and pending jobs run as long as similar jobs did; the simulation (``queue_simulation.py``) yields
+start times. It obeys what a decision obeys: placement (``capacity_buckets.py``), limits and guarantees,
+reservations. The runs give a median, and the errors of past medians an interval around it
+(``calibration.py``).
+
+Everything is deterministic: draws are the fractional parts of ``job * golden ratio + run``, not random
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
+
+from scheduler.core.forecast.capacity_buckets import BucketBuilder
+from scheduler.core.forecast.durations import DurationHistory, DurationKey
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS, simulate_queue
+from scheduler.core.forecast.simulation_input import Closure, JobClass, JobOwner, RunningJob, SimulationInput
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.plan import Plan, Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.project_tree import ProjectTree
+from scheduler.core.model.resources import ZERO, ResourceVector
+from scheduler.core.model.snapshot import (
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolId,
+    ReservationRow,
+    RunningRow,
+    Snapshot,
+    UserId,
+)
+from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.session.admin_reservations import reservation_blocks
+from scheduler.core.session.gang import build_task_shape
+from scheduler.core.session.queue_age import effective_submit_s
+from scheduler.core.shares.ledger import PoolLedger
+
+GOLDEN = 0.618_033_988_749_895
+DEFAULT_DURATION_S = 600.0
+"""Remaining time of a job with unknown duration; at the median at least as long as it has run."""
+
+EVICTION_S = 1.0
+"""Time until an evicted job is gone."""
+
+ANY_USER = UserId("")
+"""The user of all jobs where no user limit applies."""
+
+GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
+"""Shapes of a gang's tasks with their counts, and the total demand."""
+
+
+def draw_quantiles(number: int, runs: int = SIMULATION_RUNS) -> list[float]:
+    """Return the duration quantile of a job in each run, evenly spread over runs and jobs."""
+    return [(number * GOLDEN + (play + 0.5) / runs) % 1.0 for play in range(runs)]
+
+
+def queue_pool_of(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
+    """Return the pool in whose queue a job is: that of its verdict, else its first pool."""
+    seen = verdict.details.get("pool") if verdict is not None else None
+    return PoolId(str(seen)) if seen is not None else next(iter(row.pools), None)
+
+
+class QueueForecast:
+    """The known future of one pool after a plan: remaining times, pending jobs and fair shares.
+
+    ``consumed_s`` is the earlier run time of jobs; ``template_of`` their template; ``known_ends_s`` the ends
+    of running jobs that are given, in the clock of the snapshot.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        plan: Plan,
+        pool: PoolId,
+        durations: DurationHistory,
+        policy: Policy,
+        consumed_s: Mapping[JobId, float] = MappingProxyType({}),
+        template_of: Mapping[JobId, str | None] = MappingProxyType({}),
+        known_ends_s: Mapping[JobId, float] = MappingProxyType({}),
+    ) -> None:
+        after = apply_plan(snapshot, plan)
+        self._now_s = after.now_s
+        self._durations = durations
+        self._consumed_s = consumed_s
+        self._template_of = template_of
+        self._known_ends_s = known_ends_s
+        self._tree = ProjectTree(after.projects)
+        self._ledger = PoolLedger(self._tree.quotas_in_pool(after.quotas, pool), self._tree.path)
+        nodes = [node for node in after.nodes if node.pool == pool]
+        self._smallest_gpu_mib = min((gpu.memory_mib for node in nodes for gpu in node.gpus), default=1)
+        self._reservations = _upcoming_reservations(after, {node.id for node in nodes})
+        verdicts = {verdict.job: verdict for verdict in plan.verdicts}
+        rows = sorted(
+            (
+                row
+                for row in after.pending
+                if _is_queued(row) and queue_pool_of(row, verdicts.get(row.job)) == pool
+            ),
+            key=lambda row: (-row.priority, effective_submit_s(row, policy), row.job),
+        )
+        asked = [self._demand(row) for row in rows]
+        shapes = dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks)
+        here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
+        settings = (each.settings for each in after.pools if each.id == pool)
+        sharing = None if policy.for_pool(next(settings, ())).gpu_sharing_scope == "any" else here
+        self._bucket_builder = BucketBuilder(
+            nodes, shapes, [row.nodes for row in self._reservations], sharing
+        )
+        running = [
+            self._running_job(row, number)
+            for number, row in enumerate(sorted(after.running, key=lambda row: row.job))
+            if row.pool == pool
+        ]
+        for job in running:
+            self._count(job.owner)
+        self._position = {row.job: position for position, row in enumerate(rows)}
+        self._simulation_input = SimulationInput(
+            self._bucket_builder.build(job.slots for job in running),
+            running,
+            self._job_classes(rows, asked),
+            [self._durations_s(row, position) for position, row in enumerate(rows)],
+            {each.project: each.fair_share_milli for each in plan.share_breakdowns if each.pool == pool},
+            self._ledger if self._ledger.can_block(all(row.preemptible for row in rows)) else None,
+        )
+
+    @property
+    def queue(self) -> Sequence[JobId]:
+        """The pending jobs with a queue position in this pool, in order."""
+        return tuple(self._position)
+
+    def median_starts_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
+        """Return the median start of each job over the runs, in seconds from now.
+
+        It is infinite if the job does not start even after everything that runs or is ahead of it has ended.
+        Jobs that start later than the runs reach are left out.
+
+        Raises:
+            KeyError: a job has no position here: it is held, has dependencies, or requests no GPU.
+        """
+        positions = {self._position[job]: job for job in jobs}
+        found = {}
+        for position, runs in simulate_queue(self._simulation_input, positions).items():
+            known = sorted(start_s for start_s in runs if start_s is not None)
+            if len(known) > len(runs) // 2:
+                found[positions[position]] = known[len(runs) // 2]
+        return found
+
+    def _count(self, owner: JobOwner) -> None:
+        self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
+
+    def _owner(self, row: PendingRow | RunningRow, amounts: ResourceVector) -> JobOwner:
+        """Return the owner of a job with only the details that quotas distinguish."""
+        leaf = self._tree.leaf_of[row.project]
+        user = row.user if self._ledger.has_user_limit(leaf) else ANY_USER
+        counted = amounts if self._ledger.has_cpu_or_memory_quota else ResourceVector(amounts.gpu_milli)
+        return JobOwner(row.project, leaf, user, row.preemptible, counted)
+
+    # -- running jobs ----------------------------------------------------------------------------------
+
+    def _running_job(self, row: RunningRow, number: int) -> RunningJob:
+        milli = sum(gpu.milli for task in row.tasks for gpu in task.gpus)
+        cpu_milli = sum(task.cpu_milli for task in row.tasks)
+        memory_mib = sum(task.memory_mib for task in row.tasks)
+        owner = self._owner(row, ResourceVector(milli, cpu_milli, memory_mib))
+        places = self._bucket_builder.slots_of(row.tasks)
+        if row.stopping:
+            return RunningJob(owner, places, [EVICTION_S] * SIMULATION_RUNS)
+        if (end_s := self._known_ends_s.get(row.job)) is not None:
+            return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * SIMULATION_RUNS)
+        ran_s = max(0.0, self._now_s - row.started_s)
+        kind = DurationKey(row.project, row.user, self._template_of.get(row.job), milli)
+        had_s = self._consumed_s.get(row.job, 0.0) + ran_s
+        limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s - ran_s
+        return RunningJob(owner, places, self._draw_remaining_s(kind, had_s, limit_s, number))
+
+    # -- pending jobs ----------------------------------------------------------------------------------
+
+    def _demand(self, row: PendingRow) -> GangDemand:
+        """Return the demand of a job with the fewest tasks that it starts with."""
+        avoid = tuple(sorted(row.avoid_nodes))
+        found: Counter[TaskShape] = Counter()
+        amounts = ZERO
+        for ask, count in Counter(
+            (row.task_requests or (row.task_request,) * row.tasks)[: row.min_tasks]
+        ).items():
+            shape, each = build_task_shape(ask, row.project, avoid, row.node_affinity, self._smallest_gpu_mib)
+            amounts = amounts.add(each.multiply(count))
+            if ask.gpus:
+                found[shape] += count
+        return tuple(found.items()), amounts
+
+    def _job_classes(self, rows: Sequence[PendingRow], asked: Sequence[GangDemand]) -> list[JobClass]:
+        """Group the pending jobs that fit and are blocked alike."""
+        positions: dict[JobClass, list[int]] = {}
+        for position, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
+            needs = tuple((self._bucket_builder.request_for(shape), count) for shape, count in tasks)
+            from_s = max(0.0, (row.not_before_s or 0.0) - self._now_s)
+            line = JobClass(self._owner(row, amounts), needs, (), from_s, self._closures(row))
+            positions.setdefault(line, []).append(position)
+        return [line._replace(positions=mine) for line, mine in positions.items()]
+
+    def _closures(self, row: PendingRow) -> tuple[Closure, ...]:
+        """Return when reserved nodes are closed to this job: from when it might overlap until the end."""
+        ancestors = self._tree.path[self._tree.leaf_of[row.project]]
+        found = []
+        for reservation, bucket_types in zip(
+            self._reservations, self._bucket_builder.types_by_node_set, strict=True
+        ):
+            if bucket_types and reservation_blocks(reservation, ancestors, self._now_s, None):
+                lasts_s = math.inf if row.time_limit_s is None else row.time_limit_s
+                after_s = reservation.start_s - lasts_s - self._now_s
+                after_s = after_s if after_s >= 0.0 else -math.inf
+                found.append(Closure(bucket_types, after_s, reservation.end_s - self._now_s))
+        return tuple(found)
+
+    def _durations_s(self, row: PendingRow, number: int) -> list[float]:
+        kind = DurationKey(row.project, row.user, self._template_of.get(row.job), row.total_milli)
+        had_s = self._consumed_s.get(row.job, 0.0)
+        limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s
+        return self._draw_remaining_s(kind, had_s, limit_s, number)
+
+    def _draw_remaining_s(
+        self, kind: DurationKey, had_s: float, limit_s: float | None, number: int
+    ) -> list[float]:
+        """Return the remaining time of a job in each run."""
+        drawn = []
+        for part in draw_quantiles(number):
+            left_s = self._durations.remaining_s(kind, had_s, limit_s, part)
+            drawn.append(max(DEFAULT_DURATION_S, 2.0 * part * had_s) if left_s is None else left_s)
+        return drawn
+
+
+def _is_queued(row: PendingRow) -> bool:
+    """Return False for a job without GPUs, one that waits for another reason, or a running one that grows."""
+    return bool(row.total_milli) and not (row.held or row.dependencies or row.ranks)
+
+
+def _upcoming_reservations(snapshot: Snapshot, nodes: Set[NodeId]) -> list[ReservationRow]:
+    """Return the current and later reservations of these nodes."""
+    rows = (row for row in snapshot.reservations if row.end_s > snapshot.now_s)
+    return sorted((row for row in rows if not nodes.isdisjoint(row.nodes)), key=lambda row: row.id)

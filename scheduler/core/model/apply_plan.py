@@ -1,0 +1,159 @@
+"""Apply a plan to a snapshot: for replays, forecasts and the test that a second decision changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from scheduler.core.model.plan import Eviction, JobPlacement, Plan
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    NodeRow,
+    PendingRow,
+    RunningRow,
+    RunningTask,
+    Snapshot,
+)
+
+
+def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    """Return ``snapshot`` after the commit of ``plan``: starts hold their GPUs, victims are stopping."""
+    pending = {row.job: row for row in snapshot.pending}
+    evicted = {eviction.job: eviction for eviction in plan.evictions}
+    kept = {start.job: start for start in plan.nominations}
+    running = [_evicted(row, evicted.get(row.job), kept.get(row.job)) for row in snapshot.running]
+    for job in kept.keys() & pending.keys():
+        pending[job] = replace(pending[job], nominated_tasks=_running_tasks(kept[job], pending[job]))
+    runs = {row.job: number for number, row in enumerate(running)}
+    started = []
+    joined = []
+    for start in plan.starts:
+        row = pending.pop(start.job)
+        if len(start.tasks) < row.tasks:
+            pending[start.job] = _still_pending(row, start)
+        if start.job in runs:
+            before = running[runs[start.job]]
+            new = _running_tasks(start, row)
+            running[runs[start.job]] = replace(before, tasks=(*before.tasks, *new))
+            joined.append(replace(before, tasks=new))
+            continue
+        started.append(
+            RunningRow(
+                row.job,
+                row.project,
+                row.user,
+                start.pool,
+                row.priority,
+                row.preemptible,
+                snapshot.now_s,
+                row.time_limit_s,
+                _running_tasks(start, row),
+                name=row.name,
+                avoid_nodes=row.avoid_nodes,
+                node_affinity=row.node_affinity,
+                min_tasks=row.min_tasks,
+                submitted_s=row.submitted_s,
+                gpu_model=row.gpu_model,
+                min_gpu_memory_mib=row.min_gpu_memory_mib,
+                topology_constraint=row.topology_constraint,
+                mig_profile=row.mig_profile,
+                min_compute_capability=row.min_compute_capability,
+            )
+        )
+    nodes = _update_usage(snapshot.nodes, [*started, *joined], +1)
+    return replace(snapshot, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
+
+
+def _evicted(row: RunningRow, eviction: Eviction | None, nominated: JobPlacement | None) -> RunningRow:
+    """Return a running job with its eviction, of the whole job or of some ranks."""
+    if eviction is None:
+        return row
+    if not eviction.ranks:
+        places = _nominated_tasks(nominated, row) if nominated else ()
+        return replace(row, stopping=True, preempted_for=eviction.for_job, nominated_tasks=places)
+    gone = set(eviction.ranks)
+    ranked = enumerate(row.tasks)
+    tasks = (replace(t, stopping=t.stopping or (i if t.rank is None else t.rank) in gone) for i, t in ranked)
+    return replace(row, tasks=tuple(tasks))
+
+
+def _still_pending(row: PendingRow, start: JobPlacement) -> PendingRow:
+    """Return the ranks of an elastic job that were not placed."""
+    placed = {task.rank for task in start.tasks}
+    left = [(i, rank) for i, rank in enumerate(row.ranks or range(row.tasks)) if rank not in placed]
+    return replace(
+        row,
+        tasks=len(left),
+        ranks=tuple(rank for _, rank in left),
+        task_requests=tuple(row.task_requests[i] for i, _ in left) if row.task_requests else (),
+        group_of_rank=tuple(row.group_of_rank[i] for i, _ in left) if row.group_of_rank else (),
+        nominated_tasks=(),
+    )
+
+
+def _running_tasks(start: JobPlacement, row: PendingRow) -> tuple[RunningTask, ...]:
+    """Return the placed tasks of a gang with the amounts that each requests."""
+    asks = (
+        dict(zip(row.ranks or range(row.tasks), row.task_requests, strict=True)) if row.task_requests else {}
+    )
+    return tuple(
+        RunningTask(
+            task.node,
+            task.gpus,
+            asks[task.rank].cpu_milli if asks else row.cpu_milli,
+            asks[task.rank].memory_mib if asks else row.memory_mib,
+            rank=task.rank if row.ranks or len(start.tasks) < row.tasks else None,
+        )
+        for task in start.tasks
+    )
+
+
+def _nominated_tasks(start: JobPlacement, row: RunningRow) -> tuple[RunningTask, ...]:
+    """Return the nominated placement of a migrating job."""
+    now = {i if task.rank is None else task.rank: task for i, task in enumerate(row.tasks)}
+    return tuple(
+        # a pending rank that was to join the job requests what its other tasks do
+        replace(now.get(task.rank, row.tasks[0]), node=task.node, gpus=task.gpus, rank=task.rank)
+        for task in start.tasks
+    )
+
+
+def release_stopping_jobs(snapshot: Snapshot) -> Snapshot:
+    """Return ``snapshot`` after every stopping job has released its resources and ended."""
+    gone = [row for row in snapshot.running if row.stopping]
+    return replace(
+        snapshot,
+        nodes=_update_usage(snapshot.nodes, gone, -1),
+        running=tuple(row for row in snapshot.running if not row.stopping),
+    )
+
+
+def _update_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int) -> tuple[NodeRow, ...]:
+    """Return the nodes with what ``rows`` hold added (+1) or subtracted (-1)."""
+    milli: Counter[str] = Counter()
+    cpu: Counter[str] = Counter()
+    memory: Counter[str] = Counter()
+    whole: dict[str, bool] = {}
+    for row in rows:
+        for task in row.tasks:
+            cpu[task.node] += sign * task.cpu_milli
+            memory[task.node] += sign * task.memory_mib
+            for gpu in task.gpus:
+                milli[gpu.uuid] += sign * gpu.milli
+                whole[gpu.uuid] = sign > 0 and gpu.milli == WHOLE_MILLI
+    return tuple(
+        replace(
+            node,
+            cpu_used_milli=node.cpu_used_milli + cpu[node.id],
+            memory_used_mib=node.memory_used_mib + memory[node.id],
+            gpus=tuple(
+                replace(
+                    gpu,
+                    used_milli=gpu.used_milli + milli[gpu.uuid],
+                    exclusive=whole.get(gpu.uuid, gpu.exclusive),
+                )
+                for gpu in node.gpus
+            ),
+        )
+        for node in nodes
+    )

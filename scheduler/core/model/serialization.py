@@ -1,0 +1,102 @@
+"""Snapshots and plans as JSON: a saved snapshot replays to the same plan, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.validation import SnapshotError
+
+FORMAT = 1
+
+
+def snapshot_to_json(snapshot: Snapshot) -> str:
+    """Return a snapshot as a JSON object with its format number."""
+    return json.dumps({"format": FORMAT, "snapshot": _plain(snapshot)}, sort_keys=True, allow_nan=False)
+
+
+def snapshot_from_json(text: str) -> Snapshot:
+    """Read what ``snapshot_to_json`` wrote; raise ``SnapshotError`` with the field that is invalid."""
+    try:
+        outer = json.loads(text)
+    except ValueError as error:
+        raise SnapshotError("(text)", f"is no JSON: {error}") from error
+    if not isinstance(outer, dict) or outer.get("format") != FORMAT:
+        raise SnapshotError("format", f"this engine reads format {FORMAT}")
+    return cast(Snapshot, _read(Snapshot, outer.get("snapshot"), "snapshot"))
+
+
+def case_to_json(snapshot: Snapshot | None, policy: dict[str, Any]) -> str:
+    """Return the input of a decision as a JSON object: snapshot (if there is one) and policy settings."""
+    shown = None if snapshot is None else _plain(snapshot)
+    return json.dumps({"format": FORMAT, "snapshot": shown, "policy": policy}, sort_keys=True, allow_nan=True)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Return a plan as JSON, for storage and for comparing replays."""
+    return json.dumps(_plain(plan), sort_keys=True, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return None
+    return value
+
+
+def _read(kind: Any, value: Any, at: str) -> Any:
+    """Parse ``value`` as ``kind``; raise ``SnapshotError`` for unknown or missing fields and wrong types."""
+    origin = get_origin(kind)
+    if hasattr(kind, "__supertype__"):
+        return _read(kind.__supertype__, value, at)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(kind):
+            return None
+        kinds = [arg for arg in get_args(kind) if arg is not type(None)]
+        return _read(str if str in kinds and isinstance(value, str) else kinds[0], value, at)
+    if origin is tuple:
+        return _read_tuple(get_args(kind), value, at)
+    if is_dataclass(kind):
+        return _read_row(kind, value, at)
+    if hasattr(kind, "_fields"):  # a NamedTuple is stored as a list
+        hints = get_type_hints(kind)
+        return kind(*_read_tuple(tuple(hints[name] for name in kind._fields), value, at))
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise SnapshotError(at, f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def _read_tuple(kinds: tuple[Any, ...], value: Any, at: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise SnapshotError(at, f"{value!r} is no list")
+    if len(kinds) == 2 and kinds[1] is ...:
+        return tuple(_read(kinds[0], item, f"{at}[{i}]") for i, item in enumerate(value))
+    if len(kinds) != len(value):
+        raise SnapshotError(at, f"{len(value)} values where {len(kinds)} belong")
+    return tuple(
+        _read(kind, item, f"{at}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
+
+
+def _read_row(kind: Any, value: Any, at: str) -> Any:
+    if not isinstance(value, dict):
+        raise SnapshotError(at, f"{value!r} is no object")
+    hints = get_type_hints(kind)
+    for name in value:
+        if name not in hints:
+            raise SnapshotError(f"{at}.{name}", "is no field of this format")
+    for field in fields(kind):
+        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise SnapshotError(f"{at}.{field.name}", "is missing")
+    return kind(**{name: _read(hints[name], item, f"{at}.{name}") for name, item in value.items()})

@@ -1,0 +1,603 @@
+"""Validation of snapshots before a decision, and of plans after it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+from portal.domain.policy_settings import CHOICE_SETTINGS
+from portal.domain.reasons import VerdictCode
+from scheduler.core.model.plan import EvictionReason, JobPlacement, Plan, TaskPlacement
+from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX, ProjectTree
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    GpuRow,
+    GpuUuid,
+    JobId,
+    NodeId,
+    NodeRow,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    ProjectId,
+    ProjectRow,
+    QuotaRow,
+    ReservationRow,
+    RunningRow,
+    RunningTask,
+    Snapshot,
+    TaskRequest,
+    TopologyConstraint,
+    TopologyRow,
+    UsageRow,
+    UserId,
+)
+
+Row = TypeVar("Row")
+
+
+MAX_TASKS = 10_000
+MAX_GPUS_PER_TASK = 1_000
+"""A decision creates an object per task, so these bound its time and memory."""
+
+
+class SnapshotError(ValueError):
+    """An invalid snapshot; ``field`` is the path of the value, such as ``nodes[n1].cpu_milli``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class RowKind(StrEnum):
+    """The kinds of rows in a snapshot."""
+
+    POOL = "pool"
+    NODE = "node"
+    TOPOLOGY = "topology"
+    PROJECT = "project"
+    QUOTA = "quota"
+    USAGE = "usage"
+    RESERVATION = "reservation"
+    ENVIRONMENT = "environment"
+    RUNNING = "running"
+    PENDING = "pending"
+
+
+class Fault(NamedTuple):
+    """A fault of one row. ``row`` is its id; of a quota ``project,pool``, of usage ``usage_row_id``."""
+
+    kind: RowKind
+    row: str
+    field: str
+    message: str
+    jobs: tuple[JobId, ...] = ()
+    """Pending jobs that depend on the row, where the snapshot does not contain this dependency."""
+
+
+def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = None) -> None:
+    """Raise ``SnapshotError`` with the first invalid field.
+
+    ``checked`` holds, by ``id()``, rows that were valid in an earlier snapshot of the same projects, pools
+    and hardware.
+    """
+    _check_finite("now_s", snapshot.now_s)
+    for fault in _faults(snapshot, checked or {}):
+        raise SnapshotError(fault.field, fault.message)
+
+
+def find_faults(snapshot: Snapshot) -> list[Fault]:
+    """Return the first fault of every invalid row. Raise ``SnapshotError`` for the clock."""
+    _check_finite("now_s", snapshot.now_s)
+    found: dict[tuple[RowKind, str], Fault] = {}
+    for fault in _faults(snapshot, {}):
+        found.setdefault((fault.kind, fault.row), fault)
+    return list(found.values())
+
+
+def _faults(snapshot: Snapshot, before: Mapping[int, object]) -> Iterator[Fault]:
+    pools = frozenset(pool.id for pool in snapshot.pools)
+    nodes = frozenset(node.id for node in snapshot.nodes)
+    projects = frozenset(project.id for project in snapshot.projects)
+    yield from _repeated(RowKind.POOL, "pools", [pool.id for pool in snapshot.pools])
+    yield from _each(RowKind.POOL, snapshot.pools, lambda pool: pool.id, _check_pool)
+    yield from _repeated(RowKind.NODE, "nodes", [node.id for node in snapshot.nodes])
+    if not before:
+        yield from _repeated_gpus(snapshot)
+    came = [node for node in snapshot.nodes if before.get(id(node)) is not node]
+    yield from _each(RowKind.NODE, came, lambda node: node.id, lambda node: _check_node(node, pools))
+    yield from _each(RowKind.TOPOLOGY, snapshot.topologies, lambda row: row.name, _check_topology)
+    yield from _repeated(RowKind.TOPOLOGY, "topologies", [row.name for row in snapshot.topologies])
+    yield from _repeated(RowKind.PROJECT, "projects", [project.id for project in snapshot.projects])
+    yield from _tree_faults(snapshot, projects)
+    yield from _repeated(RowKind.QUOTA, "quotas", [f"{row.project},{row.pool}" for row in snapshot.quotas])
+    yield from _each(
+        RowKind.QUOTA,
+        snapshot.quotas,
+        lambda row: f"{row.project},{row.pool}",
+        lambda row: _check_quota(row, projects, pools),
+    )
+    for i, usage in enumerate(snapshot.usage):
+        if usage.project in projects and usage.pool in pools and 0 <= usage.gpu_seconds < math.inf:
+            continue  # fast path: build the names of fields only for invalid rows
+        try:
+            _check_usage(f"usage[{i}]", usage, projects, pools)
+        except SnapshotError as wrong:
+            yield Fault(RowKind.USAGE, usage_row_id(usage), wrong.field, wrong.message)
+    yield from _repeated(RowKind.RESERVATION, "reservations", [row.id for row in snapshot.reservations])
+    yield from _each(
+        RowKind.RESERVATION,
+        snapshot.reservations,
+        lambda row: row.id,
+        lambda row: _check_reservation(row, projects, nodes),
+    )
+    waiting = [row.job for row in snapshot.pending]
+    grows = {row.job for row in snapshot.pending if row.ranks}
+    runs = [row.job for row in snapshot.running if row.job not in grows]
+    yield from _repeated(RowKind.RUNNING, "jobs", runs)
+    yield from _repeated(RowKind.PENDING, "jobs", [*dict.fromkeys(runs), *waiting])
+    yield from _running_faults(snapshot, projects, pools, nodes, before)
+    yield from _each(
+        RowKind.PENDING,
+        [row for row in snapshot.pending if before.get(id(row)) is not row],
+        lambda row: row.job,
+        lambda row: _check_pending(row, projects, pools),
+    )
+
+
+def usage_row_id(row: UsageRow) -> str:
+    return f"{row.project},{row.pool},{row.user or ''}"
+
+
+def _each(
+    kind: RowKind, rows: Iterable[Row], name: Callable[[Row], str], check: Callable[[Row], None]
+) -> Iterator[Fault]:
+    for row in rows:
+        try:
+            check(row)
+        except SnapshotError as wrong:
+            yield Fault(kind, name(row), wrong.field, wrong.message)
+
+
+def _repeated(kind: RowKind, field: str, keys: Sequence[str]) -> Iterator[Fault]:
+    if len(set(keys)) < len(keys):
+        for key, count in Counter(keys).items():
+            if count > 1:
+                yield Fault(kind, key, f"{field}[{key}]", f"stands there {count} times")
+
+
+def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
+    """Yield a fault for each node with a GPU that appears more than once."""
+    uuids = [gpu.uuid for node in snapshot.nodes for gpu in node.gpus]
+    if len(set(uuids)) == len(uuids):
+        return
+    count = Counter(uuids)
+    for node in snapshot.nodes:
+        for gpu in node.gpus:
+            if count[gpu.uuid] > 1:
+                yield Fault(
+                    RowKind.NODE, node.id, f"gpus[{gpu.uuid}]", f"stands there {count[gpu.uuid]} times"
+                )
+
+
+def _check_pool(pool: PoolRow) -> None:
+    if pool.placement is not None and pool.placement not in CHOICE_SETTINGS["placement"].options:
+        raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
+
+
+def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
+    at = f"nodes[{node.id}]"
+    _check_known(f"{at}.pool", node.pool, pools)
+    for name in ("cpu_milli", "cpu_used_milli", "memory_mib", "memory_used_mib"):
+        _check_at_least(f"{at}.{name}", getattr(node, name), 0)
+    for key, value in node.labels:
+        if not isinstance(value, str):
+            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is no text")
+    for gpu in node.gpus:
+        if not 0 <= gpu.used_milli <= WHOLE_MILLI:
+            raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
+        if gpu.exclusive and gpu.used_milli != WHOLE_MILLI:
+            raise SnapshotError(
+                f"{at}.gpus[{gpu.uuid}].exclusive", f"a whole allocation stands on {gpu.used_milli} milli"
+            )
+        _check_at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
+        if gpu.compute_capability is not None:
+            _check_at_least(f"{at}.gpus[{gpu.uuid}].compute_capability", gpu.compute_capability, 0)
+
+
+def _check_topology(row: TopologyRow) -> None:
+    for level in row.levels:
+        if not isinstance(level, str):
+            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is no text")
+    _check_unique(f"topologies[{row.name}].levels", row.levels)
+
+
+def _tree_faults(snapshot: Snapshot, projects: frozenset[str]) -> Iterator[Fault]:
+    wrong = list(
+        _each(
+            RowKind.PROJECT,
+            snapshot.projects,
+            lambda project: project.id,
+            lambda project: _check_project(project, projects),
+        )
+    )
+    yield from wrong
+    parents = {project.id: project.parent for project in snapshot.projects}
+    sound: set[ProjectId] = set()
+    for project in snapshot.projects:
+        walk: list[ProjectId] = []
+        here: ProjectId | None = project.id
+        while here is not None and here not in sound and here in parents:
+            if here in walk:
+                for each in walk[walk.index(here) :]:
+                    yield Fault(
+                        RowKind.PROJECT, each, f"projects[{each}].parent", "the tree runs in a circle"
+                    )
+                break
+            walk.append(here)
+            here = parents[here]
+        sound.update(walk)
+
+
+def _check_project(project: ProjectRow, projects: frozenset[str]) -> None:
+    at = f"projects[{project.id}]"
+    _check_finite(f"{at}.created_s", project.created_s)
+    if OWN_LEAF_SUFFIX in project.id:
+        raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
+    if project.parent is not None:
+        _check_known(f"{at}.parent", project.parent, projects)
+
+
+def _check_quota(quota: QuotaRow, projects: frozenset[str], pools: frozenset[str]) -> None:
+    at = f"quotas[{quota.project},{quota.pool}]"
+    _check_known(f"{at}.project", quota.project, projects)
+    _check_known(f"{at}.pool", quota.pool, pools)
+    _check_at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
+    _check_at_least(f"{at}.weight", quota.weight, 0)
+    if quota.limit_milli is not None:
+        _check_at_least(f"{at}.limit_milli", quota.limit_milli, 0)
+    if quota.user_limit_milli is not None:
+        _check_at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
+
+
+def _check_usage(at: str, usage: UsageRow, projects: frozenset[str], pools: frozenset[str]) -> None:
+    _check_known(f"{at}.project", usage.project, projects)
+    _check_known(f"{at}.pool", usage.pool, pools)
+    _check_at_least(f"{at}.gpu_seconds", usage.gpu_seconds, 0)
+
+
+def _check_reservation(row: ReservationRow, projects: frozenset[str], nodes: frozenset[str]) -> None:
+    at = f"reservations[{row.id}]"
+    for node in _check_unique(f"{at}.nodes", row.nodes):
+        _check_known(f"{at}.nodes", node, nodes)
+    for project in _check_unique(f"{at}.projects", row.projects):
+        _check_known(f"{at}.projects", project, projects)
+    _check_finite(f"{at}.start_s", row.start_s)
+    _check_finite(f"{at}.end_s", row.end_s)
+    if row.start_s >= row.end_s:
+        raise SnapshotError(f"{at}.end_s", "the end is not after the begin")
+
+
+def _running_faults(
+    snapshot: Snapshot,
+    projects: frozenset[str],
+    pools: frozenset[str],
+    nodes: frozenset[str],
+    before: Mapping[int, object],
+) -> Iterator[Fault]:
+    came = [row for row in snapshot.running if before.get(id(row)) is not row]
+    touched = {node.id for node in snapshot.nodes if before.get(id(node)) is not node}
+    touched.update(task.node for row in came for task in row.tasks)
+    gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes if node.id in touched for gpu in node.gpus}
+    for row in came:
+        at = f"running[{row.job}]"
+        try:
+            _check_known(f"{at}.project", row.project, projects)
+            _check_known(f"{at}.pool", row.pool, pools)
+            _check_finite(f"{at}.started_s", row.started_s)
+            for name in ("submitted_s", "checkpoint_s", "time_limit_s", "min_compute_capability"):
+                if (value := getattr(row, name)) is not None:
+                    _check_finite(f"{at}.{name}", value)
+            for rank, task in enumerate(row.tasks):
+                check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
+        except SnapshotError as wrong:
+            yield Fault(RowKind.RUNNING, row.job, wrong.field, wrong.message)
+    held: Counter[GpuUuid] = Counter()
+    for row in snapshot.running:
+        for task in row.tasks:
+            if task.node in touched:
+                for gpu in task.gpus:
+                    held[gpu.uuid] += gpu.milli
+    for uuid, milli in held.items():
+        if uuid not in gpus:
+            continue  # found above
+        node, used = gpus[uuid][0], gpus[uuid][1].used_milli
+        if milli > used:
+            yield Fault(
+                RowKind.NODE,
+                node,
+                f"nodes[{node}].gpus[{uuid}].used_milli",
+                f"running jobs hold {milli} milli of it, the node says {used}",
+            )
+
+
+def check_task(
+    at: str,
+    task: RunningTask,
+    nodes: Collection[str],
+    gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]],
+) -> None:
+    """Raise ``SnapshotError`` unless everything that a running task holds is on its node."""
+    _check_known(f"{at}.node", task.node, nodes)
+    _check_at_least(f"{at}.cpu_milli", task.cpu_milli, 0)
+    _check_at_least(f"{at}.memory_mib", task.memory_mib, 0)
+    for gpu in task.gpus:
+        if gpu.uuid not in gpus or gpus[gpu.uuid][0] != task.node:
+            raise SnapshotError(f"{at}.gpus", f"{gpu.uuid} is not on {task.node}")
+        if not 1 <= gpu.milli <= WHOLE_MILLI:
+            raise SnapshotError(f"{at}.gpus", f"{gpu.milli} is outside 1 to 1000")
+
+
+def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[str]) -> None:
+    at = f"pending[{row.job}]"
+    _check_known(f"{at}.project", row.project, projects)
+    _check_finite(f"{at}.submitted_s", row.submitted_s)
+    for pool in _check_unique(f"{at}.pools", row.pools):
+        _check_known(f"{at}.pools", pool, pools)
+    _check_at_least(f"{at}.tasks", row.tasks, 1)
+    if row.tasks > MAX_TASKS:
+        raise SnapshotError(f"{at}.tasks", f"{row.tasks} is above {MAX_TASKS}")
+    if row.min_tasks is not None and not row.ranks and not 1 <= row.min_tasks <= row.tasks:
+        raise SnapshotError(f"{at}.min_tasks", f"{row.min_tasks} is outside 1 to {row.tasks}")
+    _check_at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
+    if row.gpus_per_task > MAX_GPUS_PER_TASK:
+        raise SnapshotError(f"{at}.gpus_per_task", f"{row.gpus_per_task} is above {MAX_GPUS_PER_TASK}")
+    _check_at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
+    _check_at_least(f"{at}.memory_mib", row.memory_mib, 0)
+    if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
+        raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
+    for name in ("min_gpu_memory_mib", "min_compute_capability", "time_limit_s"):
+        if (value := getattr(row, name)) is not None:
+            _check_at_least(f"{at}.{name}", value, 0)
+    if row.not_before_s is not None:
+        _check_finite(f"{at}.not_before_s", row.not_before_s)
+    for speed in row.layout_speeds:
+        if not 1 <= speed.percent <= 100:
+            raise SnapshotError(f"{at}.layout_speeds", f"{speed.percent} % is outside 1 to 100")
+    if row.job in _check_unique(f"{at}.dependencies", (each.job for each in row.dependencies)):
+        raise SnapshotError(f"{at}.dependencies", "it would wait for itself")
+
+
+def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
+    all_keys = tuple(keys)
+    different = frozenset(all_keys)
+    if len(different) < len(all_keys):
+        key, count = next(each for each in Counter(all_keys).items() if each[1] > 1)
+        raise SnapshotError(f"{field}[{key}]", f"stands there {count} times")
+    return different
+
+
+def _check_known(field: str, key: str, keys: Collection[str]) -> None:
+    if key not in keys:
+        raise SnapshotError(field, f"{key!r} is not in the snapshot")
+
+
+def _check_finite(field: str, value: float) -> None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise SnapshotError(field, f"{value!r} is no number")
+
+
+def _check_at_least(field: str, value: Any, low: int) -> None:
+    _check_finite(field, value)
+    if value < low:
+        raise SnapshotError(field, f"{value} is below {low}")
+
+
+def total_held_milli(row: RunningRow) -> int:
+    """Return the thousandths of a GPU that a running job holds."""
+    return sum(gpu.milli for task in row.tasks for gpu in task.gpus)
+
+
+class PlanError(ValueError):
+    """A plan that violates an invariant: a bug in the scheduler, not in the snapshot."""
+
+
+def check_plan(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise ``PlanError`` if ``plan`` violates an invariant that holds for every plan."""
+    pending = {row.job: row for row in snapshot.pending}
+    answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
+    if answered != Counter(pending.keys()):
+        raise PlanError("every pending job has exactly one start or verdict")
+    nodes = {node.id: node for node in snapshot.nodes}
+    gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
+    tree = ProjectTree(snapshot.projects)
+    used: Counter[str] = Counter({uuid: gpu.used_milli for uuid, (_, gpu) in gpus.items()})
+    cpu: Counter[str] = Counter({node.id: node.cpu_used_milli for node in snapshot.nodes})
+    memory: Counter[str] = Counter({node.id: node.memory_used_mib for node in snapshot.nodes})
+    for start in plan.starts:
+        row = pending[start.job]
+        asks = _requests_by_rank(row)
+        if row.held or row.dependencies:
+            raise PlanError(f"{row.job} starts though it is held or waits for others")
+        if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
+            raise PlanError(f"{row.job} starts whole in one of its pools")
+        if not row.groups and not _meets_topology_constraint(
+            snapshot, row.topology_constraint, [nodes[task.node] for task in start.tasks]
+        ):
+            raise PlanError(f"{row.job} must stand nearer together")
+        closed = _reserved_for_others(snapshot, tree, row)
+        for task in start.tasks:
+            node = nodes[task.node]
+            if node.id in closed:
+                raise PlanError(f"{row.job} may reach into a reservation of {node.id} for others")
+            if node.pool != start.pool or not (node.schedulable and node.reachable):
+                raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
+            if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
+                raise PlanError(f"{row.job} must not stand on {node.id}")
+            ask = asks[task.rank]
+            _check_gpus(row, ask, task, gpus)
+            cpu[node.id] += ask.cpu_milli
+            memory[node.id] += ask.memory_mib
+            used.update({gpu.uuid: gpu.milli for gpu in task.gpus})
+            if ask.cpu_milli and cpu[node.id] > node.cpu_milli:
+                raise PlanError(f"{node.id} has no more CPU for {row.job}")
+            if ask.memory_mib and memory[node.id] > node.memory_mib:
+                raise PlanError(f"{node.id} has no more memory for {row.job}")
+    for uuid, milli in used.items():
+        if milli > WHOLE_MILLI:
+            raise PlanError(f"{uuid} carries {milli} milli")
+    _check_limits(snapshot, plan)
+    _check_evictions(snapshot, plan)
+
+
+def _reserved_for_others(snapshot: Snapshot, tree: ProjectTree, row: PendingRow) -> set[NodeId]:
+    """Return nodes with reservations for others that a job starting now could overlap."""
+    line = tree.path[tree.leaf_of[row.project]]
+    latest_s = math.inf if row.time_limit_s is None else snapshot.now_s + row.time_limit_s
+    return {
+        node
+        for each in snapshot.reservations
+        if each.end_s > snapshot.now_s
+        and latest_s > each.start_s
+        and not any(p in each.projects for p in line)
+        for node in each.nodes
+    }
+
+
+def _meets_topology_constraint(
+    snapshot: Snapshot, near: TopologyConstraint | None, nodes: Sequence[NodeRow]
+) -> bool:
+    """Return True if the nodes share a domain of the required level, if any."""
+    if near is None or near.required is None:
+        return True
+    levels = next((row.levels for row in snapshot.topologies if row.name == near.topology), ())
+    if near.required not in levels:
+        return False
+    path = levels[: levels.index(near.required) + 1]
+    stands = {tuple(dict(node.labels).get(level) for level in path) for node in nodes}
+    return len(stands) == 1 and None not in next(iter(stands))
+
+
+def _requests_by_rank(row: PendingRow) -> dict[int, TaskRequest]:
+    """Return the request of each pending rank."""
+    return dict(
+        zip(row.ranks or range(row.tasks), row.task_requests or (row.task_request,) * row.tasks, strict=True)
+    )
+
+
+def _is_whole(row: PendingRow, start: JobPlacement, waiting: Collection[int]) -> bool:
+    """Return True if each started rank was pending: all ranks of a gang, or some of an elastic job."""
+    ranks = [task.rank for task in start.tasks]
+    grows = row.min_tasks is not None or bool(row.groups)
+    return len(set(ranks)) == len(ranks) and set(ranks) <= set(waiting) and (grows or len(ranks) == row.tasks)
+
+
+def _check_gpus(
+    row: PendingRow, ask: TaskRequest, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]
+) -> None:
+    if len({gpu.uuid for gpu in task.gpus}) != ask.gpus or len(task.gpus) != ask.gpus:
+        raise PlanError(f"{row.job} needs {ask.gpus} different GPUs a task")
+    for share in task.gpus:
+        node, gpu = gpus[share.uuid]
+        if ask.share_mib is None:
+            enough = share.milli == ask.milli
+        else:
+            enough = share.milli * gpu.memory_mib >= ask.share_mib * WHOLE_MILLI
+        if node != task.node or not gpu.healthy or not enough:
+            raise PlanError(f"{row.job} got {share.uuid} wrongly")
+        if ask.gpu_model not in (None, gpu.model) or gpu.memory_mib < (ask.min_gpu_memory_mib or 0):
+            raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
+        if ask.mig_profile != gpu.mig_profile:
+            raise PlanError(f"{row.job} asked for {ask.mig_profile or 'whole GPUs'}, {share.uuid} is none")
+        if (gpu.compute_capability or 0.0) < (ask.min_compute_capability or 0.0):
+            raise PlanError(f"{row.job} asked for a newer GPU than {share.uuid}")
+
+
+def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise ``PlanError`` if a start exceeds a limit, or non-preemptible work a guarantee."""
+    tree = ProjectTree(snapshot.projects)
+    pending = {row.job: row for row in snapshot.pending}
+    for pool in snapshot.pools:
+        quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
+        held: Counter[str] = Counter()
+        firm: Counter[str] = Counter()
+        grown: set[str] = set()
+        grown_firm: set[str] = set()
+        for running in snapshot.running:
+            if running.pool == pool.id:
+                for project in tree.path[tree.leaf_of[running.project]]:
+                    held[project] += total_held_milli(running)
+                    firm[project] += 0 if running.preemptible else total_held_milli(running)
+        for start in plan.starts:
+            row = pending[start.job]
+            milli = sum(gpu.milli for task in start.tasks for gpu in task.gpus)
+            if start.pool == pool.id and milli:
+                for project in tree.path[tree.leaf_of[row.project]]:
+                    held[project] += milli
+                    grown.add(project)
+                    if not row.preemptible:
+                        firm[project] += milli
+                        grown_firm.add(project)
+        for project, quota in quotas.items():
+            if quota.limit_milli is not None and project in grown and held[project] > quota.limit_milli:
+                raise PlanError(f"{project} passes its limit in {pool.id}")
+            if project in grown_firm and firm[project] > quota.guaranteed_milli:
+                raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")
+        _check_user_limits(snapshot, plan, pool.id, tree, quotas)
+
+
+def _check_user_limits(
+    snapshot: Snapshot, plan: Plan, pool: PoolId, tree: ProjectTree, quotas: Mapping[ProjectId, QuotaRow]
+) -> None:
+    """Raise ``PlanError`` if a start makes a user exceed a user limit."""
+    held: Counter[tuple[ProjectId, UserId]] = Counter()
+    for running in snapshot.running:
+        if running.pool == pool:
+            for project in tree.path[tree.leaf_of[running.project]]:
+                held[project, running.user] += total_held_milli(running)
+    pending = {row.job: row for row in snapshot.pending}
+    grown: set[tuple[ProjectId, UserId]] = set()
+    for start in plan.starts:
+        row = pending[start.job]
+        milli = sum(gpu.milli for task in start.tasks for gpu in task.gpus)
+        if start.pool == pool and milli:
+            mine = [(project, row.user) for project in tree.path[tree.leaf_of[row.project]]]
+            held.update(dict.fromkeys(mine, milli))
+            grown.update(mine)
+    for project, user in grown:
+        most = quotas[project].user_limit_milli
+        if most is not None and held[project, user] > most:
+            raise PlanError(f"{user} holds more of {project} in {pool} than one person may")
+
+
+def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise ``PlanError`` unless each victim is evictable, and evicted once for a job of the plan."""
+    running = {row.job: row for row in snapshot.running}
+    pending = {row.job: row for row in snapshot.pending}
+    seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}
+    seated |= {start.job for start in plan.starts}
+    if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
+        raise PlanError("a job leaves once")
+    moved = {start.job for start in plan.nominations}
+    for eviction in plan.evictions:
+        victim = running[eviction.job]
+        if eviction.reason is EvictionReason.GANG_INCOMPLETE:
+            if victim.stale_since_s is None or eviction.for_job != victim.job:
+                raise PlanError(f"{victim.job} leaves though it is whole")
+            continue
+        winner = pending[eviction.for_job]
+        if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
+            raise PlanError(f"{victim.job} leaves without need")
+        if eviction.reason is EvictionReason.MIGRATED:
+            if victim.job not in moved:
+                raise PlanError(f"{victim.job} is moved to no place")
+            continue
+        same = victim.project == winner.project
+        if same != (eviction.reason is EvictionReason.PREEMPTED):
+            raise PlanError(f"{victim.job} leaves for the wrong reason")
+        if same and victim.priority >= winner.priority:
+            raise PlanError(f"{victim.job} leaves for a job that is not above it")

@@ -1,0 +1,455 @@
+"""A job within a decision: its tasks, their states, and which tasks to place or evict next.
+
+A *gang* is a job with its tasks. Tasks belong to leaf *groups*; a group is satisfied when at least
+``min_members`` of its tasks, or of its child groups, are active. A job without groups is one leaf group. Only
+``statement.py`` changes states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from math import ceil
+from typing import NamedTuple
+
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    GroupRow,
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolId,
+    ProjectId,
+    RunningRow,
+    TaskRequest,
+    TopologyConstraint,
+    UserId,
+)
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+
+
+class GangTaskState(IntEnum):
+    """The state of a task in the plan so far."""
+
+    PENDING = 0
+    RUNNING = 1
+    ALLOCATED = 2
+    NOMINATED = 3
+    """Starts on reserved slots once evicted jobs are gone."""
+    RELEASING = 4
+
+
+ACTIVE_STATES = (GangTaskState.RUNNING, GangTaskState.ALLOCATED, GangTaskState.NOMINATED)
+
+
+class GangTask:
+    """One rank. ``held`` are its current slots, ``nominated`` its future ones."""
+
+    __slots__ = ("amounts", "gang", "group", "held", "nominated", "rank", "shape", "state")
+
+    def __init__(
+        self, gang: Gang, rank: int, group: TaskGroup, shape: TaskShape, amounts: ResourceVector
+    ) -> None:
+        self.gang = gang
+        self.rank = rank
+        self.group = group
+        self.shape = shape
+        self.amounts = amounts
+        self.state = GangTaskState.PENDING
+        self.held: tuple[HeldSlots, ...] = ()
+        self.nominated: HeldSlots | None = None
+
+
+def _is_pending(task: GangTask) -> bool:
+    return task.state is GangTaskState.PENDING
+
+
+class TaskGroup:
+    """A part of a gang: a leaf with tasks, or an inner group with children."""
+
+    __slots__ = ("active_count", "children", "min_members", "name", "tasks", "topology_constraint")
+
+    def __init__(
+        self, name: str, min_members: int | None, topology_constraint: TopologyConstraint | None
+    ) -> None:
+        self.name = name
+        self.min_members = min_members
+        self.topology_constraint = topology_constraint
+        self.children: list[TaskGroup] = []
+        self.tasks: list[GangTask] = []
+        self.active_count = 0  # tasks of a leaf that run, start or are nominated
+
+    @property
+    def required_members(self) -> int:
+        """How many tasks or children satisfy the group."""
+        if self.min_members is not None:
+            return self.min_members
+        return len(self.children) if self.children else len(self.tasks)
+
+    @property
+    def is_satisfied(self) -> bool:
+        if self.children:
+            return sum(child.is_satisfied for child in self.children) >= self.required_members
+        return self.active_count >= self.required_members
+
+    def all_tasks(self) -> Iterable[GangTask]:
+        """Yield its tasks and those of its descendants."""
+        yield from self.tasks
+        for child in self.children:
+            yield from child.all_tasks()
+
+    def next_to_place(self, is_candidate: Callable[[GangTask], bool] = _is_pending) -> list[GangTask]:
+        """Return the tasks to place next: those that satisfy the group, then one at a time."""
+        if not self.children:
+            return self._next_of_leaf(is_candidate)
+        ordered = sorted(self.children, key=_group_order)
+        missing = self.required_members - sum(child.is_satisfied for child in self.children)
+        if missing <= 0:
+            return next((tasks for child in ordered if (tasks := child.next_to_place(is_candidate))), [])
+        found: list[GangTask] = []
+        for child in ordered:
+            if missing and not child.is_satisfied and (tasks := child.next_to_place(is_candidate)):
+                found += tasks
+                missing -= 1
+        return found if not missing else []
+
+    def _next_of_leaf(self, is_candidate: Callable[[GangTask], bool]) -> list[GangTask]:
+        missing = max(1, self.required_members - self.active_count)
+        waiting = []
+        for task in self.tasks:
+            if is_candidate(task):
+                waiting.append(task)
+                if len(waiting) == missing:
+                    return waiting
+        return []
+
+    def next_to_evict(self, gone: set[GangTask]) -> list[GangTask]:
+        """Return the tasks to evict next, not counting ``gone``: one beyond the minimum, else all."""
+        if not self.children:
+            standing = [task for task in self.tasks if task.state in ACTIVE_STATES and task not in gone]
+            return standing[-1:] if len(standing) > self.required_members else standing
+        alive = [
+            child for child in self.children if any(_is_active(task, gone) for task in child.all_tasks())
+        ]
+        for child in sorted(alive, key=_group_order, reverse=True):
+            if (
+                not child.children
+                and sum(_is_active(task, gone) for task in child.tasks) > child.required_members
+            ):
+                return child.next_to_evict(gone)
+        if len(alive) > self.required_members:
+            return alive[-1].next_to_evict(gone)
+        return [task for task in self.all_tasks() if _is_active(task, gone)]
+
+
+def _is_active(task: GangTask, gone: set[GangTask]) -> bool:
+    return task.state in ACTIVE_STATES and task not in gone
+
+
+def _group_order(group: TaskGroup) -> tuple[bool, float, str]:
+    """Order groups: unsatisfied first, then the smallest ratio of active to required tasks."""
+    return (
+        group.is_satisfied,
+        group.active_count / group.required_members if group.required_members and not group.children else 0.0,
+        "",
+    )
+
+
+class Gang:
+    """A job with its tasks, as seen by one pool."""
+
+    __slots__ = (
+        "_evictable_slots",
+        "_evictable_tasks",
+        "_next_demand",
+        "_pending_demand",
+        "_size_level",
+        "checkpoint_s",
+        "class_id",
+        "dirty",
+        "effective_submit_s",
+        "feasible_pools",
+        "groups",
+        "homogeneous",
+        "job",
+        "leaf_project",
+        "next_tasks",
+        "pending_row",
+        "pinned",
+        "preemptible",
+        "priority",
+        "project",
+        "quota_class_id",
+        "root",
+        "running_row",
+        "shape_id",
+        "sort_key",
+        "started_s",
+        "submitted_s",
+        "tasks",
+        "time_dependent",
+        "user",
+    )
+
+    def __init__(
+        self,
+        job: JobId,
+        project: ProjectId,
+        leaf_project: ProjectId,
+        user: UserId,
+        priority: int,
+        preemptible: bool,
+        submitted_s: float,
+        started_s: float | None,
+    ) -> None:
+        self.job = job
+        self.project = project
+        self.leaf_project = leaf_project
+        self.user = user
+        self.priority = priority
+        self.preemptible = preemptible
+        self.submitted_s = submitted_s
+        self.effective_submit_s = submitted_s  # submit time as the queue orders it
+        self.started_s = started_s
+        self.checkpoint_s: float | None = None
+        self.pending_row: PendingRow | None = None
+        self.running_row: RunningRow | None = None
+        self.root = TaskGroup("", None, None)
+        self.groups: dict[str, TaskGroup] = {"": self.root}
+        self.sort_key: tuple[int, float, str] | None = None  # cached while the gang is unchanged
+        self.dirty = False  # a task changed its state in this decision
+        self.pinned = False  # started on slots that an earlier plan nominated: not evicted
+        self.homogeneous = True  # one group of equal tasks, none of which runs yet
+        self.tasks: list[GangTask] = []
+        self.quota_class_id = -1
+        self.class_id = -1  # gangs of one class differ only in age, and in user where no quota counts users
+        self.feasible_pools: Sequence[PoolId] = ()  # pools where it could run if they were empty
+        self.time_dependent = False  # feasibility changes with time, other jobs or one node
+        self.shape_id = -1  # gangs of one shape id fit in the same places
+        # cached until a task changes its state
+        self.next_tasks: list[GangTask] | None = None
+        self._next_demand: ResourceVector | None = None
+        self._pending_demand: ResourceVector | None = None
+        self._size_level: int | None = None
+        self._evictable_tasks: list[GangTask] | None = None
+        self._evictable_slots: list[HeldSlots] | None = None
+
+    def build_groups(
+        self,
+        rows: Sequence[GroupRow],
+        min_members: int | None,
+        topology_constraint: TopologyConstraint | None,
+    ) -> None:
+        """Build the tree of groups; parents may come after their children."""
+        self.root.min_members = min_members
+        self.root.topology_constraint = topology_constraint
+        if not rows:
+            return
+        self.homogeneous = False
+        for row in rows:
+            self.groups[row.name] = TaskGroup(row.name, row.min_members, row.topology_constraint)
+        for row in rows:
+            self.groups[row.parent or ""].children.append(self.groups[row.name])
+
+    def mark_changed(self) -> None:
+        """Discard cached values after a task was added or changed its state."""
+        self.next_tasks = self._next_demand = self._pending_demand = self._size_level = (
+            self._evictable_tasks
+        ) = self._evictable_slots = None
+        self.dirty = True
+
+    def next_to_place(self) -> list[GangTask]:
+        """Return the tasks to place next."""
+        if self.next_tasks is None:
+            self.next_tasks = self.root.next_to_place()
+        return self.next_tasks
+
+    @property
+    def next_demand(self) -> ResourceVector:
+        """The demand of the tasks to place next."""
+        if self._next_demand is None:
+            self._next_demand = total_demand(self.next_to_place())
+        return self._next_demand
+
+    @property
+    def pending_demand(self) -> ResourceVector:
+        """The demand of all pending tasks."""
+        if self._pending_demand is None:
+            self._pending_demand = total_demand(
+                task for task in self.tasks if task.state is GangTaskState.PENDING
+            )
+        return self._pending_demand
+
+    @property
+    def evictable_tasks(self) -> list[GangTask]:
+        """Its running and allocated tasks."""
+        if self._evictable_tasks is None:
+            self._evictable_tasks = [
+                task for task in self.tasks if task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
+            ]
+        return self._evictable_tasks
+
+    @property
+    def evictable_slots(self) -> list[HeldSlots]:
+        """The slots of the evictable tasks."""
+        if self._evictable_slots is None:
+            self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
+        return self._evictable_slots
+
+    @property
+    def active_count(self) -> int:
+        """Number of tasks that run, start or are nominated."""
+        return sum(task.state in ACTIVE_STATES for task in self.tasks)
+
+    def size_level_without(self, gone: set[GangTask]) -> int:
+        """Return ``size_level`` without the tasks in ``gone``."""
+        leaves = [group for group in self.groups.values() if not group.children]
+        active = [sum(_is_active(task, gone) for task in leaf.tasks) for leaf in leaves]
+        if any(count > leaf.required_members for count, leaf in zip(active, leaves, strict=True)):
+            return 2
+        return int(all(count >= leaf.required_members for count, leaf in zip(active, leaves, strict=True)))
+
+    @property
+    def size_level(self) -> int:
+        """0 below the minimum, 1 at it, 2 above."""
+        if self._size_level is None:
+            self._size_level = self._compute_size_level()
+        return self._size_level
+
+    def _compute_size_level(self) -> int:
+        if not self.root.is_satisfied:
+            return 0
+        if self.root.children:
+            return (
+                2
+                if any(not g.children and g.active_count > g.required_members for g in self.groups.values())
+                else 1
+            )
+        return 2 if self.root.active_count > self.root.required_members else 1
+
+
+def first_placeable(group: Sequence[Gang]) -> Gang | None:
+    """Return the first gang of a class with tasks to place; nearly always the very first."""
+    if group[0].next_to_place():
+        return group[0]
+    return next((gang for gang in group if gang.next_to_place()), None)
+
+
+class BatchRequest(NamedTuple):
+    """Equal tasks that start together: their shape, demand per task, and number."""
+
+    shape: TaskShape
+    per_task: ResourceVector
+    task_count: int
+    topology_constraint: TopologyConstraint | None
+    preemptible: bool
+
+
+def total_demand(tasks: Iterable[GangTask]) -> ResourceVector:
+    """Return the sum of the demands of ``tasks``."""
+    milli = cpu = memory = 0.0
+    for task in tasks:
+        milli += task.amounts[0]
+        cpu += task.amounts[1]
+        memory += task.amounts[2]
+    return ResourceVector(milli, cpu, memory)
+
+
+def build_task_shape(
+    request: TaskRequest,
+    project: ProjectId,
+    avoid_nodes: tuple[NodeId, ...],
+    node_affinity: NodeId | None,
+    smallest_gpu_mib: int,
+) -> tuple[TaskShape, ResourceVector]:
+    """Return the shape and the demand of a task of ``project``.
+
+    A share by memory becomes milli of the smallest GPU.
+    """
+    milli = request.milli
+    if request.share_mib is not None:
+        milli = min(WHOLE_MILLI + 1, ceil(WHOLE_MILLI * request.share_mib / max(1, smallest_gpu_mib)))
+    shape = TaskShape(
+        request.gpus,
+        milli if request.gpus else WHOLE_MILLI,
+        request.gpu_model,
+        request.min_gpu_memory_mib,
+        request.cpu_milli,
+        request.memory_mib,
+        avoid_nodes,
+        node_affinity,
+        mig_profile=request.mig_profile,
+        min_compute_capability=request.min_compute_capability,
+        tenant=project if request.is_fractional else None,
+    )
+    return shape, ResourceVector(
+        request.gpus * milli if request.gpus else 0, request.cpu_milli, request.memory_mib
+    )
+
+
+def build_pending_gang(row: PendingRow, leaf_project: ProjectId, smallest_gpu_mib: int) -> Gang:
+    """Build the gang of a job without running tasks."""
+    gang = Gang(
+        row.job, row.project, leaf_project, row.user, row.priority, row.preemptible, row.submitted_s, None
+    )
+    gang.build_groups(row.groups, row.min_tasks, row.topology_constraint)
+    add_pending_tasks(gang, row, smallest_gpu_mib)
+    return gang
+
+
+def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
+    """Add the pending ranks of ``row``."""
+    gang.pending_row = row
+    avoid = tuple(sorted(row.avoid_nodes))
+    asks = row.task_requests or (row.task_request,) * row.tasks
+    gang.homogeneous = gang.homogeneous and not row.task_requests and not gang.tasks
+    shapes: dict[TaskRequest, tuple[TaskShape, ResourceVector]] = {}
+    for i, ask in enumerate(asks):
+        if ask not in shapes:
+            shapes[ask] = build_task_shape(ask, row.project, avoid, row.node_affinity, smallest_gpu_mib)
+        shape, amounts = shapes[ask]
+        group = gang.groups[row.group_of_rank[i]] if row.group_of_rank else gang.root
+        task = GangTask(gang, row.ranks[i] if row.ranks else i, group, shape, amounts)
+        group.tasks.append(task)
+        gang.tasks.append(task)
+
+
+def build_running_gang(
+    row: RunningRow, leaf_project: ProjectId, held: Sequence[tuple[HeldSlots, ...]]
+) -> Gang:
+    """Build the gang of a running job; ``held`` are the slots of each of its tasks."""
+    gang = Gang(
+        row.job, row.project, leaf_project, row.user, row.priority, row.preemptible,
+        row.started_s if row.submitted_s is None else row.submitted_s, row.started_s,
+    )  # fmt: skip
+    gang.running_row = row
+    gang.checkpoint_s = row.checkpoint_s
+    gang.build_groups(row.groups, row.min_tasks, row.topology_constraint)
+    gang.homogeneous = False
+    avoid = tuple(sorted(row.avoid_nodes))
+    rank = -1
+    for stands, places in zip(row.tasks, held, strict=True):
+        rank = rank + 1 if stands.rank is None else stands.rank
+        milli = sum(share.milli for share in stands.gpus)
+        shape = TaskShape(
+            len(stands.gpus),
+            stands.gpus[0].milli if stands.gpus else WHOLE_MILLI,
+            row.gpu_model,
+            row.min_gpu_memory_mib,
+            stands.cpu_milli,
+            stands.memory_mib,
+            avoid,
+            row.node_affinity,
+            mig_profile=row.mig_profile,
+            min_compute_capability=row.min_compute_capability,
+            tenant=row.project if stands.gpus and stands.gpus[0].milli < WHOLE_MILLI else None,
+        )
+        group = gang.groups[stands.group or ""]
+        task = GangTask(gang, rank, group, shape, ResourceVector(milli, stands.cpu_milli, stands.memory_mib))
+        task.held = places
+        task.state = GangTaskState.RELEASING if row.stopping or stands.stopping else GangTaskState.RUNNING
+        group.active_count += task.state is GangTaskState.RUNNING
+        group.tasks.append(task)
+        gang.tasks.append(task)
+    return gang

@@ -1,0 +1,151 @@
+"""Place the tasks of a gang, all or none: group by group, domain by domain, shape by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.task_shape import Bools, HeldSlots, TaskShape
+from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, TaskGroup
+from scheduler.core.session.statement import Statement
+from scheduler.core.session.topology_domains import TopologyDomains
+
+
+class GangPlacer:
+    """Places tasks in one pool within a statement."""
+
+    def __init__(
+        self, statement: Statement, domains: TopologyDomains, *, nominate: bool, idle_only: bool | None = None
+    ) -> None:
+        """``nominate``: do not allocate but nominate. ``idle_only``: use only slots that are free now."""
+        self._idle_only = not nominate if idle_only is None else idle_only
+        self._statement = statement
+        self._pool_state = statement.pool_state
+        self._domains = domains
+        self._nominate = nominate
+
+    def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
+        """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails."""
+        mark = self._statement.checkpoint()
+        if self._place_group(gang.root, set(tasks), tasks, allowed_nodes, ()):
+            return True
+        self._statement.rollback(mark)
+        return False
+
+    def _placer(self) -> NodePlacer:
+        return self._pool_state.available if self._idle_only else self._pool_state.idle_and_releasing
+
+    def _place_group(
+        self,
+        group: TaskGroup,
+        wanted: set[GangTask],
+        tasks: Sequence[GangTask],
+        allowed_nodes: Bools | None,
+        preferred_domains: tuple[Bools, ...],
+    ) -> bool:
+        """Place the wanted tasks of a group in the first domain of its topology that holds them all."""
+        if group.topology_constraint is None:
+            return self._place_members(group, wanted, tasks, allowed_nodes, preferred_domains)
+        standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
+        shapes = _by_shape([task for task in tasks if task in wanted])
+        for choice in self._domains.candidates(
+            group.topology_constraint, self._placer(), shapes, standing, allowed_nodes
+        ):
+            mark = self._statement.checkpoint()
+            if self._place_members(
+                group, wanted, tasks, choice.nodes, choice.preferred_domains or preferred_domains
+            ):
+                return True
+            self._statement.rollback(mark)
+        return False
+
+    def _place_members(
+        self,
+        group: TaskGroup,
+        wanted: set[GangTask],
+        tasks: Sequence[GangTask],
+        allowed_nodes: Bools | None,
+        preferred_domains: tuple[Bools, ...],
+    ) -> bool:
+        for child in group.children:
+            mine = {task for task in child.all_tasks() if task in wanted}
+            if mine and not self._place_group(
+                child, mine, [t for t in tasks if t in mine], allowed_nodes, preferred_domains
+            ):
+                return False
+        if group.children:
+            return True
+        return all(
+            self._place_by_domain(shape, run, allowed_nodes, preferred_domains)
+            for shape, run in _by_shape([t for t in tasks if t in wanted])
+        )
+
+    def _place_by_domain(
+        self,
+        shape: TaskShape,
+        tasks: Sequence[GangTask],
+        allowed_nodes: Bools | None,
+        preferred_domains: tuple[Bools, ...],
+    ) -> bool:
+        """Place tasks of one shape, filling one preferred domain after the other."""
+        for part in preferred_domains:
+            if not tasks:
+                break
+            nodes = part if allowed_nodes is None else part & allowed_nodes
+            here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
+            if here and self._place_idle_first(shape, tasks[:here], nodes):
+                tasks = tasks[here:]
+        return not tasks or self._place_idle_first(shape, tasks, allowed_nodes)
+
+    def _place_idle_first(
+        self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None
+    ) -> bool:
+        """Place tasks of one shape; KAI-Scheduler prefers nodes where they fit now."""
+        if not self._nominate or not self._pool_state.policy.by_turns:
+            return self._place_alike(shape, tasks, allowed_nodes)
+        ready = self._pool_state.idle.capacity(shape) > 0
+        if allowed_nodes is not None:
+            ready = ready & allowed_nodes
+        here = min(len(tasks), int(self._placer().capacity(shape)[ready].sum()))
+        if here and not self._place_alike(shape, tasks[:here], ready):
+            return False
+        return here == len(tasks) or self._place_alike(shape, tasks[here:], allowed_nodes)
+
+    def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
+        placer = self._placer()
+        if allowed_nodes is not None:
+            closed = np.flatnonzero(~allowed_nodes)
+            shape = shape._replace(
+                avoid_nodes=tuple(sorted({*shape.avoid_nodes, *(placer.nodes[i].id for i in closed)}))
+            )
+        gang = tasks[0].gang
+        speeds = (
+            gang.pending_row.layout_speeds
+            if gang.pending_row is not None and len(tasks) == len(gang.tasks)
+            else ()
+        )
+        found = placer.place_gang(
+            shape, len(tasks), None if self._idle_only else self._pool_state.idle, speeds
+        )
+        if found is None:
+            return False
+        placer.release(found)
+        for task, place in zip(tasks, found, strict=True):
+            self._assign(task, place)
+        return True
+
+    def _assign(self, task: GangTask, place: HeldSlots) -> None:
+        if self._nominate:
+            self._statement.nominate(task, place)
+        else:
+            self._statement.allocate(task, place)
+
+
+def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:
+    """Group tasks by shape, in order of first occurrence."""
+    runs: dict[TaskShape, list[GangTask]] = {}
+    for task in tasks:
+        runs.setdefault(task.shape, []).append(task)
+    return list(runs.items())

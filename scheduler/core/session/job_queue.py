@@ -1,0 +1,328 @@
+"""Queues in fair order: pending gangs of one pool, and eviction candidates in reverse order.
+
+Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage
+(if users are in fair order); then gangs below their minimum before those at it before those that grow; then
+age. The order is updated after each start. Candidates come in reverse order of the project tree, and within a
+project in the policy's victim order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heapreplace
+
+from scheduler.core.model.resources import ZERO, ResourceVector
+from scheduler.core.model.snapshot import ProjectId, UserId
+from scheduler.core.session.gang import Gang, GangTask, total_demand
+from scheduler.core.session.pool import PoolState
+from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
+from scheduler.core.shares.usage import ProjectUsers
+
+GangSortKey = tuple[int, float, str]
+
+
+def gang_sort_key(gang: Gang) -> GangSortKey:
+    """Return the sort key of a gang among those of its user and priority; smaller goes first."""
+    if gang.dirty or gang.sort_key is None:
+        gang.sort_key = (gang.size_level, gang.effective_submit_s, gang.job)
+    return gang.sort_key
+
+
+def sort_gangs(gangs: list[Gang], *, last_first: bool = False) -> None:
+    """Sort gangs of one user and priority."""
+    gangs.sort(key=gang_sort_key, reverse=last_first)
+
+
+class _PriorityLevel:
+    """The gangs of one priority in one project: a heap of users by past usage, each user's next gang last.
+
+    Usage only grows during a decision, so a heap entry that is out of date is moved when it reaches the top.
+    """
+
+    def __init__(self, users: ProjectUsers | None) -> None:
+        self._users = users
+        self.waiting: dict[UserId, list[Gang]] = {}
+        self._order: list[tuple[float, UserId]] | None = None  # None: not sorted yet
+
+    def user_key(self, gang: Gang) -> UserId:
+        return gang.user if self._users else UserId("")
+
+    def put(self, gang: Gang) -> None:
+        mine = self.waiting.setdefault(self.user_key(gang), [])
+        mine.append(gang)
+        if self._order is not None:
+            sort_gangs(mine, last_first=True)
+            self._rank_all()
+
+    def fill(self, gangs: list[Gang]) -> None:
+        if self._users is None:
+            self.waiting[UserId("")] = gangs
+            return
+        for gang in gangs:
+            self.waiting.setdefault(gang.user, []).append(gang)
+
+    def _rank(self, user: UserId) -> tuple[float, UserId]:
+        return self._users.rank_key(user) if self._users else (0.0, user)
+
+    def _rank_all(self) -> list[tuple[float, UserId]]:
+        self._order = [self._rank(user) for user in self.waiting]
+        heapify(self._order)
+        return self._order
+
+    def head(self, skip: Callable[[Gang], bool] | None) -> Gang | None:
+        order = self._order
+        if order is None:
+            for each in self.waiting.values():
+                sort_gangs(each, last_first=True)
+            order = self._rank_all()
+        while order:
+            key = order[0]
+            mine = self.waiting[key[1]]
+            while skip is not None and mine and skip(mine[-1]):
+                mine.pop()
+            now = self._rank(key[1])
+            if not mine:
+                heappop(order)
+            elif now != key:
+                heapreplace(order, now)
+            else:
+                return mine[-1]
+        return None
+
+
+class _LeafQueue:
+    def __init__(self, users: ProjectUsers | None, skip: Callable[[Gang], bool] | None) -> None:
+        self.users = users
+        self._skip = skip
+        self._levels: dict[int, _PriorityLevel] = {}
+        self._order: list[int] = []
+        self._head: Gang | None = None
+
+    def fill(self, gangs: list[Gang]) -> None:
+        by_priority: dict[int, list[Gang]] = {}
+        for gang in gangs:
+            by_priority.setdefault(gang.priority, []).append(gang)
+        for priority, mine in by_priority.items():
+            self._levels[priority] = _PriorityLevel(self.users)
+            self._levels[priority].fill(mine)
+        self._order = sorted(self._levels)
+
+    def put(self, gang: Gang) -> None:
+        if gang.priority not in self._levels:
+            self._levels[gang.priority] = _PriorityLevel(self.users)
+        self._levels[gang.priority].put(gang)
+        self._order = sorted(self._levels)
+        self._head = None
+
+    def head(self) -> Gang | None:
+        while self._head is None and self._order:
+            self._head = self._levels[self._order[-1]].head(self._skip)
+            if self._head is None:
+                self._order.pop()
+        return self._head
+
+    def pop(self) -> Gang:
+        head = self.head()
+        if head is None:
+            raise IndexError("nobody waits")
+        level = self._levels[head.priority]
+        level.waiting[level.user_key(head)].pop()
+        self._head = None
+        return head
+
+    def charge(self, gang: Gang, milli: float) -> None:
+        if self.users is not None:
+            self.users.charge_start(gang.user, int(milli))
+        self._head = None
+
+
+class _SiblingOrder:
+    """The first leaf of the project tree by sibling keys; a key is recomputed when it may have changed."""
+
+    def __init__(self, pool_state: PoolState, *, last: bool = False) -> None:
+        self._tree = pool_state.tree
+        self._pick = max if last else min
+        self._keys: dict[ProjectId | None, dict[ProjectId, SiblingKey[ProjectId]]] = {}
+        self.first: dict[ProjectId | None, ProjectId] = {}
+
+    def first_leaf(self) -> ProjectId | None:
+        """Return the leaf that is next."""
+        project: ProjectId | None = None
+        while project in self.first:
+            project = self.first[project]
+        return project
+
+    def set(self, project: ProjectId, key: SiblingKey[ProjectId] | None) -> None:
+        """Set the key of a project among its siblings; None removes it."""
+        parent = self._tree.parent[project]
+        keys = self._keys.setdefault(parent, {})
+        if key is None:
+            keys.pop(project, None)
+        else:
+            keys[project] = key
+        if keys:
+            self.first[parent] = self._pick(keys, key=keys.__getitem__)
+        else:
+            self.first.pop(parent, None)
+
+
+class JobQueue:
+    """All pending gangs of one pool, popped one by one in fair order.
+
+    ``skip`` may become true for a gang in the queue (such as when an equal gang did not fit); it is then
+    dropped.
+    """
+
+    def __init__(
+        self, pool_state: PoolState, gangs: Iterable[Gang], skip: Callable[[Gang], bool] | None = None
+    ) -> None:
+        self._pool_state = pool_state
+        self._skip = skip
+        self._leaves: dict[ProjectId, _LeafQueue] = {}
+        self._head_demand: dict[ProjectId, ResourceVector] = {}  # of the first gang of each project
+        self._settled_version: dict[ProjectId, int] = {}  # version of the pool state for the keys
+        self._order = _SiblingOrder(pool_state)
+        by_leaf: dict[ProjectId, list[Gang]] = {}
+        for gang in gangs:
+            by_leaf.setdefault(gang.leaf_project, []).append(gang)
+        for leaf in sorted(by_leaf):
+            self._leaf(leaf).fill(by_leaf[leaf])
+            self._update_keys(leaf)
+
+    def _leaf(self, leaf: ProjectId) -> _LeafQueue:
+        if leaf not in self._leaves:
+            users = self._pool_state.users_of(leaf) if self._pool_state.policy.users_in_fair_order else None
+            self._leaves[leaf] = _LeafQueue(users, self._skip)
+        return self._leaves[leaf]
+
+    def pop(self) -> Gang | None:
+        """Remove and return the next gang in fair order; None when the queue is empty."""
+        leaf = self._order.first_leaf()
+        if leaf is None:
+            return None
+        gang = self._leaves[leaf].pop()
+        head = self._leaves[leaf].head()
+        unchanged = self._settled_version.get(leaf) == self._pool_state.version
+        if not unchanged or head is None or head.next_demand != self._head_demand[leaf]:
+            self._update_keys(leaf)
+        return gang
+
+    def started(self, gang: Gang, milli: float) -> None:
+        """Update the order after the start of ``gang`` was added to the ledger."""
+        self._leaves[gang.leaf_project].charge(gang, milli)
+        self._update_keys(gang.leaf_project)
+
+    def requeue(self, gang: Gang) -> None:
+        """Put ``gang`` back, because it has more tasks to place."""
+        self._leaf(gang.leaf_project).put(gang)
+        self._update_keys(gang.leaf_project)
+
+    def update_project(self, leaf: ProjectId) -> None:
+        """Update the order after the held resources of ``leaf`` changed without a start."""
+        if leaf in self._leaves:
+            self._update_keys(leaf)
+
+    def _update_keys(self, leaf: ProjectId) -> None:
+        """Recompute the keys from ``leaf`` up to the root."""
+        pool_state = self._pool_state
+        self._settled_version[leaf] = pool_state.version
+        head = self._leaves[leaf].head()
+        asked = None if head is None else head.next_demand
+        for project in pool_state.tree.path[leaf]:
+            if project != leaf:
+                first = self._order.first.get(project)
+                asked = None if first is None else self._head_demand.get(first)
+            if asked is None:
+                self._head_demand.pop(project, None)
+                self._order.set(project, None)
+                continue
+            self._head_demand[project] = asked
+            self._order.set(project, pool_state.sibling_key(project, asked))
+
+
+class VictimQueue:
+    """Eviction candidates, one step at a time: a task beyond the minimum, or a whole gang.
+
+    It evicts nothing; popped tasks count as gone for the order of the rest.
+    """
+
+    def __init__(
+        self,
+        pool_state: PoolState,
+        candidates: dict[ProjectId, list[Gang]],
+        order: Callable[[Gang, int], tuple[float, ...]],
+    ) -> None:
+        """``candidates`` are in order of eviction; ``order`` maps a gang and a size level to a sort key."""
+        self._pool_state = pool_state
+        self._candidates = {leaf: list(mine) for leaf, mine in candidates.items()}
+        self._eviction_order = order
+        self._at = dict.fromkeys(candidates, 0)
+        self._next: dict[ProjectId, list[GangTask]] = {}
+        self._popped: dict[ProjectId, ResourceVector] = {}
+        self._popped_tasks: set[GangTask] = set()
+        self._order = _SiblingOrder(pool_state, last=True)
+        self._held = dict(pool_state.ledger.held)
+        for leaf in sorted(candidates):
+            self._update_keys(leaf)
+
+    def pop(self) -> list[GangTask]:
+        """Return the tasks to evict together next; empty when no candidates are left."""
+        leaf = self._order.first_leaf()
+        if leaf is None:
+            return []
+        tasks = self._next[leaf]
+        self._popped_tasks.update(tasks)
+        amounts = total_demand(tasks)
+        for level in self._pool_state.tree.path[leaf]:
+            self._popped[level] = self._popped.get(level, ZERO).add(amounts)
+        self._update_keys(leaf)
+        return tasks
+
+    def _reorder(self, mine: list[Gang], at: int, tasks: list[GangTask]) -> list[GangTask]:
+        """Move a gang that lost tasks to its new position and return the next tasks."""
+        gang = mine[at]
+        if self._popped_tasks.isdisjoint(gang.tasks):
+            return tasks
+        key = self._eviction_order(gang, gang.size_level_without(self._popped_tasks))
+        while at + 1 < len(mine) and self._eviction_order(mine[at + 1], mine[at + 1].size_level) < key:
+            mine[at], mine[at + 1] = mine[at + 1], mine[at]
+            at += 1
+        return mine[self._at[gang.leaf_project]].root.next_to_evict(self._popped_tasks)
+
+    def _update_keys(self, leaf: ProjectId) -> None:
+        tasks: list[GangTask] = []
+        mine = self._candidates[leaf]
+        while self._at[leaf] < len(mine):
+            tasks = mine[self._at[leaf]].root.next_to_evict(self._popped_tasks)
+            if tasks:
+                tasks = self._reorder(mine, self._at[leaf], tasks)
+                break
+            self._at[leaf] += 1
+        pool_state = self._pool_state
+        if tasks:
+            self._next[leaf] = tasks
+        else:
+            self._next.pop(leaf, None)
+        for project in pool_state.tree.path[leaf]:
+            if project != leaf:
+                first: ProjectId | None = project
+                while first in self._order.first:
+                    first = self._order.first[first]
+                tasks = self._next.get(first, []) if first is not None and first != project else []
+            if not tasks:
+                self._order.set(project, None)
+                continue
+            leaving = self._popped.get(project, ZERO).add(total_demand(tasks))
+            ledger = pool_state.ledger
+            self._order.set(
+                project,
+                sibling_key(
+                    project,
+                    ledger.entitlements[project],
+                    self._held[project],
+                    ZERO,
+                    pool_state.capacity,
+                    leaving,
+                    involved_only=False,
+                ),
+            )

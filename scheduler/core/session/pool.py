@@ -1,0 +1,480 @@
+"""The state of one pool within a decision: free capacity, ledger, fair shares and gangs.
+
+``idle`` is the capacity free now. ``idle_and_releasing`` is the capacity free once all releasing tasks are
+gone, less nominated slots. ``available`` is free in both: a start takes nothing that is nominated for another
+job. While nothing is releasing or nominated, the three are one object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from operator import attrgetter
+
+from scheduler.core.capacity.demand_histogram import DemandHistogram
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.plan import FairShareBreakdown
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.project_tree import ProjectTree
+from scheduler.core.model.resources import ZERO, ResourceVector
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    JobId,
+    NodeId,
+    NodeRow,
+    PendingRow,
+    PoolRow,
+    ProjectId,
+    Snapshot,
+    TaskRequest,
+    TopologyConstraint,
+    UserId,
+)
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.session.cache import DecisionCache
+from scheduler.core.session.gang import (
+    BatchRequest,
+    Gang,
+    GangTaskState,
+    build_pending_gang,
+    build_running_gang,
+    build_task_shape,
+    total_demand,
+)
+from scheduler.core.session.topology_domains import TopologyDomains
+from scheduler.core.shares.fairshare import Claim, FairShare, divide_tree
+from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
+from scheduler.core.shares.usage import ProjectUsers, project_usage
+
+
+class PoolState:
+    """The state of one pool that changes during a decision."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        tree: ProjectTree,
+        pool: PoolRow,
+        cache: DecisionCache | None = None,
+    ) -> None:
+        self.pool = pool
+        self.tree = tree
+        self._snapshot = snapshot
+        self.policy = policy = policy.for_pool(pool.settings)
+        self._nodes = [node for node in snapshot.nodes if node.pool == pool.id]
+        self._in_maintenance = {
+            node
+            for row in snapshot.reservations
+            if not row.projects and row.start_s <= snapshot.now_s < row.end_s
+            for node in row.nodes
+        }
+        self.strategy = pool.placement or policy.placement
+        self._cache = cache
+        self._available = self._cached_placer() or NodePlacer(
+            self._nodes, self.strategy, demand=self._demand(), topologies=snapshot.topologies
+        )
+        if cache is not None:
+            cache.placers[pool.id] = self._available
+        self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
+        self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
+        self._idle = self._idle_and_releasing = self._available
+        self._outdated_nodes: set[int] = set()  # where ``available`` is out of date
+        self.version = 0  # incremented by every change, to invalidate caches
+        self.quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
+        self.ledger = PoolLedger(self.quotas, tree.path)
+        self.smallest_gpu_mib = min((gpu.memory_mib for node in self._nodes for gpu in node.gpus), default=1)
+        self.gangs: dict[JobId, Gang] = {}
+        self._load_running()
+        self.capacity_milli = self._capacity_milli()
+        ready = [node for node in self._nodes if self._accepts_jobs(node)]
+        self.capacity = ResourceVector(
+            self.capacity_milli, sum(node.cpu_milli for node in ready), sum(node.memory_mib for node in ready)
+        )
+        self.usage = project_usage(
+            snapshot,
+            pool.id,
+            {p: tree.path[tree.leaf_of[p]] for p in tree.leaf_of},
+            self.capacity_milli,
+            policy,
+        )
+        self.shares: dict[ProjectId, FairShare] = {}
+        self.fair_share_milli: dict[ProjectId, float] = {}
+        self.requested_milli: dict[ProjectId, int] = {}
+        self._users: dict[ProjectId, ProjectUsers] = {}
+        self._sibling_keys: dict[tuple[ProjectId, ResourceVector], SiblingKey[ProjectId]] = {}
+        self._sibling_keys_version = 0  # the version these keys are valid for
+        self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
+        self._max_together_version = 0  # and the version these are valid for
+
+    def _demand(self) -> Counter[TaskRequest] | None:
+        """Return the demand histogram of the pool, if the placement strategy uses it."""
+        if self.strategy != "fragmentation":
+            return None
+        if self._cache is not None:
+            return self._cache.demand.in_pool(self.pool.id)
+        asked = DemandHistogram()
+        asked.update((*self._snapshot.running, *self._snapshot.pending))
+        return asked.in_pool(self.pool.id)
+
+    def _cached_placer(self) -> NodePlacer | None:
+        """Return the placer of the last decision, brought up to date, if its nodes are the same."""
+        known = self._cache.placers.get(self.pool.id) if self._cache is not None else None
+        if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
+            return None
+        if not known.refresh(self._nodes, self._demand()):
+            return None
+        return known
+
+    def _load_running(self) -> None:
+        """Load running jobs: add what they hold to the ledger, and what stopping ones will release."""
+        memory = self._cache
+        known = (
+            [None] * len(self.running)
+            if memory is None
+            else memory.running_gangs(self.running, self._available)
+        )
+        standing: dict[tuple[ProjectId, UserId, bool], ResourceVector] = {}
+        for row, gang in zip(self.running, known, strict=True):
+            if gang is None:
+                held = [tuple(self._available.slots_held_by((task,))) for task in row.tasks]
+                gang = build_running_gang(row, self.tree.leaf_of[row.project], held)
+            self.gangs[row.job] = gang
+            for task in gang.tasks:
+                if task.state is GangTaskState.RUNNING:
+                    owner = (gang.leaf_project, gang.user, gang.preemptible)
+                    standing[owner] = standing.get(owner, ZERO).add(task.amounts)
+                else:
+                    asked = row.preempted_for is not None
+                    self.ledger.add_releasing(
+                        gang.leaf_project, gang.user, task.amounts, gang.preemptible, evicted=asked
+                    )
+                    for place in task.held:
+                        self.adjust_releasing(place, +1)
+        for (leaf, user, preemptible), amounts in standing.items():
+            self.ledger.add(leaf, user, amounts, preemptible)
+        if memory is not None:
+            memory.store_running(self.gangs.values())
+
+    # -- capacity now and later -----------------------------------------------------------------------
+
+    @property
+    def has_releasing(self) -> bool:
+        """True if anything is releasing or nominated, so that ``idle_and_releasing`` is a separate object."""
+        return self._idle_and_releasing is not self._available
+
+    @property
+    def available(self) -> NodePlacer:
+        """Capacity that is free both now and after all releases."""
+        if self._outdated_nodes:
+            self._available.set_to_min_of(self._idle, self._idle_and_releasing, self._outdated_nodes)
+            self._outdated_nodes.clear()
+        return self._available
+
+    @property
+    def idle_and_releasing(self) -> NodePlacer:
+        """Capacity that is free once all releasing tasks are gone, less nominated slots."""
+        if not self.has_releasing:
+            self._idle = self._available.copy()
+            self._idle_and_releasing = self._available.copy()
+        return self._idle_and_releasing
+
+    @property
+    def idle(self) -> NodePlacer:
+        """Capacity that is free now, nominated or not."""
+        return self._idle
+
+    def adjust_idle(self, place: HeldSlots, sign: int) -> None:
+        """Take (-1) or release (+1) slots, now and later."""
+        if self.has_releasing:
+            self._idle.adjust(place, sign)
+            self._idle_and_releasing.adjust(place, sign)
+            self._outdated_nodes.add(place.node)
+        else:
+            self._available.adjust(place, sign)
+
+    def adjust_releasing(self, place: HeldSlots, sign: int) -> None:
+        """Take (-1) or release (+1) slots of ``idle_and_releasing`` only."""
+        self.idle_and_releasing.adjust(place, sign)
+        self._outdated_nodes.add(place.node)
+
+    @cached_property
+    def empty(self) -> NodePlacer:
+        """The same nodes, ready and without any use: what could ever fit."""
+        return NodePlacer(self._nodes, self.strategy, empty=True)
+
+    @cached_property
+    def domains(self) -> TopologyDomains:
+        """The topology domains of the pool."""
+        return TopologyDomains(self._snapshot.topologies, self._available.nodes)
+
+    def _accepts_jobs(self, node: NodeRow) -> bool:
+        """Return False for a node out of service or in maintenance."""
+        return node.schedulable and node.reachable and node.id not in self._in_maintenance
+
+    def _capacity_milli(self) -> int:
+        """Return the milli to divide: healthy GPUs of nodes that accept jobs, and what is held on others."""
+        total = 0
+        for node in self._nodes:
+            ready = self._accepts_jobs(node)
+            total += sum(WHOLE_MILLI if ready and gpu.healthy else gpu.used_milli for gpu in node.gpus)
+        return total
+
+    def compute_shares(self, waiting: Iterable[Sequence[Gang]]) -> None:
+        """Compute fair shares from held resources and the demand of ``waiting`` (gangs by class)."""
+        asked = dict.fromkeys(self.tree.parent, ZERO)
+        alike: Counter[tuple[ProjectId, ResourceVector]] = Counter()
+        users: list[tuple[ProjectId, dict[UserId, float]]] = [
+            (level, {}) for level in self.ledger.user_holdings
+        ]
+        for group in waiting:
+            gang, count = group[0], len(group)
+            amounts = gang.pending_demand
+            alike[gang.leaf_project, amounts] += count
+            for level, mine in users:
+                if level in self.tree.path[gang.leaf_project]:
+                    mine[gang.user] = mine.get(gang.user, 0.0) + count * amounts.gpu_milli
+        for (leaf, amounts), count in alike.items():
+            asked[leaf] = asked[leaf].add(amounts.multiply(count))
+        most = {level: self.ledger.user_holdings[level].requestable(mine) for level, mine in users}
+        shares = [self._divide_resource(resource, asked, {} if resource else most) for resource in (0, 1, 2)]
+        self.shares = shares[0]
+        self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
+        self._sibling_keys.clear()
+        self.ledger.set_fair_shares(
+            {
+                p: ResourceVector(*(each[p].amount if each else math.inf for each in shares))
+                for p in self.tree.parent
+            },
+            self.tree.created_s,
+        )
+
+    def _divide_resource(
+        self, resource: int, asked: dict[ProjectId, ResourceVector], most: dict[ProjectId, float]
+    ) -> dict[ProjectId, FairShare]:
+        """Divide one resource; empty if no quota bounds it. ``most`` caps requests by user limits."""
+        if resource and not any((q.cpu, q.memory)[resource - 1] for q in self.quotas.values()):
+            return {}
+        ledger = self.ledger
+        requested = dict.fromkeys(asked, 0.0)
+        for project in sorted(asked, key=lambda p: -len(self.tree.path[p])):
+            if not self.tree.children[project]:
+                held = ledger.held[project][resource] + ledger.releasing[project][resource]
+                requested[project] = asked[project][resource] + held
+            limit = min(ledger.limit[project][resource], most.get(project, math.inf))
+            requested[project] = min(limit, requested[project])
+            parent = self.tree.parent[project]
+            if parent is not None:
+                requested[parent] += requested[project]
+        if resource == 0:
+            self.requested_milli = {project: int(amount) for project, amount in requested.items()}
+        return divide_tree(
+            self.capacity[resource],
+            [self._claim(project, resource, requested[project]) for project in sorted(requested)],
+            self.tree.parent.__getitem__,
+            0.0 if resource else self.policy.usage_weight,
+            1 if resource else WHOLE_MILLI,
+            whole_remainder=self.policy.whole_remainder,
+        )
+
+    def _claim(self, project: ProjectId, resource: int, requested: float) -> Claim[ProjectId]:
+        quota = self.quotas[project]
+        bounds = (None, quota.cpu, quota.memory)[resource]
+        return Claim(
+            project,
+            self.ledger.guaranteed[project][resource],
+            self.ledger.limit[project][resource],
+            bounds.weight if bounds else 1.0 if resource else quota.weight,
+            quota.priority,
+            requested,
+            0.0 if resource else self.usage.get(project, 0.0),
+            self.tree.created_s[project],
+        )
+
+    def users_of(self, leaf: ProjectId) -> ProjectUsers:
+        """Return the users of a leaf project, ranked by past usage in this pool."""
+        if not self._users:
+            seconds: dict[ProjectId, dict[UserId, list[float]]] = {}
+            for row in self._snapshot.usage:
+                if row.pool == self.pool.id and row.user is not None:
+                    users = seconds.setdefault(self.tree.leaf_of[row.project], {})
+                    users.setdefault(row.user, []).append(row.gpu_seconds)
+            for each in self.tree.parent:
+                totals = {user: math.fsum(rows) for user, rows in seconds.get(each, {}).items()}
+                self._users[each] = ProjectUsers(totals, self.policy.start_charge_s)
+        return self._users[leaf]
+
+    def share_breakdowns(self) -> list[FairShareBreakdown]:
+        """Return the fair-share breakdown of each project; internal leaves are part of their project."""
+        return [
+            FairShareBreakdown(
+                project,
+                self.pool.id,
+                self.quotas[project].guaranteed_milli,
+                self.quotas[project].limit_milli,
+                self._allocated_milli(project),
+                self.requested_milli[project],
+                share.amount,
+                tuple(share.steps),
+            )
+            for project, share in sorted(self.shares.items())
+            if not self.tree.is_own_leaf(project)
+        ]
+
+    def could_ever_fit(self, job: PendingRow) -> bool:
+        """Return True if each task of the gang fits on eligible nodes of the empty pool."""
+        placer = self.empty
+        if job.groups:
+            gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+            asked = Counter(
+                task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_to_place()
+            )
+            return all(placer.fit_count(shape) >= count for shape, count in asked.items())
+        if not job.task_requests:
+            return (
+                self.domains.max_tasks_together(job.topology_constraint, placer, self.unrestricted_shape(job))
+                >= job.required_tasks
+            )
+        shapes = {
+            build_task_shape(
+                ask, job.project, ineligible_nodes(job), job.node_affinity, self.smallest_gpu_mib
+            )[0]
+            for ask in job.task_requests
+        }
+        return all(placer.fit_count(shape) >= 1 for shape in shapes)
+
+    def fits_when_empty(self, job: PendingRow) -> bool:
+        """Return True if the gang fits on its allowed nodes of the empty pool; groups are ignored."""
+        return (
+            self.domains.max_tasks_together(job.topology_constraint, self.empty, self.task_shape(job))
+            >= job.required_tasks
+        )
+
+    def unrestricted_shape(self, job: PendingRow) -> TaskShape:
+        """Return the job's task shape with only ineligible nodes avoided."""
+        return self.task_shape(job)._replace(avoid_nodes=ineligible_nodes(job))
+
+    def task_shape(self, job: PendingRow) -> TaskShape:
+        """Return the shape of one task of the job in this pool."""
+        return self._shape_and_demand(job)[0]
+
+    def _shape_and_demand(self, job: PendingRow) -> tuple[TaskShape, ResourceVector]:
+        """Return the shape and demand of one task of a job with equal tasks."""
+        avoid = tuple(sorted(job.avoid_nodes))
+        return build_task_shape(
+            job.task_request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib
+        )
+
+    def demand(self, job: PendingRow) -> ResourceVector:
+        """Return the demand of the tasks that must start together."""
+        if not (job.task_requests or job.groups):
+            return self._shape_and_demand(job)[1].multiply(job.required_tasks)
+        gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+        return total_demand(gang.tasks)
+
+    def fits_now(self, job: PendingRow) -> bool:
+        """Return True if limits, guarantee and free capacity let the gang start now."""
+        if not (job.task_requests or job.groups):
+            return self.batch_fits_now(job, self.batch_request(job))
+        leaf = self.tree.leaf_of[job.project]
+        gang = build_pending_gang(job, leaf, self.smallest_gpu_mib)
+        wanted = gang.next_to_place()
+        if not wanted or self.ledger.is_blocked(leaf, job.user, total_demand(wanted), job.preemptible):
+            return False
+        return self.available.fit_count(wanted[0].shape) >= len(wanted)
+
+    def gang_fits_now(self, gang: Gang) -> bool:
+        """Return ``fits_now`` of a pending gang, using its known tasks."""
+        if gang.pending_row is None:
+            return False
+        if gang.homogeneous and gang.pending_row.share_mib is None:
+            task, row = gang.tasks[0], gang.pending_row
+            wanted = BatchRequest(
+                task.shape, task.amounts, len(gang.next_to_place()), row.topology_constraint, row.preemptible
+            )
+            return self.batch_fits_now(row, wanted)
+        return self.fits_now(gang.pending_row)
+
+    def batch_request(self, job: PendingRow) -> BatchRequest:
+        """Return the required tasks of a job with equal tasks as one batch."""
+        return BatchRequest(
+            *self._shape_and_demand(job), job.required_tasks, job.topology_constraint, job.preemptible
+        )
+
+    def batch_fits_now(self, job: PendingRow, batch: BatchRequest) -> bool:
+        """Return True if limits and free capacity let the project and user of ``job`` start ``batch`` now."""
+        if self._max_tasks_together(batch.topology_constraint, batch.shape) < batch.task_count:
+            return False
+        leaf, amounts = self.tree.leaf_of[job.project], batch.per_task.multiply(batch.task_count)
+        return not self.ledger.is_blocked(leaf, job.user, amounts, batch.preemptible)
+
+    def _max_tasks_together(self, near: TopologyConstraint | None, shape: TaskShape) -> int:
+        """Return how many tasks fit now within the topology constraint; cached until the pool changes."""
+        if self._max_together_version != self.version:
+            self._max_together_version = self.version
+            self._max_together.clear()
+        known = self._max_together.get((near, shape))
+        if known is None:
+            known = self._max_together[near, shape] = self.domains.max_tasks_together(
+                near, self.available, shape
+            )
+        return known
+
+    def is_user_over_limit(self, gang: Gang) -> bool:
+        """Return True if the gang's user exceeds a user limit because of this plan.
+
+        Resources held before a limit was lowered are no reason to evict.
+        """
+        over = self.ledger.user_limits_exceeded(gang.leaf_project, gang.user)
+        return bool(over) and any(
+            each.user == gang.user
+            and not set(over).isdisjoint(self.tree.path[each.leaf_project])
+            and any(
+                task.state is GangTaskState.ALLOCATED or (task.nominated and not task.held)
+                for task in each.tasks
+            )
+            for each in (gang, *self.gangs.values())  # a gang that is being placed is not in ``gangs`` yet
+        )
+
+    def sibling_key(self, project: ProjectId, requested: ResourceVector) -> SiblingKey[ProjectId]:
+        """Return the sort key of ``project`` among its siblings if its next job requests ``requested``."""
+        if self._sibling_keys_version != self.version:
+            self._sibling_keys_version = self.version
+            self._sibling_keys.clear()
+        known = self._sibling_keys.get((project, requested))
+        if known is None:
+            owed, held = self.ledger.entitlements[project], self.ledger.held[project]
+            involved_only = self.policy.involved_only
+            known = sibling_key(project, owed, held, requested, self.capacity, involved_only=involved_only)
+            self._sibling_keys[project, requested] = known
+        return known
+
+    def is_within_share(self, leaf: ProjectId, amounts: ResourceVector) -> bool:
+        """Return True if the project and its ancestors stay within their shares with ``amounts`` more."""
+        ledger = self.ledger
+        return all(
+            ledger.held[level].add(amounts).fits_in(ledger.entitlements[level].fair_share)
+            for level in self.tree.path[leaf]
+        )
+
+    def _allocated_milli(self, project: ProjectId) -> int:
+        return int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli)
+
+
+def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[ProjectId]:
+    """Return the leaf projects in which a user limit applies in some pool."""
+    return frozenset(
+        leaf
+        for pool_state in pool_states
+        if pool_state.ledger.user_holdings
+        for leaf in pool_state.tree.path
+        if pool_state.ledger.has_user_limit(leaf)
+    )
+
+
+def ineligible_nodes(job: PendingRow) -> tuple[NodeId, ...]:
+    """Return the nodes that can never run the job, sorted."""
+    return tuple(sorted(job.ineligible_nodes))

@@ -1,0 +1,330 @@
+"""The rules of limits, guarantees and fair shares for starting and reclaiming, per resource.
+
+*May a job start?* With the job, every project from the leaf to the root stays within its limit, and
+non-preemptible work within the guarantee (``first_exceeded_bound``).
+
+*May a project reclaim at all?* With the job it stays within its fair share in each resource, and its
+non-preemptible work within the guarantee (``may_reclaim``).
+
+*May it evict these victims?* (``ReclaimCheck``) Compare the reclaimer's and the victim's projects just below
+their common ancestor. Each victim, counting earlier victims as gone, needs one of two reasons:
+
+1. *over share*: the victim's project holds more than its entitlement (``Entitlement.entitled``);
+2. *guarantee*: the reclaimer with the job stays within its guarantee in every resource, and the victim's
+   project holds more than its guarantee.
+
+Afterwards each level of the reclaimer's path is compared with each sibling that lost resources by saturation:
+held / fair share (0 / 0 is 0, something / 0 is infinite, anything / no bound is 0). Reclaiming is refused if
+the reclaimer would be more than saturated, and no less so than the sibling. Non-preemptible work has to fit
+inside the guarantee of each level.
+
+The two reasons are those of KAI-Scheduler's proportion plug-in; the defaults of ``ReclaimScope`` are stricter
+in two points (docs/decisions/reclaim-rules.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from scheduler.core.model.resources import ROUNDING, Entitlement, ResourceVector
+
+Key = TypeVar("Key", bound=str)
+Involved = tuple[bool, bool, bool]
+
+
+class ReclaimScope(NamedTuple):
+    """Which resources and levels the reclaim rules consider.
+
+    ``involved_only``: only resources that the reclaimer requests put a victim over its share or guarantee.
+    ``every_level``: work inside a guarantee is protected at every level of the victim's path below the common
+    ancestor; otherwise only at the topmost of them.
+    """
+
+    involved_only: bool = True
+    every_level: bool = True
+
+    @classmethod
+    def kai(cls) -> ReclaimScope:
+        """Return KAI-Scheduler's scope: any resource counts, and only the topmost level."""
+        return cls(involved_only=False, every_level=False)
+
+
+DEFAULT_SCOPE = ReclaimScope()
+
+
+class QuotaBound(NamedTuple, Generic[Key]):
+    """A bound that blocks a job: its project, guarantee or limit, and the exceeded resources."""
+
+    project: Key
+    is_guarantee: bool
+    resources: Involved
+
+
+class ReclaimVictim(NamedTuple, Generic[Key]):
+    """Work to evict: one task beyond a job's minimum, or all others of the job at once."""
+
+    leaf: Key
+    amounts: ResourceVector
+
+
+def exceeded_resources(held: ResourceVector, asked: ResourceVector, bound: ResourceVector) -> Involved:
+    """Return which requested resources would exceed ``bound`` with ``asked`` more."""
+    return (
+        asked[0] > 0 and held[0] + asked[0] > bound[0] + ROUNDING,
+        asked[1] > 0 and held[1] + asked[1] > bound[1] + ROUNDING,
+        asked[2] > 0 and held[2] + asked[2] > bound[2] + ROUNDING,
+    )
+
+
+def first_exceeded_bound(
+    path: Sequence[Key],
+    entitlements: Mapping[Key, Entitlement],
+    held: Mapping[Key, ResourceVector],
+    held_non_preemptible: Mapping[Key, ResourceVector],
+    requested: ResourceVector,
+    preemptible: bool,
+) -> QuotaBound[Key] | None:
+    """Return the first bound on ``path`` (leaf first) that ``requested`` more would exceed.
+
+    Limits are checked before guarantees, which bound only non-preemptible work.
+    """
+    for level in path:
+        if any(over := exceeded_resources(held[level], requested, entitlements[level].limit)):
+            return QuotaBound(level, False, over)
+    if not preemptible:
+        for level in path:
+            if any(
+                over := exceeded_resources(
+                    held_non_preemptible[level], requested, entitlements[level].guaranteed
+                )
+            ):
+                return QuotaBound(level, True, over)
+    return None
+
+
+def may_reclaim(
+    entitlement: Entitlement,
+    held: ResourceVector,
+    held_non_preemptible: ResourceVector,
+    requested: ResourceVector,
+    preemptible: bool,
+) -> bool:
+    """Return True if a project may reclaim from other projects for a job of ``requested``."""
+    if not held.add(requested).fits_in(entitlement.fair_share):
+        return False
+    return preemptible or held_non_preemptible.add(requested).fits_in(entitlement.guaranteed)
+
+
+def is_over_share(
+    entitlement: Entitlement, held: ResourceVector, counted: Involved = (True, True, True)
+) -> bool:
+    """Return True if a project holds more than its entitlement in a counted resource."""
+    return _any_of(held.exceeds_each(entitlement.entitled), counted)
+
+
+def is_over_guarantee(
+    entitlement: Entitlement, held: ResourceVector, counted: Involved = (True, True, True)
+) -> bool:
+    """Return True if a project holds more than its guarantee in a counted resource."""
+    return _any_of(held.exceeds_each(entitlement.guaranteed), counted)
+
+
+def is_within_guarantee(entitlement: Entitlement, held: ResourceVector, requested: ResourceVector) -> bool:
+    """Return True if a project with ``requested`` more stays within its guarantee in every resource."""
+    return held.add(requested).fits_in(entitlement.guaranteed)
+
+
+def may_reclaim_from(
+    victim: Entitlement,
+    victim_held: ResourceVector,
+    reclaimer: Entitlement,
+    reclaimer_held: ResourceVector,
+    requested: ResourceVector,
+    counted: Involved = (True, True, True),
+) -> bool:
+    """Return True if one of the two reasons lets ``reclaimer`` evict work of ``victim``."""
+    if is_over_share(victim, victim_held, counted):
+        return True
+    return is_within_guarantee(reclaimer, reclaimer_held, requested) and is_over_guarantee(
+        victim, victim_held, counted
+    )
+
+
+def may_have_reclaimable(
+    victim: Entitlement,
+    victim_held: ResourceVector,
+    reclaimer: Entitlement,
+    reclaimer_held: ResourceVector,
+    requested: ResourceVector,
+) -> bool:
+    """Return False if ``victim`` certainly has nothing to reclaim for ``requested``.
+
+    For a reclaimer within its guarantee, the victim must exceed its guarantee in a requested resource, or
+    reach it in all of them; for other reclaimers it must exceed its entitlement.
+    """
+    if not is_within_guarantee(reclaimer, reclaimer_held, requested):
+        return is_over_share(victim, victim_held)
+    below = False
+    for amount, has, promised in zip(requested, victim_held, victim.guaranteed, strict=True):
+        if amount > 0 and promised != math.inf:
+            if has > promised:
+                return True
+            below = below or has < promised
+    return not below
+
+
+def saturation(held: float, fair_share: float) -> float:
+    """Return held / fair share: 1.0 is exactly full."""
+    if fair_share == 0:
+        return math.inf if held > 0 else 0.0
+    return held / fair_share
+
+
+def is_less_saturated(
+    held: ResourceVector,
+    fair_share: ResourceVector,
+    sibling_held: ResourceVector,
+    sibling_share: ResourceVector,
+    involved: Involved,
+) -> bool:
+    """Return True if the reclaimer is, per involved resource, at most full or less full than the sibling.
+
+    Resources in which the sibling's share is zero or unbounded are not compared.
+    """
+    for i in (0, 1, 2):
+        if involved[i] and 0 < sibling_share[i] < math.inf:
+            ratio = saturation(held[i], fair_share[i])
+            if ratio > 1 and ratio >= saturation(sibling_held[i], sibling_share[i]):
+                return False
+    return True
+
+
+def diverging_paths(first: Sequence[Key], second: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
+    """Return two paths (leaf first) up to, and without, their common ancestor.
+
+    If one path contains the other, its remainder is empty: such projects do not reclaim from each other.
+    """
+    common = 0
+    while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
+        common += 1
+    return first[: len(first) - common], second[: len(second) - common]
+
+
+class ReclaimCheck(Generic[Key]):
+    """One reclaimer and the victims chosen so far; ``held`` itself is not changed.
+
+    Call ``allows`` before each victim, then ``add_victim``, and finally ``is_balanced``.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[Key, Sequence[Key]],
+        entitlements: Mapping[Key, Entitlement],
+        held: Mapping[Key, ResourceVector],
+        held_non_preemptible: Mapping[Key, ResourceVector],
+        reclaimer: Key,
+        requested: ResourceVector,
+        preemptible: bool,
+        scope: ReclaimScope = DEFAULT_SCOPE,
+    ) -> None:
+        self._paths = paths
+        self._entitlements = entitlements
+        self._held = held
+        self._held_non_preemptible = held_non_preemptible
+        self._path = paths[reclaimer]
+        self._requested = requested
+        self._preemptible = preemptible
+        self._every_level = scope.every_level
+        self._requested_resources: Involved = (requested[0] > 0, requested[1] > 0, requested[2] > 0)
+        self._counted: Involved = self._requested_resources if scope.involved_only else (True, True, True)
+        self._remaining: dict[Key, ResourceVector] = {}  # what each project that lost resources still holds
+        self._involved: dict[Key, Involved] = {}
+        self._paths_by_leaf: dict[Key, tuple[Key, Sequence[Key]]] = {}
+
+    def may_have_reclaimable(self, leaf: Key) -> bool:
+        """Return False if certainly no work of ``leaf`` can be reclaimed."""
+        reclaimer, victims = self._levels(leaf)
+        if not victims:
+            return False
+        owed, held = self._entitlements, self._held
+        return may_have_reclaimable(
+            owed[victims[-1]], held[victims[-1]], owed[reclaimer], held[reclaimer], self._requested
+        )
+
+    def allows(self, leaf: Key) -> bool:
+        """Return True if one of the two reasons allows evicting one more piece of work of ``leaf``."""
+        reclaimer, victims = self._levels(leaf)
+        if not victims:
+            return False
+        owed, left = self._entitlements, self._remaining
+        victim = victims[-1]
+        if not may_reclaim_from(
+            owed[victim],
+            left.get(victim) or self._held[victim],
+            owed[reclaimer],
+            self._held[reclaimer],
+            self._requested,
+            self._counted,
+        ):
+            return False
+        if not self._every_level:
+            return True
+        return all(
+            is_over_guarantee(owed[level], left.get(level) or self._held[level], self._counted)
+            for level in victims[:-1]
+        )
+
+    def add_victim(self, leaf: Key, amounts: ResourceVector) -> None:
+        """Subtract one victim, from its project up to the root."""
+        gives: Involved = (amounts[0] > 0, amounts[1] > 0, amounts[2] > 0)
+        for level in self._paths[leaf]:
+            self._remaining[level] = (self._remaining.get(level) or self._held[level]).subtract(amounts)
+            before = self._involved.get(level, (False, False, False))
+            self._involved[level] = (before[0] or gives[0], before[1] or gives[1], before[2] or gives[2])
+
+    def is_balanced(self) -> bool:
+        """Return True if the reclaimer, with its job and without the victims, meets the rules."""
+        owed, asks = self._entitlements, self._requested_resources
+        for depth, level in enumerate(self._path):
+            now = (self._remaining.get(level) or self._held[level]).add(self._requested)
+            parent = tuple(self._path[depth + 1 : depth + 2])
+            for sibling, left in self._remaining.items():
+                if sibling == level or tuple(self._paths[sibling][1:2]) != parent:
+                    continue
+                gave = self._involved[sibling]
+                involved = (gave[0] or asks[0], gave[1] or asks[1], gave[2] or asks[2])
+                if not is_less_saturated(
+                    now, owed[level].fair_share, left, owed[sibling].fair_share, involved
+                ):
+                    return False
+            if not self._preemptible and not is_within_guarantee(
+                owed[level], self._held_non_preemptible[level], self._requested
+            ):
+                return False
+        return True
+
+    def _levels(self, leaf: Key) -> tuple[Key, Sequence[Key]]:
+        """Return the reclaimer's project below the common ancestor, and the victim's path up to there."""
+        found = self._paths_by_leaf.get(leaf)
+        if found is None:
+            reclaimers, victims = diverging_paths(self._path, self._paths[leaf])
+            found = self._paths_by_leaf[leaf] = (
+                reclaimers[-1] if reclaimers else self._path[0],
+                victims if reclaimers else (),
+            )
+        return found
+
+
+def allows_all(check: ReclaimCheck[Key], victims: Iterable[ReclaimVictim[Key]]) -> bool:
+    """Return True if all ``victims``, one after the other, may be evicted and the result is balanced."""
+    for victim in victims:
+        if not check.allows(victim.leaf):
+            return False
+        check.add_victim(victim.leaf, victim.amounts)
+    return check.is_balanced()
+
+
+def _any_of(flags: Involved, counted: Involved) -> bool:
+    return (flags[0] and counted[0]) or (flags[1] and counted[1]) or (flags[2] and counted[2])

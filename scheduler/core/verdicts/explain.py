@@ -1,0 +1,550 @@
+"""Why a job is pending: one dominant reason with details, the jobs ahead, and the cheapest helpful change.
+
+Reasons are computed from the state after the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from portal.domain.reasons import VerdictCode
+from scheduler.core.actions.backfill import GangReservation
+from scheduler.core.model import network_isolation
+from scheduler.core.model.plan import Alternative, Eviction, Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.snapshot import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.session.cache import RequestVariant
+from scheduler.core.session.gang import Gang
+from scheduler.core.session.pool import PoolState
+from scheduler.core.shares.ledger import ExceededQuota
+from scheduler.core.verdicts import driver_messages
+from scheduler.core.verdicts.alternatives import AlternativeSearch
+from scheduler.core.verdicts.formatting import (
+    format_closed_nodes,
+    format_cpu_and_memory,
+    format_gib,
+    format_gpu_count,
+    format_job_names,
+    format_level,
+    format_missing_requirements,
+    format_request,
+    format_shared_elsewhere,
+    format_time,
+)
+
+Details = dict[str, int | float | str | None]
+
+QUOTA_DETAIL_KEYS = {
+    VerdictCode.PROJECT_LIMIT: "limit_gpus",
+    VerdictCode.USER_LIMIT: "user_limit_gpus",
+    VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA: "guaranteed_gpus",
+}
+"""The verdicts caused by a quota, and the detail key of the quota value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A verdict without a job; jobs with equal requests share it."""
+
+    code: VerdictCode
+    message: str
+    details: Details
+
+
+@dataclass(frozen=True, slots=True)
+class Nomination:
+    """The pool and slots nominated for a job that waits for evictions."""
+
+    pool: PoolId
+    held: tuple[HeldSlots, ...]
+
+
+class ClassReason(NamedTuple):
+    """Why jobs of one class are pending, what would help, and the details by rounded queue position."""
+
+    reason: Reason
+    suggestion: Alternative | None
+    details_by_position: dict[int, Details]
+
+    def verdict(self, job: JobId, position: int, jobs_ahead: tuple[JobId, ...]) -> Verdict:
+        """Return the verdict of the job at ``position``; the queue is omitted when a quota is the reason."""
+        reason = self.reason
+        if reason.code in QUOTA_DETAIL_KEYS:
+            return Verdict(job, reason.code, reason.message, reason.details, (), self.suggestion)
+        about = round_position(position)
+        numbers = self.details_by_position.get(about)
+        if numbers is None:
+            numbers = self.details_by_position[about] = {**reason.details, "jobs_ahead": about}
+        return Verdict(job, reason.code, reason.message, numbers, jobs_ahead, self.suggestion)
+
+    def with_reason(self, reason: Reason) -> ClassReason:
+        """Return the same suggestion with another reason."""
+        return ClassReason(reason, self.suggestion, {})
+
+
+@dataclass(frozen=True, slots=True)
+class FreeCapacity:
+    """Free capacity of a pool for one request; ``is_insufficient``: too few GPUs are free in total."""
+
+    message: str
+    details: Details
+    is_insufficient: bool
+
+
+class Explainer:
+    """Builds the verdicts of one decision."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        pool_states: Mapping[PoolId, PoolState],
+        cached_variants: dict[Hashable, list[RequestVariant]],
+    ) -> None:
+        """``cached_variants`` keeps request variants from decision to decision."""
+        self.alternative_search = AlternativeSearch(policy, pool_states, cached_variants)
+        self._now_s = snapshot.now_s
+        self._pool_states = pool_states
+        self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
+        self._reasons: dict[tuple[object, ...], Reason] = {}
+        self._running = {row.job: row for row in snapshot.running}
+        self._class_reasons: dict[int, ClassReason] = {}
+        self._feasible_pools: dict[tuple[object, ...], list[PoolId]] = {}
+        self._free_capacities: dict[tuple[object, ...], FreeCapacity] = {}
+
+    # -- jobs that no free capacity could help -----------------------------------------------------------
+
+    def feasible_pools(self, job: PendingRow) -> list[PoolId]:
+        """Return the pools where the job could run if they were empty; none if it must not start now."""
+        if job.held or job.dependencies or (job.not_before_s is not None and job.not_before_s > self._now_s):
+            return []
+        key = self.alternative_search.reason_key(job)
+        if key not in self._feasible_pools:
+            self._feasible_pools[key] = (
+                [] if self._volume_unavailable(job) else [p for p in job.pools if self._is_feasible(job, p)]
+            )
+        return self._feasible_pools[key]
+
+    def _is_feasible(self, job: PendingRow, pool: PoolId) -> bool:
+        pool_state = self._pool_states[pool]
+        return (
+            pool_state.could_ever_fit(job)
+            and self._quota_reason(job, pool_state, pool_state.demand(job), empty=True) is None
+        )
+
+    def infeasible(self, job: PendingRow) -> Verdict:
+        """Return the verdict of a job without feasible pools, with details as of after the plan."""
+        if job.held:
+            return self._verdict(job, Reason(VerdictCode.HELD, "Held: it waits until it is released.", {}))
+        if job.dependencies and any(self._pool_states[pool].could_ever_fit(job) for pool in job.pools):
+            return self._verdict(job, _dependency_reason(job))
+        if job.not_before_s is not None and job.not_before_s > self._now_s:
+            message = f"It was asked to start not before {format_time(job.not_before_s)}."
+            return self._verdict(
+                job, Reason(VerdictCode.BEGIN_TIME, message, {"not_before_s": job.not_before_s})
+            )
+        key = self.alternative_search.reason_key(job)
+        reason = self._reasons.get(key)
+        if reason is None:
+            reason = self._reasons[key] = (
+                self._volume_unavailable(job)
+                or self._quota_reason_of_first_pool(job)
+                or self._unsatisfiable(job)
+            )
+        if reason.code is VerdictCode.UNSATISFIABLE:
+            return self._verdict(job, reason)
+        return self._verdict(job, reason, suggestion=self.alternative_search.cheapest(job))
+
+    def _quota_reason_of_first_pool(self, job: PendingRow) -> Reason | None:
+        """Return the quota reason of the first pool that is large enough but blocked by a quota."""
+        for pool in job.pools:
+            pool_state = self._pool_states[pool]
+            if pool_state.could_ever_fit(job) and (
+                reason := self._quota_reason(job, pool_state, pool_state.demand(job))
+            ):
+                return reason
+        return None
+
+    def _volume_unavailable(self, job: PendingRow) -> Reason | None:
+        """Return a reason if the node of the home volume is missing or accepts no jobs."""
+        if job.node_affinity is None:
+            return None
+        node = self._nodes.get(job.node_affinity)
+        numbers: Details = {"node": node.name if node else job.node_affinity}
+        if node is None:
+            message = "The node that holds its home volume is no longer part of the cluster."
+        elif node.pool not in job.pools:
+            message = f"Its home volume is on {node.name}, which is in none of the pools it asks for."
+        elif not node.reachable:
+            message = f"Its home volume is on {node.name}, which does not answer."
+        elif not node.schedulable:
+            message = f"Its home volume is on {node.name}, which takes no new work."
+        else:
+            return None
+        return Reason(VerdictCode.VOLUME_UNAVAILABLE, message, numbers)
+
+    def _unsatisfiable(self, job: PendingRow) -> Reason:
+        """Return why not even an empty cluster could run the job, with the closest capacity that exists."""
+        shape = self._pool_states[job.pools[0]].unrestricted_shape(job)
+        pool_states = [self._pool_states[pool] for pool in job.pools]
+        placers = [pool_state.empty for pool_state in pool_states]
+        most_tasks = sum(placer.fit_count(shape) for placer in placers)
+        near = job.topology_constraint
+        within = [pool_state.domains.required_domains(near) for pool_state in pool_states] if near else [None]
+        together = max(
+            pool_state.domains.max_tasks_together(near, pool_state.empty, shape) for pool_state in pool_states
+        )
+        largest = max((placer.free_gpus(shape)[1] for placer in placers), default=0)
+        total = sum(placer.free_gpus(shape)[0] for placer in placers)
+        need = format_request(job)
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
+            "largest_node_gpus": largest,
+            "cluster_gpus": total,
+            "tasks_possible": most_tasks,
+        }
+        where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
+        if job.launcher and not any(pool_state.pool.allow_host_network for pool_state in pool_states):
+            message = (
+                f"Needs {need} that reach each other ({job.launcher}); {self._pool_names(job)} lends gangs no "
+                f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
+            )
+        elif most_tasks == 0 and (
+            too_old := driver_messages.format_drivers_too_old(job.required_cuda, self._nodes_for(job))
+        ):
+            message = f"No node of {self._pool_names(job)} can run it: {too_old}."
+        elif most_tasks == 0 and self._all_ineligible(job):
+            message = (
+                f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
+                "has too old a driver, does not hold jobs to the network policy of their project, or lacks a volume "
+                "that it names"
+                + (", or the MPS that a share of a GPU needs there." if self._needs_mps(job) else ".")
+            )
+        elif job.gpus_per_task and total == 0:
+            kind = job.gpu_model or "suitable"
+            if job.gpu_model and job.min_gpu_memory_mib:
+                kind += f" ({format_gib(job.min_gpu_memory_mib)})"
+            what = f"{job.mig_profile} slice" if job.mig_profile else "GPU"
+            message = f"Needs {need}; there is no {kind} {what} in {self._pool_names(job)}."
+        elif job.gpus_per_task > largest:
+            message = f"Needs {need}{' on one node' if job.tasks == 1 else ''}; " + (
+                f"{where} has {largest}."
+                if where
+                else f"the largest node of {self._pool_names(job)} has {largest}."
+            )
+        elif near and within and not any(within) and None not in within:
+            level = near.required or near.preferred or ""
+            message = (
+                f"Needs {need}; no node of {self._pool_names(job)} has a {format_level(level)} in a topology "
+                f"called {near.topology}."
+            )
+        elif most_tasks == 0:
+            message = (
+                f"Needs {need} with {format_cpu_and_memory(job)} on one node; no node of "
+                f"{self._pool_names(job)} is that large."
+            )
+        elif near and near.required and together < job.tasks:
+            level = format_level(near.required)
+            message = (
+                f"Needs {need}; the largest {level} of {self._pool_names(job)} can hold {together} of its "
+                f"{job.tasks} tasks."
+            )
+        else:
+            message = (
+                f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
+                f"of its {job.tasks} tasks."
+            )
+        message += format_missing_requirements(
+            job, (node for pool_state in pool_states for node in pool_state.available.nodes)
+        )
+        return Reason(VerdictCode.UNSATISFIABLE, message, numbers)
+
+    def _needs_mps(self, job: PendingRow) -> bool:
+        asked = any(self._pool_states[pool].policy.gpu_sharing_requires_mps == "yes" for pool in job.pools)
+        return asked and job.milli_per_gpu < WHOLE_MILLI
+
+    def _nodes_for(self, job: PendingRow) -> list[NodeRow]:
+        return [node for pool in job.pools for node in self._pool_states[pool].available.nodes]
+
+    def _all_ineligible(self, job: PendingRow) -> bool:
+        nodes = {node.id for node in self._nodes_for(job)}
+        return bool(nodes) and nodes <= set(job.ineligible_nodes)
+
+    # -- after the plan -------------------------------------------------------------------------------
+
+    def victims_by_job(self, evictions: Iterable[Eviction]) -> dict[JobId, set[JobId]]:
+        """Return by pending job the running jobs evicted for it, in this plan or an earlier one."""
+        found: dict[JobId, set[JobId]] = {}
+        for eviction in evictions:
+            found.setdefault(eviction.for_job, set()).add(eviction.job)
+        for pool_state in self._pool_states.values():
+            for row in pool_state.running:
+                if row.stopping and row.preempted_for is not None:
+                    found.setdefault(row.preempted_for, set()).add(row.job)
+        return found
+
+    def nominated(
+        self, job: PendingRow, nomination: Nomination, victims_by_job: Mapping[JobId, set[JobId]]
+    ) -> Verdict:
+        """Return the verdict of a job with nominated slots that waits for evicted jobs to stop."""
+        pool_state = self._pool_states[nomination.pool]
+        leaving = victims_by_job.get(job.job)
+        if leaving is None:
+            nodes = {pool_state.available.nodes[held.node].id for held in nomination.held}
+            going = set().union(*victims_by_job.values())
+            leaving = {
+                row.job
+                for row in pool_state.running
+                if (row.stopping or row.job in going) and any(task.node in nodes for task in row.tasks)
+            }
+        rows = [row for each in sorted(leaving) if (row := self._running.get(each)) is not None]
+        # viewers of the verdict may see jobs of its own project, but not always those of others
+        names = sorted(row.name or row.job for row in rows if row.project == job.project)
+        message = (
+            f"Needs {format_request(job)}; they are kept for it until {format_job_names(names, len(rows))} "
+            f"{'has' if len(rows) == 1 else 'have'} stopped."
+        )
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
+            "jobs_releasing": len(rows),
+            "pool": nomination.pool,
+        }
+        return self._verdict(job, Reason(VerdictCode.WAITING_FOR_EVICTION, message, numbers))
+
+    def unschedulable(self, gang: Gang, job: PendingRow, pool: PoolId) -> ClassReason:
+        """Return why jobs of this class did not start in ``pool``, as of after the plan."""
+        known = self._class_reasons.get(gang.class_id)
+        if known is None:
+            pool_state = self._pool_states[pool]
+            alike = gang.homogeneous and job.share_mib is None
+            amounts = gang.tasks[0].amounts.multiply(job.required_tasks) if alike else pool_state.demand(job)
+            reason = self._quota_reason(job, pool_state, amounts) or self._capacity_reason(
+                job, pool_state, gang.tasks[0].shape if alike else TaskShape.from_job(job)
+            )
+            change = self.alternative_search.cheapest_for_class(job, gang.class_id)
+            known = self._class_reasons[gang.class_id] = ClassReason(reason, change, {})
+        return known
+
+    def reserved_for(self, job: PendingRow, reservation: GangReservation, verdict: Verdict) -> Verdict:
+        """Return the verdict of a job that would delay a gang if it took the free capacity."""
+        message = (
+            f"Needs {format_request(job)}; so much is free now, but it is reserved for a larger job that starts at "
+            f"{format_time(reservation.start_s)}. With a time limit that ends before, it could run until then."
+        )
+        numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
+        return replace(
+            verdict,
+            code=VerdictCode.RESERVED_FOR_OTHER_JOB,
+            message=message,
+            details=numbers,
+            suggestion=None,
+        )
+
+    def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
+        """Return the reason of a class whose possible victims are protected until ``until_s``."""
+        message = (
+            f"Needs {format_request(job)}. Running jobs that could make room for it are not asked to leave before "
+            f"{format_time(until_s)}: they have not run for their minimum yet, or are about to end."
+        )
+        numbers = {**reason.reason.details, "protected_until_s": until_s}
+        return reason.with_reason(Reason(VerdictCode.VICTIMS_PROTECTED, message, numbers))
+
+    def budget_exhausted(self, job: PendingRow, steps: int) -> Verdict:
+        """Return the verdict of a job that was not tried because the cycle's budget was used up."""
+        message = f"This cycle's {steps} steps were used up before its turn; it is tried again."
+        return self._verdict(job, Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, message, {"steps": steps}))
+
+    def _quota_reason(
+        self, job: PendingRow, pool_state: PoolState, amounts: ResourceVector, *, empty: bool = False
+    ) -> Reason | None:
+        """Return the quota that ``amounts`` more would exceed; ``empty``: even with nothing held."""
+        leaf = pool_state.tree.leaf_of[job.project]
+        bound = pool_state.ledger.exceeded_limit(leaf, amounts, empty=empty)
+        if bound is not None:
+            message = (
+                f"Needs {format_request(job)}. {self._project_label(job, pool_state, bound)} uses "
+                f"{format_gpu_count(bound.held)} of its limit of {format_gpu_count(bound.allowed)}"
+            )
+            return self._build_quota_reason(VerdictCode.PROJECT_LIMIT, message, job, pool_state, bound)
+        bound = pool_state.ledger.exceeded_user_limit(leaf, job.user, amounts, empty=empty)
+        if bound is not None:
+            message = (
+                f"Needs {format_request(job)}. In {pool_state.tree.name[bound.project]} one person may hold "
+                f"{format_gpu_count(bound.allowed)} at once; its owner holds {format_gpu_count(bound.held)}"
+            )
+            return self._build_quota_reason(VerdictCode.USER_LIMIT, message, job, pool_state, bound)
+        if job.preemptible:
+            return None
+        bound = pool_state.ledger.exceeded_guarantee(leaf, amounts, empty=empty)
+        if bound is None:
+            return None
+        message = (
+            f"Needs {format_request(job)} that nobody may take back, so they must be guaranteed. "
+            f"{self._project_label(job, pool_state, bound)} uses {format_gpu_count(bound.held)} of its guaranteed "
+            f"{format_gpu_count(bound.allowed)} that way"
+        )
+        return self._build_quota_reason(
+            VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, message, job, pool_state, bound
+        )
+
+    def _build_quota_reason(
+        self, code: VerdictCode, message: str, job: PendingRow, pool_state: PoolState, bound: ExceededQuota
+    ) -> Reason:
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
+            "used_gpus": bound.held / WHOLE_MILLI,
+            QUOTA_DETAIL_KEYS[code]: bound.allowed / WHOLE_MILLI,
+            "project": pool_state.tree.project_of(bound.project),
+            "pool": pool_state.pool.id,
+        }
+        return Reason(code, message + self._in_pool(pool_state) + ".", numbers)
+
+    def _capacity_reason(self, job: PendingRow, pool_state: PoolState, shape: TaskShape) -> Reason:
+        """Return the reason for missing capacity: too few or fragmented free GPUs, or the fair share."""
+        key = (
+            pool_state.pool.id,
+            shape,
+            job.required_tasks,
+            job.share_mib,
+            job.topology_constraint,
+            job.required_cuda,
+        )
+        space = self._free_capacities.get(key)
+        if space is None:
+            space = self._free_capacities[key] = self._free_capacity(job, pool_state)
+        leaf = pool_state.tree.leaf_of[job.project]
+        held = pool_state.ledger.held[leaf].gpu_milli
+        share = pool_state.fair_share_milli[leaf]
+        numbers: Details = {
+            **space.details,
+            "used_gpus": held / WHOLE_MILLI,
+            "fair_share_gpus": share / WHOLE_MILLI,
+            "pool": pool_state.pool.id,
+        }
+        others_hold = (
+            sum(pool_state.ledger.held[top].gpu_milli for top in pool_state.tree.children[None]) > held
+        )
+        if space.is_insufficient and others_hold and held + job.required_milli > share:
+            message = (
+                f"{space.message} {pool_state.tree.name[leaf]} holds {format_gpu_count(held)} of its fair share of "
+                f"{format_gpu_count(share)}; it starts when GPUs are given back."
+            )
+            return Reason(VerdictCode.OVER_FAIR_SHARE, message, numbers)
+        return Reason(VerdictCode.INSUFFICIENT_RESOURCES, space.message, numbers)
+
+    def _free_capacity(self, job: PendingRow, pool_state: PoolState) -> FreeCapacity:
+        """Return the free capacity after the plan; a pool without open nodes is never "insufficient"."""
+        shape, placer = pool_state.task_shape(job), pool_state.available
+        free, largest = placer.free_gpus(shape)
+        possible_tasks = placer.fit_count(shape)
+        together = pool_state.domains.max_tasks_together(job.topology_constraint, placer, shape)
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
+            "free_gpus": free,
+            "largest_free_gpus": largest,
+            "tasks_possible": possible_tasks,
+        }
+        for gpus, nodes in placer.free_gpu_histogram(shape).items():
+            numbers[f"nodes_with_{gpus}_free"] = nodes
+        closed = placer.closed_node_counts()
+        if closed is not None:
+            text = format_closed_nodes(*closed)
+        elif (
+            job.topology_constraint
+            and job.topology_constraint.required
+            and together < job.required_tasks <= possible_tasks
+        ):
+            numbers["tasks_together"] = together
+            level = format_level(job.topology_constraint.required)
+            text = (
+                f"the {level} with most room now has room for {together} of its {job.required_tasks} tasks"
+                if together
+                else f"no {level} has room for any of its tasks now"
+            )
+        elif job.gpus_per_task == 0:
+            text = f"{self._node_or_no_node(job)} has {format_cpu_and_memory(job)} free now"
+        elif not shape.uses_whole_gpus:
+            text = (
+                f"no GPU has {format_gpu_count(job.milli_per_gpu)} free now"
+                if possible_tasks == 0
+                else f"{possible_tasks} of its {job.required_tasks} tasks would find room now"
+            )
+            if elsewhere := placer.shared_elsewhere(shape):
+                numbers["gpus_shared_elsewhere"] = elsewhere
+                text += f"; {format_shared_elsewhere(elsewhere)}"
+        elif largest >= job.gpus_per_task and possible_tasks == 0:
+            text = (
+                f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
+                f"has {'it' if free == 1 else 'them'} together with {format_cpu_and_memory(job)}"
+            )
+        else:
+            text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
+            if job.required_tasks > 1 and possible_tasks:
+                text += f": room for {possible_tasks} of its {job.required_tasks} tasks"
+        too_few = closed is None and free * WHOLE_MILLI < job.required_milli
+        message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
+        if job.required_cuda:
+            message += driver_messages.format_skipped_drivers(job.required_cuda, placer.nodes)
+        message += network_isolation.format_isolation(
+            len(placer.index_of.keys() & set(job.isolation_excluded_nodes))
+        )
+        message += format_missing_requirements(job, placer.nodes)
+        return FreeCapacity(message, numbers, too_few)
+
+    # -- formatting -----------------------------------------------------------------------------------
+
+    def _verdict(
+        self,
+        job: PendingRow,
+        reason: Reason,
+        jobs_ahead: tuple[JobId, ...] = (),
+        suggestion: Alternative | None = None,
+    ) -> Verdict:
+        return Verdict(job.job, reason.code, reason.message, reason.details, jobs_ahead, suggestion)
+
+    def _project_label(self, job: PendingRow, pool_state: PoolState, bound: ExceededQuota) -> str:
+        name = pool_state.tree.name[bound.project]
+        if pool_state.tree.project_of(bound.project) == job.project:
+            return name
+        return f"{name}, above {pool_state.tree.name[job.project]},"
+
+    def _in_pool(self, pool_state: PoolState) -> str:
+        return f" in the pool {pool_state.pool.name}" if len(self._pool_states) > 1 else ""
+
+    def _pool_names(self, job: PendingRow) -> str:
+        if len(self._pool_states) == 1 or not job.pools:
+            return "this cluster"
+        names = [self._pool_states[pool].pool.name for pool in job.pools]
+        return f"the pool {names[0]}" if len(names) == 1 else f"the pools {', '.join(names)}"
+
+    def _node_or_no_node(self, job: PendingRow) -> str:
+        return f"not {self._nodes[job.node_affinity].name}, which" if job.node_affinity else "no node"
+
+
+def _dependency_reason(job: PendingRow) -> Reason:
+    """Return the dependency reason; viewers may see jobs of the same project, but not always others."""
+    names = sorted(each.name for each in job.dependencies if each.project == job.project)
+    targets = format_job_names(names, len(job.dependencies))
+    done = (
+        f"{'has' if len(job.dependencies) == 1 else 'have'} "
+        f"{'ended' if job.ignore_dependency_failure else 'completed'}"
+    )
+    return Reason(
+        VerdictCode.DEPENDENCY,
+        f"It starts after {targets} {done}.",
+        {"unfinished_dependencies": len(job.dependencies)},
+    )
+
+
+def round_position(place: int) -> int:
+    """Round a queue position to two significant digits, so that few verdicts change when one job leaves."""
+    if place < 100:
+        return place
+    step = 1
+    while place >= 100 * step:
+        step *= 10
+    return place - place % step

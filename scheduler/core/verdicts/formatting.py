@@ -1,0 +1,111 @@
+"""Format amounts and requests for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
+
+
+def format_gpus(milli: float, model: str | None = None) -> str:
+    """Return such as ``8 GPUs``, ``1 GPU``, ``0.5 GPUs``, ``8 A100 GPUs``."""
+    amount = format_gpu_count(milli)
+    return f"{amount} {model + ' ' if model else ''}{'GPU' if amount == '1' else 'GPUs'}"
+
+
+def format_gpu_count(milli: float) -> str:
+    """Return thousandths of a GPU as GPUs, without trailing zeros."""
+    return f"{milli / WHOLE_MILLI:.3f}".rstrip("0").rstrip(".")
+
+
+def format_request(job: PendingRow) -> str:
+    """Return such as ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
+    if job.gpus_per_task == 0:
+        each = format_cpu_and_memory(job)
+    elif job.mig_profile is not None:
+        kind = f"{job.gpu_model} " if job.gpu_model else ""
+        each = (
+            f"{job.gpus_per_task} {kind}{job.mig_profile} {'slice' if job.gpus_per_task == 1 else 'slices'}"
+        )
+    elif job.milli_per_gpu == WHOLE_MILLI:
+        each = format_gpus(job.task_milli, job.gpu_model)
+    else:
+        kind = f"{job.gpu_model} " if job.gpu_model else ""
+        share = format_gpu_count(job.milli_per_gpu)
+        each = (
+            f"{share} of a {kind}GPU"
+            if job.gpus_per_task == 1
+            else f"{share} of {job.gpus_per_task} {kind}GPUs"
+        )
+    if job.min_gpu_memory_mib is not None and job.gpus_per_task:
+        each += f" with {format_gib(job.min_gpu_memory_mib)} or more each"
+    if job.min_compute_capability is not None and job.gpus_per_task:
+        each += f" of compute capability {job.min_compute_capability:.1f} or more"
+    asked = each if job.required_tasks == 1 else f"{job.required_tasks} × {each}"
+    if job.required_tasks < job.tasks:
+        asked = f"at least {asked}"
+    return (
+        asked
+        if job.topology_constraint is None or job.topology_constraint.required is None
+        else f"{asked} in one {format_level(job.topology_constraint.required)}"
+    )
+
+
+def format_level(key: str) -> str:
+    """Return the last part of a topology level's label key, such as ``rack``."""
+    return key.rpartition("/")[2]
+
+
+def format_cpu_and_memory(job: PendingRow) -> str:
+    """Return such as ``4 CPUs and 8 GiB``."""
+    cpus = format_gpu_count(job.cpu_milli)
+    return f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {format_gib(job.memory_mib)}"
+
+
+def format_closed_nodes(out_of_service: int, unreachable: int) -> str:
+    """Return such as ``no node takes new work now: 2 are out of service, 1 does not answer``."""
+    parts = (
+        [f"{out_of_service} {'is' if out_of_service == 1 else 'are'} out of service"]
+        if out_of_service
+        else []
+    )
+    parts += [f"{unreachable} {'does' if unreachable == 1 else 'do'} not answer"] if unreachable else []
+    return f"no node takes new work now: {', '.join(parts)}"
+
+
+def format_gib(mib: int) -> str:
+    """Return MiB as GiB with at most one decimal."""
+    return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
+
+
+def format_time(at_s: float) -> str:
+    """Return a date and time in UTC, to the minute."""
+    return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def format_job_names(names: Sequence[str], count: int) -> str:
+    """Return up to three ``names`` and the number of the other jobs, ``count`` in total."""
+    shown = ", ".join(names[:3])
+    more = count - len(names[:3])
+    if not shown:
+        return {0: "others", 1: "a job of another project"}.get(more, f"{more} jobs of other projects")
+    return f"{shown} and {more} more" if more else shown
+
+
+def format_shared_elsewhere(gpus: int) -> str:
+    """Return why GPUs with enough free capacity are not available for a share."""
+    have = "1 GPU with room is" if gpus == 1 else f"{gpus} GPUs with room are"
+    return f"{have} shared by other projects, and shares of a GPU are for one project alone"
+
+
+def format_missing_requirements(job: PendingRow, nodes: Iterable[NodeRow]) -> str:
+    """Return which nodes do not meet the requirements of their pool for multi-node gangs; blank for none."""
+    if job.tasks == 1 or job.min_tasks is not None or not job.ineligible_nodes:
+        return ""
+    short = [node for node in nodes if node.missing_requirements and node.id in job.ineligible_nodes]
+    if not short:
+        return ""
+    first, more = short[0], len(short) - 1
+    others = f" {more} more {'lacks' if more == 1 else 'lack'} some of it, too." if more else ""
+    return f" {first.name} lacks what its pool names for gangs: {first.missing_requirements}{others}"

@@ -1,0 +1,220 @@
+"""Verdicts: why each job that did not start is pending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from portal.domain.reasons import VerdictCode
+from scheduler.core.actions.evict import preemption_allowed_from_s
+from scheduler.core.actions.scheduling_session import SchedulingSession
+from scheduler.core.model.plan import Eviction, Verdict
+from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, ReservationRow
+from scheduler.core.model.task_shape import HeldSlots
+from scheduler.core.session.fair_order import sort_fairly
+from scheduler.core.session.gang import Gang, GangTaskState
+from scheduler.core.verdicts import formatting
+from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
+
+_CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
+
+
+class VerdictReport:
+    """Builds verdicts after the actions of a decision have run, for all jobs or for some."""
+
+    def __init__(
+        self, session: SchedulingSession, explainer: Explainer, evictions: Iterable[Eviction]
+    ) -> None:
+        self._session = session
+        self._explainer = explainer
+        self._evictions = evictions
+        # by class id
+        self._protected_reasons: dict[int, ClassReason | None] = {}
+        self._fits: dict[int, bool] = {}
+
+    def all(self) -> list[Verdict]:
+        """Return the verdicts of all jobs that did not start."""
+        return self.for_jobs(self._session.gangs)
+
+    def for_jobs(self, jobs: Iterable[JobId]) -> list[Verdict]:
+        """Return the verdicts of those of ``jobs`` that did not start.
+
+        Each equals that of ``all``, except that suggestions may differ because their search is bounded.
+        """
+        session, cycle_budget_exhausted = self._session, self._session.unprocessed
+        found: list[Verdict] = []
+        waiting: dict[PoolId, list[int]] = {pool: [] for pool in session.pool_states}
+        for job in jobs:
+            gang = session.gangs[job]
+            if (row := gang.pending_row) is None or self._starts(gang):
+                continue
+            if not gang.feasible_pools:
+                found.append(self._explainer.infeasible(row))
+            elif kept := self._nominated_slots(gang):
+                where = Nomination(session.pool_of.get(job) or gang.feasible_pools[0], kept)
+                found.append(self._explainer.nominated(row, where, self._victims_by_job))
+            elif cycle_budget_exhausted and job in cycle_budget_exhausted:
+                found.append(self._explainer.budget_exhausted(row, session.steps_used))
+            else:
+                waiting[gang.feasible_pools[0]].append(self._position_of[job])
+        for pool, places in waiting.items():
+            found += self._queue_verdicts(pool, sorted(places))
+        return found
+
+    @staticmethod
+    def _starts(gang: Gang) -> bool:
+        return gang.dirty and any(task.state is GangTaskState.ALLOCATED for task in gang.tasks)
+
+    @staticmethod
+    def _nominated_slots(gang: Gang) -> tuple[HeldSlots, ...]:
+        return tuple(t.nominated for t in gang.tasks if t.nominated is not None) if gang.dirty else ()
+
+    @cached_property
+    def _victims_by_job(self) -> Mapping[JobId, set[JobId]]:
+        return self._explainer.victims_by_job(self._evictions)
+
+    @cached_property
+    def _queues(self) -> dict[PoolId, list[Gang]]:
+        """The pending gangs of each pool in fair order."""
+        session, cycle_budget_exhausted = self._session, self._session.unprocessed
+        waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in session.pool_states}
+        for job, gang in session.gangs.items():
+            if (
+                gang.feasible_pools
+                and job not in cycle_budget_exhausted
+                and not (self._starts(gang) or self._nominated_slots(gang))
+            ):
+                waiting[gang.feasible_pools[0]].append(gang)
+        return {
+            pool: sort_fairly(pool_state, waiting[pool]) for pool, pool_state in session.pool_states.items()
+        }
+
+    @cached_property
+    def _position_of(self) -> dict[JobId, int]:
+        return {gang.job: place for queue in self._queues.values() for place, gang in enumerate(queue)}
+
+    def _queue_verdicts(self, pool: PoolId, places: Sequence[int]) -> Iterator[Verdict]:
+        """Yield the verdicts of the jobs at these positions of a pool's queue."""
+        if not places:
+            return
+        session, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
+        now_s, moments = session.snapshot.now_s, session.planners[pool].protection_ends_s()
+        reserves = self._has_reservations(pool)
+        ahead = tuple(gang.job for gang in queue[: session.policy.jobs_ahead_limit])
+        for place in places:
+            gang = queue[place]
+            if (row := gang.pending_row) is None:
+                continue
+            before = ahead if place >= len(ahead) else ahead[:place]
+            reported = why = self._explainer.unschedulable(gang, row, pool)
+            no_place, from_s = why.reason.code in _CAPACITY_CODES, preemption_allowed_from_s(gang, policy)
+            if no_place and moments and now_s >= from_s:
+                reported = self._protected_reason(pool, gang, row, why, moments) or why
+            verdict = reported.verdict(gang.job, place, before)
+            if reserves:
+                plain = verdict if reported is why else why.verdict(gang.job, place, before)
+                verdict = self._combine_reservations(pool, gang, row, plain, verdict)
+            if no_place and now_s < from_s and verdict.code in _CAPACITY_CODES:
+                verdict = _with_preemption_delay(from_s, verdict)
+            yield verdict
+
+    def _has_reservations(self, pool: PoolId) -> bool:
+        """Return True if an admin reservation or a backfill reservation may be why jobs wait here."""
+        reserving = self._session.backfill_reservations.get(pool)
+        return self._session.admin_reservations.has_reservations or (
+            reserving is not None and not reserving.is_empty
+        )
+
+    def _combine_reservations(
+        self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, explained: Verdict
+    ) -> Verdict:
+        """Apply reservations to ``plain``, the verdict without them; ``explained`` adds protected victims."""
+        verdict = plain
+        if plain.code in _CAPACITY_CODES:
+            verdict = self._with_admin_reservation(row, plain, gang.feasible_pools)
+        verdict = self._with_reservation(pool, gang, row, verdict)
+        if verdict is plain:
+            return explained
+        if verdict.code is plain.code:
+            return replace(explained, details={**verdict.details, **explained.details})
+        return verdict
+
+    def _with_admin_reservation(
+        self, job: PendingRow, verdict: Verdict, feasible_pools: Iterable[PoolId]
+    ) -> Verdict:
+        """Return the verdict of a job that only an admin reservation blocks, else ``verdict``."""
+        reservations = self._session.admin_reservations
+        asked = reservations.original_row(job)
+        if asked is None:
+            return verdict
+        pools = [self._session.pool_states[pool] for pool in feasible_pools]
+        free = any(pool_state.fits_now(asked) for pool_state in pools)
+        if not free and any(pool_state.fits_when_empty(job) for pool_state in pools):
+            return verdict
+        inside = {node.id for pool_state in pools for node in pool_state.available.nodes}
+        first = reservations.first_blocking(job, inside)
+        if first is None:  # the reserved nodes are in other pools
+            return verdict
+        return replace(
+            verdict,
+            code=VerdictCode.RESERVED_FOR_OTHER_JOB,
+            message=_reservation_message(job, first, free=free, now_s=self._session.snapshot.now_s),
+            details={
+                **verdict.details,
+                "reservation": first.name,
+                "reserved_from_s": first.start_s,
+                "reserved_until_s": first.end_s,
+            },
+        )
+
+    def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
+        """Return the verdict of a job that backfill reservations affect, else ``verdict``."""
+        reserving = self._session.backfill_reservations.get(pool)
+        if reserving is None or reserving.is_empty:
+            return verdict
+        if own := reserving.for_job(gang.job):
+            return replace(verdict, details={**verdict.details, "reserved_from_s": own.start_s})
+        other = reserving.first_blocking(gang)
+        if other is None or not self._fits_now(pool, gang):
+            return verdict
+        return self._explainer.reserved_for(row, other, verdict)
+
+    def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
+        if gang.class_id not in self._fits:
+            self._fits[gang.class_id] = self._session.pool_states[pool].gang_fits_now(gang)
+        return self._fits[gang.class_id]
+
+    def _protected_reason(
+        self, pool: PoolId, gang: Gang, row: PendingRow, reason: ClassReason, moments: Sequence[float]
+    ) -> ClassReason | None:
+        """Return the reason of jobs that could evict others but for their protection; None if none."""
+        if gang.class_id not in self._protected_reasons:
+            planner, explainer = self._session.planners[pool], self._explainer
+            before = planner.steps_used
+            left = self._session.policy.max_suggestion_steps - explainer.alternative_search.steps_used
+            opening_s = planner.earliest_eviction_s(gang, moments, left) if left > 0 else None
+            explainer.alternative_search.steps_used += planner.steps_used - before
+            self._protected_reasons[gang.class_id] = (
+                None if opening_s is None else explainer.victims_protected(row, opening_s, reason)
+            )
+        return self._protected_reasons[gang.class_id]
+
+
+def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, now_s: float) -> str:
+    """Return which reservation blocks until when, and how the job could pass."""
+    nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
+    need = f"Needs {formatting.format_request(job)}; " + ("so much is free now, but " if free else "")
+    until = f"until {formatting.format_time(row.end_s)}"
+    if row.start_s <= now_s:
+        return f"{need}{nodes} reserved {until} ({row.name})."
+    return (
+        f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
+        "With a time limit that ends before, it could start now."
+    )
+
+
+def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
+    """Add the time before which nothing is evicted for the job."""
+    message = f"{verdict.message} Nobody is asked to leave for it before {formatting.format_time(from_s)}."
+    return replace(verdict, message=message, details={**verdict.details, "preemption_from_s": from_s})

@@ -1,0 +1,125 @@
+"""Periodic pass that forecasts start times of pending jobs by simulation.
+
+Runs beside the cycle at low priority within a time budget. Each pool is simulated as a whole, the one
+simulated longest ago first. It writes only intervals.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from django.db.models import F
+
+from portal.domain.reasons import NO_FORECAST_REASONS
+from portal.models import ClusterSettings, Forecast
+from scheduler.core.decide import decide
+from scheduler.core.forecast.calibration import MAX_RESIDUALS, WaitCalibration, WaitInterval
+from scheduler.core.forecast.start_times import QueueForecast, queue_pool_of
+from scheduler.core.model.plan import StartInterval
+from scheduler.core.model.snapshot import JobId, PendingRow, PoolId
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.forecast.forecast_store import ForecastResult, NoForecast, save_intervals
+from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
+from scheduler.snapshot.invalid_rows import use_valid_rows
+
+TIME_BUDGET_S = 20.0
+"""No further pool is started after this time; skipped pools come first in the next pass."""
+
+
+class ForecastState:
+    """State kept between passes. Losing it costs a slow pass."""
+
+    def __init__(self) -> None:
+        self.duration_estimator = DurationEstimator()
+        self.pass_count = 0
+        self.simulated_in_pass: dict[PoolId, int] = {}
+        """The pass in which each pool was last simulated."""
+
+
+def run_forecast_pass(time_budget_s: float = TIME_BUDGET_S, state: ForecastState | None = None) -> int:
+    """Write the start intervals that are new or changed and return their number.
+
+    Without ``state`` everything is learned again.
+    """
+    deadline_s = time.monotonic() + time_budget_s
+    inputs = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
+    if inputs.recovery_mode or not inputs.pending_row_ids:
+        return 0
+    return save_intervals(_forecast_intervals(inputs, state or ForecastState(), deadline_s))
+
+
+def _forecast_intervals(
+    inputs: DecisionInput, state: ForecastState, deadline_s: float
+) -> dict[JobId, ForecastResult]:
+    policy, expectations = inputs.policy, state.duration_estimator
+    plan, inputs = use_valid_rows(
+        replace(inputs, snapshot=expectations.fill(inputs.snapshot, policy)),
+        lambda snapshot: decide(snapshot, policy),
+    )
+    snapshot = inputs.snapshot
+    verdicts = {verdict.job: verdict for verdict in plan.verdicts}
+    calibration = load_calibration()
+    found: dict[JobId, ForecastResult] = {
+        verdict.job: NoForecast.NOT_APPLICABLE for verdict in inputs.excluded
+    }
+    waiting: dict[PoolId, list[PendingRow]] = {}
+    for row in snapshot.pending:
+        if (verdict := verdicts.get(row.job)) is None or row.job not in inputs.pending_row_ids:
+            continue
+        if verdict.code in NO_FORECAST_REASONS or row.held or row.dependencies:
+            # its start depends on how other jobs end, so there is no forecast
+            found[row.job] = NoForecast.NOT_APPLICABLE
+        elif row.total_milli and (pool := queue_pool_of(row, verdict)) is not None:
+            waiting.setdefault(pool, []).append(row)
+    state.pass_count += 1
+    state.simulated_in_pass = {pool: state.simulated_in_pass.get(pool, 0) for pool in waiting}
+    for index, pool in enumerate(sorted(waiting, key=lambda pool: (state.simulated_in_pass[pool], pool))):
+        if index and time.monotonic() > deadline_s:
+            break
+        state.simulated_in_pass[pool] = state.pass_count
+        outlook = QueueForecast(
+            snapshot, plan, pool, expectations.durations, policy, template_of=expectations.template_of
+        )
+        medians_s = outlook.median_starts_s(row.job for row in waiting[pool])
+        for row in waiting[pool]:
+            median_s = medians_s.get(row.job)
+            if median_s is None:
+                found[row.job] = NoForecast.BEYOND_HORIZON
+            elif median_s == math.inf:
+                found[row.job] = NoForecast.NO_START_FOUND
+            else:
+                interval = calibration.interval(row.total_milli, median_s)
+                found[row.job] = _absolute_interval(
+                    snapshot.now_s, interval, median_s, row.not_before_s or 0.0
+                )
+    return found
+
+
+def _absolute_interval(
+    now_s: float, interval: WaitInterval, median_s: float, not_before_s: float
+) -> StartInterval:
+    """Return the interval as times, none before ``not_before_s``, with the uncorrected simulated median."""
+    p10_s, p50_s, p90_s = (
+        max(not_before_s, now_s + s) for s in (interval.p10_s, interval.p50_s, interval.p90_s)
+    )
+    return StartInterval(p10_s, p50_s, p90_s, simulated_s=median_s)
+
+
+def load_calibration() -> WaitCalibration:
+    """Return the calibration from the first forecasts of jobs that have started."""
+    rows = (
+        Forecast.objects.filter(is_first=True, covered__isnull=False, simulated_s__isnull=False)
+        .order_by("-started_at")
+        .values_list(
+            F("job__tasks") * F("job__gpus_per_task") * F("job__milli_per_gpu"),
+            "made_at",
+            "simulated_s",
+            F("started_at") - F("made_at"),
+        )[:MAX_RESIDUALS]
+    )
+    calibration = WaitCalibration()
+    for milli, made_at, simulated_s, waited in reversed(rows):
+        calibration.learn(milli, made_at.timestamp(), simulated_s, waited.total_seconds())
+    return calibration

@@ -1,0 +1,427 @@
+"""Applies one decision to one node: start, stop, task end, log. Every step is idempotent.
+
+The order is always: record the intent, send the command, record the answer. A crash in between leaves a state
+that the next pass completes.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import dataclass
+
+from django.db.models import Count, QuerySet
+
+from agents.engines.interface import AgentError, Container, NodeEngine, OutcomeUnknownError, TaskKey
+from agents.node.spec.egress import OPEN
+from agents.node.spec.task_spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
+from portal.domain.formatting import format_distinct_memories, format_memory
+from portal.domain.node_breaker import STUCK_AFTER_KILL_S, BreakerState, IncidentKind
+from portal.domain.policy_settings import TASK_DISK_LIMIT
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import LIVE_ATTEMPT_STATES, NodeState, RuntimeKind
+from portal.failpoints import failpoint
+from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.selectors.jobs.rights import job_denial
+from portal.selectors.nodes.network_policy import network_policy
+from portal.selectors.scheduling.settings import cluster_settings, pool_settings
+from portal.services.images.pins import pin_job
+from portal.services.jobs.logs import record_log_progress, write_log_bytes
+from portal.services.lifecycle import elastic, job_control
+from portal.services.nodes import nodes, quarantine
+from portal.services.projects.secrets import SecretMissingError, read_job_secrets
+from portal.services.workspaces.access import decrypt_attempt_secret
+from scheduler import leases
+from scheduler.core.model.snapshot import WHOLE_MILLI
+from scheduler.leases import HeldLease
+from scheduler.nodes.task_mounts import VolumeNotAllowedError, is_basic_mount, read_job_volumes
+from scheduler.nodes.task_spec import (
+    OPTIONAL_CAPABILITIES,
+    RankAssignment,
+    RendezvousUnknownError,
+    build_task_spec,
+    image_reference,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_LOG_CHUNKS = 16
+"""Chunks (256 KiB each) of one log fetched before other logs are served."""
+
+
+class NextStep(enum.Enum):
+    """What remains to be done for a start."""
+
+    DONE = "done"
+    RETRY = "retry"  # the same call again after a delay
+    PULL_IMAGE = "pull_image"
+
+
+@dataclass(frozen=True)
+class NodeConnection:
+    """An open connection to a node, and the lease that permits commands."""
+
+    engine: NodeEngine
+    lease: HeldLease
+    node: Node
+
+    def epoch(self) -> int:
+        """Return the epoch for the next command. Raise LeaseLostError."""
+        return leases.command_epoch(self.lease)
+
+
+RETRYABLE_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use"})
+"""Refusals that may disappear within seconds."""
+
+NODE_FAULT_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use", "unknown_gpu"})
+"""Refusals that the node may have caused; all others concern the job."""
+
+_END_REASONS = {
+    "image_missing": EndReason.IMAGE_MISSING,
+    "disk_full": EndReason.DISK_FULL,
+}
+
+
+# -- start -----------------------------------------------------------------------------------------
+
+
+def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) -> NextStep:
+    """Start one task on its node; a task of a gang is prepared first, until all others are prepared too.
+
+    Raise OutcomeUnknownError when no answer came, LeaseLostError when the lease is lost.
+    """
+    attempt, job = task.attempt, task.attempt.job
+    prepares = job_control.should_prepare(task, attempt)
+    if prepares and not connection.engine.supports_prepare:
+        # an older agent has a single start step, which follows when the others are prepared
+        job_control.record_task_prepared(task.pk)
+        return NextStep.DONE
+    step = "prepare" if prepares else "start"
+    try:
+        # before anything is opened or fetched; checked again when the start is recorded
+        if denial := job_denial(job):
+            raise job_control.OwnerNotPermittedError(str(denial))
+        spec = _spec(connection, task)
+        failpoint(f"{step}.before_mark")
+        if not job_control.mark_task_sent(task):
+            return NextStep.DONE
+        failpoint(f"{step}.marked")
+        epoch = connection.epoch()
+        failpoint(f"{step}.before_send")
+        started = (connection.engine.prepare if prepares else connection.engine.start)(epoch, spec)
+    except job_control.OwnerNotPermittedError as denied:
+        log.info("task %s is not started: %s", task.pk, denied)
+        reason = EndReason.OWNER_NOT_PERMITTED
+        elastic.end_tasks([task.pk], reason, message=end_message(reason, detail=denied))
+        return NextStep.DONE
+    except AgentError as refusal:
+        failpoint(f"{step}.refused")
+        if refusal.code == "stale_epoch":
+            raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
+        return _handle_refusal(connection.node, task, refusal, attempts_left)
+    failpoint(f"{step}.answered")
+    if prepares:
+        job_control.record_task_prepared(task.pk)
+        failpoint("prepare.recorded")
+    if started.state == "created":
+        return NextStep.DONE
+    if started.state == "exited":
+        return NextStep.RETRY  # it has already ended; the next reconciliation records how
+    job_control.record_task_running(task.pk, container=started.container, ports=started.ports)
+    failpoint("start.recorded")
+    log.info("started %s/%s/%s on %s", job.public_id, attempt.number, task.rank, connection.node.name)
+    return NextStep.DONE
+
+
+def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
+    attempt, job = task.attempt, task.attempt.job
+    if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
+        raise AgentError("image_missing", f"Which image {job.environment.image} names is not known yet.")
+    gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
+    secret = decrypt_attempt_secret(attempt) if attempt.secret else ""
+    cluster = ClusterSettings.objects.get(id=1).cluster_id
+    assignment = RankAssignment(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
+    capabilities = connection.engine.hello.get("capabilities", ())
+    try:
+        spec = build_task_spec(
+            cluster, job, assignment, task.node, read_job_volumes(job), secret, read_job_secrets(job)
+        )
+    except RendezvousUnknownError as error:
+        raise AgentError(
+            "rendezvous_unknown", f"{error}; the node of rank 0 tells none. Upgrade its agent."
+        ) from error
+    except (VolumeNotAllowedError, SecretMissingError) as error:
+        raise AgentError("volume_not_allowed", f"{error}.") from error
+    if CAN_MOUNT_VOLUMES not in capabilities and not all(map(is_basic_mount, spec["mounts"])):
+        raise AgentError("agent_too_old", "its agent does not know volumes. Upgrade it.")
+    needed = (
+        {CAN_EXPAND_DEVICE_PATTERNS}
+        if any(set("*?[") & set(each) for each in spec.get("devices", ()))
+        else set()
+    )
+    if unknown := sorted((OPTIONAL_CAPABILITIES & spec.keys() | needed) - set(capabilities)):
+        raise AgentError("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
+    labels: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
+    if task.world_size_at_start is not None:
+        labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
+    # not part of the digest, so that tasks started before an agent knew these fields still match
+    settings = pool_settings(attempt.pool, cluster_settings())
+    if settings[TASK_DISK_LIMIT]:
+        labels["disk_mib"] = int(settings[TASK_DISK_LIMIT])
+    policy = network_policy(attempt.pool, job.project)
+    if policy["mode"] != OPEN:
+        if spec.get("host_network") or spec.get("network"):
+            raise AgentError(
+                "volume_not_allowed",
+                "its project's network policy does not hold on the network of the nodes.",
+            )
+        if "egress" not in capabilities:
+            raise AgentError("agent_too_old", "its agent does not know network policies. Upgrade it.")
+        labels["egress"] = policy
+    return spec | {key: value for key, value in labels.items() if key in capabilities}
+
+
+def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: int) -> NextStep:
+    log.warning("%s refused to start task %s: %s (%s)", node.name, task.pk, refusal.message, refusal.code)
+    job_control.record_task_problem(task.pk, refusal.message)
+    if refusal.code in RETRYABLE_REFUSALS and attempts_left > 0:
+        return NextStep.RETRY
+    if refusal.code == "image_missing" and attempts_left > 0:
+        return NextStep.PULL_IMAGE
+    if refusal.code == "disk_full":
+        nodes.record_disk_full(node.pk, refusal.message)
+    if (
+        refusal.code in NODE_FAULT_REFUSALS
+    ):  # before the attempt ends, while it is still the probation attempt of the node
+        quarantine.record_incident(
+            node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message
+        )
+    retry_on_same_node = refusal.code == "rendezvous_port_in_use"  # the next attempt gets another port
+    fail_task(
+        node,
+        task,
+        _END_REASONS.get(refusal.code, EndReason.START_REFUSED),
+        refusal.message,
+        retry_on_same_node=retry_on_same_node,
+    )
+    return NextStep.DONE
+
+
+def fail_task(
+    node: Node, task: Task, reason: EndReason, detail: str, *, retry_on_same_node: bool = False
+) -> None:
+    """End the task that a node refuses to start, or its attempt if that cannot continue without it.
+
+    The job avoids the node afterwards if others are left, unless ``retry_on_same_node``.
+    """
+    job = task.attempt.job
+    replaced = reason is EndReason.IMAGE_MISSING and job.image_attempt is not None  # see pin_job
+    if not retry_on_same_node and not replaced:
+        exclude_node(job, node)
+    image = job.image_digest or image_reference(job.environment) or "the environment"
+    message = end_message(reason, node=node.name, detail=detail, image=image)
+    elastic.end_tasks([task.pk], reason, message=message)
+
+
+def exclude_node(job: Job, node: Node) -> None:
+    """Keep the job's next attempt off a node, unless the remaining nodes would be too few for its tasks."""
+    others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
+    others = others.filter(breaker_state=BreakerState.HEALTHY.value)
+    if job.pool_id is not None:
+        others = others.filter(pool=job.pool_id)
+    left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
+    each = job.gpus_per_task * job.milli_per_gpu
+    task_counts = [
+        count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
+    ]
+    if sum(task_counts) >= job.required_tasks:
+        job.avoid_nodes.add(node)
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
+    """Stop an attempt on the node and refuse later starts of it; return True when it is gone."""
+    job = attempt.job
+    failpoint("stop.before_send")
+    answer = connection.engine.stop(
+        connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s
+    )
+    failpoint("stop.answered")
+    if not answer.gone:
+        _record_stuck(connection, attempt, answer.stuck_s)
+        return False
+    ended = {container.key.task: container for container in answer.ended}
+    for task in attempt.task_rows.filter(node=connection.node, container_removed=False).order_by("rank"):
+        record_task_end(task.pk, ended.get(task.rank))
+        failpoint("stop.recorded")
+    return True
+
+
+def stop_task(connection: NodeConnection, task: Task) -> bool:
+    """Stop one task of an attempt that continues; return True when it is gone.
+
+    When the agent cannot stop single tasks, the whole attempt ends and the job is pending again.
+    """
+    attempt, job = task.attempt, task.attempt.job
+    if not connection.engine.supports_stopping_tasks:
+        reason = EndReason(task.eviction_reason or EndReason.GANG_INCOMPLETE)
+        job_control.request_stop(attempt.pk, reason)
+        return False
+    failpoint("evict.before_send")
+    answer = connection.engine.stop(
+        connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s, tasks=[task.rank]
+    )
+    failpoint("evict.answered")
+    if not answer.gone:
+        _record_stuck(connection, attempt, answer.stuck_s, task.rank)
+        return False
+    record_task_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
+    failpoint("evict.recorded")
+    return True
+
+
+def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
+    """Record that tasks cannot be killed and hold their GPUs, and quarantine the node."""
+    if stuck_s is None or stuck_s < STUCK_AFTER_KILL_S:
+        return
+    message = (
+        f"It was killed and is still there: {connection.node.name} cannot end it. It holds its GPUs until it has "
+        "gone, or the node has restarted."
+    )
+    tasks = attempt.task_rows.filter(node=connection.node, container_removed=False)
+    for task in tasks.filter(rank__in=ranks) if ranks else tasks:
+        job_control.record_task_problem(task.pk, message)
+    quarantine.record_stuck_job(connection.node.pk, attempt.job)
+
+
+def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[int] | None = None) -> None:
+    """Stop containers whose attempt has ended or is unknown.
+
+    With ``tasks`` only these; other tasks of the attempt may run.
+    """
+    connection.engine.stop(connection.epoch(), job, attempt, grace_s=5.0, tasks=tasks)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def record_task_end(task_id: int, container: Container | None) -> None:
+    """Record that a task is gone from its node, and how it ended as far as known."""
+    failpoint("end.before_record")
+    if container is None:
+        reason = EndReason.CONTAINER_LOST
+        if job_control.record_task_ended(task_id, exit_code=None, reason=reason):
+            quarantine.record_task_failure(task_id, reason)
+        return
+    failed = job_control.record_task_ended(
+        task_id,
+        exit_code=container.exit_code,
+        reason=end_reason(container),
+        details=_disk_details(container),
+        oom=container.oom,
+        peak_memory_mib=container.peak_memory_mib,
+        proof="rebooted" if container.rebooted else "gone",
+    )
+    failpoint("end.recorded")
+    if failed:
+        quarantine.record_task_failure(task_id, end_reason(container))
+
+
+def end_reason(container: Container) -> EndReason:
+    """Return why a container ended without a stop request."""
+    if container.rebooted:
+        return EndReason.NODE_REBOOTED
+    if container.fault == "mps_daemon_lost":
+        return EndReason.MPS_DAEMON_LOST
+    if container.fault == "disk_limit_exceeded":
+        return EndReason.DISK_LIMIT_EXCEEDED
+    if container.oom:
+        return EndReason.OUT_OF_MEMORY
+    if container.exit_code is None:
+        return EndReason.CONTAINER_LOST
+    return EndReason.COMPLETED if container.exit_code == 0 else EndReason.EXIT_CODE
+
+
+def _disk_details(container: Container) -> dict[str, object]:
+    """Return the message details of a task that exceeded its disk limit."""
+    if container.fault != "disk_limit_exceeded" or container.disk_mib is None:
+        return {}
+    if container.disk_used_mib is None:
+        return {"used": "more files than can be counted", "limit": format_memory(container.disk_mib)}
+    used, limit = format_distinct_memories(container.disk_used_mib, container.disk_mib)
+    return {"used": used, "limit": limit}
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
+    """Copy the rest of an ended task's log; return True when it is complete."""
+    if task.log_complete:
+        return True
+    offset = task.log_bytes
+    for _ in range(MAX_LOG_CHUNKS):
+        try:
+            chunk = connection.engine.logs(key, offset)
+        except AgentError as refusal:
+            if refusal.code != "no_such_container":
+                log.warning("%s does not give the log of %s: %s", connection.node.name, key, refusal.message)
+                return False
+            # the node no longer has the task: the copy is final
+            record_log_progress(task.pk, offset, complete=True)
+            return True
+        end = chunk.offset + len(chunk.data)
+        try:
+            offset = write_log_bytes(key.job, key.attempt, key.task, chunk.format, chunk.offset, chunk.data)
+        except OSError as full:  # the log stays on the node and is fetched when there is disk space
+            log.error("the log of %s cannot be kept: %s", key, full)
+            return False
+        complete = chunk.eof and offset == end  # a lower offset requests bytes that the copy lacks
+        record_log_progress(task.pk, offset, complete=complete)
+        if complete:
+            return True
+        if not chunk.data and offset == end:
+            return False
+    return False
+
+
+def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
+    """Remove an ended attempt from the node, once all its tasks there have ended."""
+    failpoint("remove.before_send")
+    try:
+        connection.engine.remove(connection.epoch(), job, attempt)
+    except AgentError as refusal:
+        log.info("%s keeps %s/%s for now: %s", connection.node.name, job, attempt, refusal.message)
+    failpoint("remove.answered")
+
+
+# -- queries -----------------------------------------------------------------------------------------
+
+
+def active_tasks(node: Node) -> list[Task]:
+    """Return the tasks of live attempts that hold GPUs on a node, oldest first. Runs every 10 s per node."""
+    return list(
+        _active_tasks(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous")
+    )
+
+
+def active_tasks_with_details(node: Node) -> list[Task]:
+    """Return the same with the relations that starts and readiness probes need."""
+    return list(
+        _active_tasks(node).select_related(
+            "node",
+            "attempt__progress",
+            "attempt__rendezvous__node",
+            "attempt__job__owner",
+            "attempt__job__project",
+            "attempt__job__environment",
+        )
+    )
+
+
+def _active_tasks(node: Node) -> QuerySet[Task]:
+    return Task.objects.filter(
+        node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES
+    ).order_by("attempt_id", "rank")

@@ -1,0 +1,252 @@
+"""Transfers environment images to a node in threads beside its actor, and records progress.
+
+An image that a job needs is transferred at once; prefetches wait for a free slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+
+from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
+from agents.node.spec.image_names import normalize_image_name
+from portal.domain.states import CONTAINER_RUNTIMES
+from portal.models import Environment, ImagePresence, Node, Task
+from portal.services.encryption import DecryptionError as DecryptionError
+from portal.services.images.environments import record_image_cuda
+from portal.services.images.pins import has_pin, pin_of, record_claim, tagged_images
+from portal.services.images.prefetch import images_to_pull
+from portal.services.images.registries import login_for_image
+from portal.services.lifecycle import job_control
+from portal.services.nodes.operations import request_gc_if_full
+from scheduler.nodes.engine_connect import EngineConnectError, open_engine
+from scheduler.nodes.task_spec import image_reference
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 512 * 1024
+PROGRESS_STEP_PERCENT = 2
+MAX_CONCURRENT_PULLS = 2
+"""No prefetch starts while this many transfers run on a node."""
+
+
+class ImagePuller:
+    """Image transfers to one node: one per image at a time, each in a thread with its own connection."""
+
+    def __init__(self, on_done: Callable[[], None]) -> None:
+        self._on_done = on_done
+        self._pulling: set[int] = set()
+        self._needed_by_job: set[int] = set()
+        self._failures: dict[int, str] = {}
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+
+    def is_pulling(self, task: Task) -> bool:
+        return task.attempt.job.environment_id in self._pulling
+
+    def take_failure(self, task: Task) -> str | None:
+        """Return why the transfer failed, once."""
+        with self._lock:
+            return self._failures.pop(task.attempt.job.environment_id, None)
+
+    def pull(self, node: Node, task: Task) -> None:
+        """Start the transfer of the image that a task needs."""
+        environment = task.attempt.job.environment
+        if self._start(node, environment, task.attempt.job.image_digest, needed_by_job=True):
+            job_control.record_task_problem(
+                task.pk, f"Bringing the image of {environment.title} to {node.name}."
+            )
+
+    def prefetch(self, node: Node) -> None:
+        """Start transfers that administrators requested, in their order, while slots are free."""
+        for environment in images_to_pull(node.pk):
+            if len(self._pulling) >= MAX_CONCURRENT_PULLS:
+                return
+            self._start(node, environment)
+
+    def in_progress(self) -> set[int]:
+        """Return the primary keys of the environments in transfer."""
+        with self._lock:
+            return set(self._pulling)
+
+    def stop(self) -> None:
+        """Stop uploads; the next one resumes where they ended."""
+        self._stopping.set()
+
+    def _start(
+        self, node: Node, environment: Environment, pin: str = "", *, needed_by_job: bool = False
+    ) -> bool:
+        """Start a transfer; return False when it is already running. ``needed_by_job``: report a failure to
+        the job.
+
+        ``pin``: the digest of the job; blank uses that of the environment.
+        """
+        with self._lock:
+            if environment.pk in self._pulling:
+                return False
+            self._pulling.add(environment.pk)
+            if needed_by_job:
+                self._needed_by_job.add(environment.pk)
+        threading.Thread(
+            target=self._run, args=(node, environment, pin), name=f"image-{node.name}", daemon=True
+        ).start()
+        return True
+
+    def _run(self, node: Node, environment: Environment, pin: str) -> None:
+        try:
+            problem = self._pull(node, environment, pin)
+            if problem is not None and not self._stopping.is_set():  # else the next worker resumes
+                record_image_state(environment, node, "failed", problem)
+                with self._lock:
+                    if environment.pk in self._needed_by_job:
+                        self._failures[environment.pk] = problem
+        finally:
+            with self._lock:
+                self._pulling.discard(environment.pk)
+                self._needed_by_job.discard(environment.pk)
+            connection.close()
+            self._on_done()
+
+    def _pull(self, node: Node, environment: Environment, pin: str) -> str | None:
+        """Transfer the image; return None on success, otherwise the reason as a message."""
+        record_image_state(environment, node, "loading", "Waiting for the node.")
+        environment.refresh_from_db()
+        check_wanted = ImagePresence.objects.filter(environment=environment, node=node, check_tag=True)
+        checks = not pin and check_wanted.exists()
+        pin = pin or environment.image_digest
+        try:
+            engine = open_engine(node, role="bulk")
+        except EngineConnectError as problem:
+            return str(problem)
+        try:
+            if environment.archive:
+                self._load(engine, node, environment)
+            elif not environment.image:
+                return "The environment names no image."
+            elif pin or checks or not tagged_images(environment, engine.images()):
+                # pull by digest where there is one; an image that comes from no registry can only be pulled
+                # by tag
+                wanted = environment.image if checks or "@" not in pin else pin
+                engine.watch(lambda event: _record_pull_progress(environment, node, event))
+                engine.pull(wanted, login_for_image(wanted))
+            if checks:
+                check_wanted.update(check_tag=False)
+            if missing := _verify(engine, node, environment, pin):
+                return missing
+        except AgentError as refusal:
+            with contextlib.suppress(
+                AgentError, OutcomeUnknownError
+            ):  # the image that the tag named may be gone
+                record_claim(environment, node, engine.images())
+            return refusal.message
+        except OutcomeUnknownError as error:
+            return f"The node stopped answering: {error}"
+        except DecryptionError as problem:
+            return f"The login of its registry cannot be opened: {problem}. An administrator writes it again."
+        except OSError as problem:
+            return f"The archive cannot be read: {problem}"
+        finally:
+            engine.close()
+        record_image_state(environment, node, "present", "")
+        return None
+
+    def _load(self, engine: NodeEngine, node: Node, environment: Environment) -> None:
+        """Upload the archive in chunks, from where an earlier upload ended."""
+        path = Path(environment.archive)
+        size = path.stat().st_size
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            for piece in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(piece)
+            upload = digest.hexdigest()[:32]
+            offset = min(engine.load(upload, 0, b""), size)
+            stream.seek(offset)
+            reported = -PROGRESS_STEP_PERCENT
+            while piece := stream.read(CHUNK_BYTES):
+                if self._stopping.is_set():
+                    raise OutcomeUnknownError("This worker is ending.")
+                offset = engine.load(upload, offset, piece)
+                percent = offset * 100 // max(size, 1)
+                if percent >= reported + PROGRESS_STEP_PERCENT:
+                    reported = percent
+                    record_image_state(environment, node, "loading", "Sending the image.", percent)
+        record_image_state(environment, node, "loading", "The node unpacks the image.", 100)
+        engine.load(upload, offset, b"", sha256=digest.hexdigest())
+
+
+def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) -> str | None:
+    """Record the identity, the CUDA requirement and the disk use of images after a transfer.
+
+    Return why the node lacks the image of ``pin``; None when it has it, or when ``pin`` is blank.
+    """
+    with contextlib.suppress(AgentError, OutcomeUnknownError):
+        images = engine.images()
+        environment.refresh_from_db()  # it may have changed meanwhile
+        record_claim(environment, node, images)
+        record_images_cuda(node, images)
+        request_gc_if_full(node, engine.store_used_percent())
+        if pin and not has_pin(pin, images):
+            tagged = tagged_images(environment, images)
+            found = f"names {pin_of(environment, tagged[0])}" if tagged else "names no image there"
+            return f"{environment.image} {found}, and not {pin}."
+    return None
+
+
+def record_image_state(
+    environment: Environment, node: Node, state: str, detail: str, percent: int | None = None
+) -> None:
+    """Record the state of an environment on a node; a final state ends an administrator's request."""
+    defaults: dict[str, object] = {"state": state, "detail": detail[:500], "progress_percent": percent}
+    if state in ("present", "failed"):
+        defaults["pull_requested_at"] = None
+    ImagePresence.objects.update_or_create(environment=environment, node=node, defaults=defaults)
+
+
+def record_images(node: Node, images: list[dict[str, Any]], in_progress: Container[int] = ()) -> None:
+    """Record which environments a node has, from the images it reported.
+
+    A transfer that a former worker process ran is no longer in progress.
+    """
+    reported = _by_name(images)
+    for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
+        row = record_claim(environment, node, images)
+        present = _find_image(environment, reported) is not None
+        broken_off = row.state == "loading" and environment.pk not in in_progress
+        if broken_off or (row.state == "present") != present:
+            record_image_state(environment, node, "present" if present else "missing", "")
+    record_images_cuda(node, images)
+
+
+def record_images_cuda(node: Node, images: list[dict[str, Any]]) -> None:
+    """Record the CUDA requirement of each environment's image, as reported by a node that has it."""
+    reported = _by_name(images)
+    for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
+        image = _find_image(environment, reported)
+        if image is not None and "cuda" in image:  # earlier agents do not report it
+            record_image_cuda(environment, node, image["cuda"] or "")
+
+
+def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        normalize_image_name(name): row
+        for row in images
+        for name in (row["image_id"], *row["refs"], *row["digests"])
+    }
+
+
+def _find_image(environment: Environment, reported: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the reported image of an environment by name; None when absent."""
+    wanted = image_reference(environment)
+    return None if wanted is None else reported.get(normalize_image_name(wanted))
+
+
+def _record_pull_progress(environment: Environment, node: Node, event: object) -> None:
+    if isinstance(event, PullProgress):
+        record_image_state(environment, node, "loading", event.message)

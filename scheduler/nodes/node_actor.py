@@ -1,0 +1,368 @@
+"""One actor per node: a thread that owns the connection, its deadlines, and all work on the node.
+
+Notifications only mean "check now"; the work is read from the database each time. When the inbox is full they
+are dropped, and the next reconciliation finds what was missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from django.db import Error as DatabaseError
+from django.db import connection
+from django.utils import timezone
+
+from agents.connect_limiter import ConnectLimiter
+from agents.engines.interface import (
+    AgentError,
+    EngineEvent,
+    GpuFaultReported,
+    GpuHealthChanged,
+    InvalidEventsReceived,
+    InvalidReplyError,
+    NodeEngine,
+    OutcomeUnknownError,
+    TaskExited,
+    TaskKey,
+)
+from agents.link import TokenBucket
+from agents.node.errors import DISK_FULL
+from portal.database.pool_middleware import release_connection
+from portal.domain.node_breaker import IncidentKind
+from portal.domain.states import GpuHealth
+from portal.models import Gpu, Node, Task
+from portal.services.cluster.recovery import RECONCILE
+from portal.services.images.prefetch import PULL_IMAGE
+from portal.services.nodes import nodes, quarantine
+from portal.services.nodes.alerts import record_xid
+from portal.services.nodes.gpus import record_gpu_health
+from portal.services.nodes.operations import OPERATIONS
+from scheduler.leases import HeldLease, LeaseLostError
+from scheduler.nodes import dispatch
+from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.engine_connect import EngineConnectError, open_engine
+from scheduler.nodes.image_pulls import ImagePuller, record_images
+from scheduler.nodes.keyed_pool import KeyedPool
+from scheduler.nodes.node_operations import run_due_operations
+from scheduler.nodes.node_queue import NodeQueue
+from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile
+
+log = logging.getLogger(__name__)
+
+INBOX_SIZE = 200
+RECONCILE_EVERY_S = 10.0
+MIN_RECONCILE_INTERVAL_S = 1.0
+HEALTH_CHANGES_PER_S, HEALTH_CHANGES_BURST = 1.0, 200.0
+UNREACHABLE_AFTER_S = 15.0
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
+STABLE_AFTER_S = 10.0
+"""A connection that lasted this long is reopened at once when it breaks."""
+RETRY_S = 5.0
+MAX_WAIT_S = 1.0
+MAX_UNRECORDED_INCIDENTS = 8
+"""Incidents kept while the database is unavailable."""
+PERMANENT_ERRORS = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "forbidden"})
+"""Connection errors that need an administrator; the page shows them at once."""
+
+IMAGES = "images"
+"""Notification that an environment changed, so that the node's images are listed again."""
+
+
+_CONNECT_LIMIT = ConnectLimiter()
+
+
+class NodeActor:
+    """The only sender of commands to its node while the lease is held."""
+
+    def __init__(
+        self,
+        node: Node,
+        lease: HeldLease,
+        denied_addresses: Callable[[], list[str]],
+        connect: Callable[[Node], NodeEngine] = open_engine,
+    ) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
+        self.node_id = node.pk
+        self.node_name = node.name
+        self.lease = lease
+        self._open_engine = connect
+        self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
+        self._stopping = threading.Event()
+        self._connection: NodeConnection | None = None
+        self._images_requested = False
+        self._prefetch_requested = False
+        self._operations_requested = False
+        self._reconnecting: NodeEngine | None = None
+        self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._images = ImagePuller(lambda: self.notify(PULL_IMAGE))
+        self._pool = KeyedPool(f"worker-{node.name}", self._errors.put, lambda: self.notify("done"))
+        self._queue = NodeQueue(self._pool, self._images, self._reconcile_soon)
+        self._backoff_s = FIRST_BACKOFF_S
+        self._connect_at_s = 0.0
+        self._reconcile_at_s = 0.0
+        self._next_poll_s = 0.0
+        self._last_contact_s: float | None = None
+        self._reconciled_s = 0.0
+        self._health_changes = TokenBucket(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_BURST)
+        self._connected_s = 0.0
+        self._denied_addresses: list[str] = []
+        self._read_denied_addresses = denied_addresses
+        self._unrecorded_incidents: list[tuple[IncidentKind, str]] = []
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, within_s: float) -> None:
+        self._thread.join(within_s)
+
+    def notify(self, message: str) -> None:
+        """Ask the actor to check its work now; dropped when the inbox is full."""
+        with contextlib.suppress(queue.Full):
+            self._inbox.put_nowait(message)
+
+    def stop(self) -> None:
+        """Ask the thread to end; it closes the connection and touches no task."""
+        self._stopping.set()
+        self.notify("end")
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Loop until stopped or the lease is lost. An error closes the connection, never ends the thread."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._run_once()
+                except LeaseLostError as error:
+                    log.info("%s: %s", self.node_name, error)
+                    return
+                except InvalidReplyError as answer:
+                    self._drop_connection(f"{answer}", IncidentKind.MALFORMED)
+                except OutcomeUnknownError as error:
+                    open_still = self._connection is not None and self._connection.engine.is_open
+                    self._drop_connection(
+                        f"{error}", IncidentKind.COMMAND_TIMEOUTS if open_still else IncidentKind.LINK_LOST
+                    )
+                except AgentError as refusal:
+                    log.warning("%s refused: %s", self.node_name, refusal)
+                    self._next_poll_s = self._reconcile_at_s = time.monotonic() + RETRY_S
+                    if refusal.code == "stale_epoch":
+                        self._drop_connection("The node has heard a higher epoch.")
+                except DatabaseError as error:
+                    log.warning("%s: the database does not answer: %s", self.node_name, error)
+                    connection.close()
+                    self._stopping.wait(random.uniform(0.5, 2.0))  # noqa: S311 - not for secrets
+                except Exception:
+                    log.exception("%s: the turn failed", self.node_name)
+                    self._drop_connection("An error on our side; see the log of worker-nodes.")
+                finally:
+                    connection.close_if_unusable_or_obsolete()
+        finally:
+            if self._connection is not None:
+                self._connection.engine.close()
+            self._pool.shut_down()
+            self._images.stop()
+            connection.close()
+
+    def _run_once(self) -> None:
+        self._record_incidents()
+        if not self._errors.empty():
+            raise self._errors.get()
+        if self._connection is not None and not self._connection.engine.is_open:
+            self._drop_connection("The node closed the link.", IncidentKind.LINK_LOST)
+        if self._connection is None:
+            self._connect()
+        due = self._process_inbox()
+        if self._connection is None:
+            return
+        now_s = time.monotonic()
+        if now_s >= self._reconcile_at_s:
+            self._update_denied_addresses(self._connection)
+            reconcile(self._connection)
+            self._last_contact_s = self._reconciled_s = time.monotonic()
+            self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
+            due = True
+        if self._images_requested:
+            self._images_requested = False
+            record_images(self._connection.node, self._connection.engine.images(), self._images.in_progress())
+        if self._prefetch_requested:
+            self._prefetch_requested = False
+            self._images.prefetch(self._connection.node)
+        if self._operations_requested:
+            self._operations_requested = False
+            self._pool.submit(
+                "orders",
+                partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)),
+            )
+        if due or now_s >= self._next_poll_s:
+            self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
+
+    def _process_inbox(self) -> bool:
+        """Wait for a message or deadline and handle events; return True when notified."""
+        due_s = (
+            self._connect_at_s if self._connection is None else min(self._next_poll_s, self._reconcile_at_s)
+        )
+        wait_s = min(MAX_WAIT_S, max(0.0, due_s - time.monotonic()))
+        due = False
+        try:
+            release_connection()
+            item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                if isinstance(item, str):
+                    due = True
+                    self._images_requested |= item == IMAGES
+                    self._operations_requested |= item == OPERATIONS
+                    self._prefetch_requested |= item == PULL_IMAGE
+                    if item == RECONCILE:
+                        self._reconcile_soon()
+                else:
+                    self._on_event(item)
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            return due
+
+    def _reconcile_soon(self) -> None:
+        self._reconcile_at_s = 0.0
+
+    # -- connection --------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if time.monotonic() < self._connect_at_s:
+            return
+        node = Node.objects.select_related("pool").get(pk=self.node_id)
+        release_connection()
+        try:
+            with _CONNECT_LIMIT.acquire(last_attempt_failed=self._backoff_s > FIRST_BACKOFF_S):
+                engine = self._open_engine(node)
+        except EngineConnectError as problem:
+            self._record_unreachable(node, str(problem), permanent=problem.code in PERMANENT_ERRORS)
+            return
+        try:
+            node_connection = NodeConnection(engine, self.lease, node)
+            on_connected(node_connection, time.time())
+            self._denied_addresses = []
+            self._update_denied_addresses(node_connection)
+            node.refresh_from_db()
+            record_images(node, engine.hello["images"], self._images.in_progress())
+            engine.watch(self._enqueue_event)
+        except EngineConnectError as problem:
+            engine.close()
+            self._record_unreachable(node, str(problem), permanent=True)
+            return
+        except BaseException:
+            engine.close()
+            raise
+        self._connection, self._operations_requested, self._prefetch_requested = node_connection, True, True
+        self._last_contact_s = time.monotonic()
+        self._connected_s, self._reconcile_at_s = self._last_contact_s, 0.0
+        log.info("connected to %s", node.name)
+
+    def _update_denied_addresses(self, node_connection: NodeConnection) -> None:
+        """Send the node the addresses denied to containers, before any start and when they change."""
+        if not node_connection.engine.supports_deny_egress:
+            return
+        addresses = self._read_denied_addresses()
+        if addresses == self._denied_addresses:
+            return
+        try:
+            node_connection.engine.deny_egress(addresses)
+            self._denied_addresses = addresses
+        except AgentError as refusal:
+            # with a full disk it starts nothing; the reconciliation records that
+            if refusal.code != DISK_FULL:
+                raise
+
+    def _enqueue_event(self, event: EngineEvent) -> None:
+        """Called in the connection's reading thread; the next reconciliation finds a lost event."""
+        with contextlib.suppress(queue.Full):
+            self._inbox.put_nowait(event)
+
+    def _record_unreachable(self, node: Node, message: str, *, permanent: bool) -> None:
+        self._back_off()
+        silent_s = self._silent_for_s(node)
+        if permanent or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+            nodes.record_unreachable(node.pk, message)
+
+    def _silent_for_s(self, node: Node) -> float | None:
+        """Return seconds since the last contact with the node; None when there was none."""
+        if self._last_contact_s is not None:
+            return time.monotonic() - self._last_contact_s
+        if node.last_seen_at is None:
+            return None
+        return (timezone.now() - node.last_seen_at).total_seconds()
+
+    def _record_incidents(self) -> None:
+        """Record incidents of the connection; those that the database rejects stay for a later call."""
+        while self._unrecorded_incidents:
+            incident, reason = self._unrecorded_incidents[0]
+            quarantine.record_incident(self.node_id, incident, message=reason)
+            del self._unrecorded_incidents[0]
+
+    def _reconnect(self, node_connection: NodeConnection) -> None:
+        """Close the connection because another agent takes over. Called in the pool; not an incident."""
+        self._reconnecting = node_connection.engine
+        node_connection.engine.close()
+
+    def _drop_connection(self, reason: str, incident: IncidentKind | None = None) -> None:
+        """Close the connection; ``incident`` when the node or the network caused it."""
+        log.warning("lost the link to %s: %s", self.node_name, reason)
+        if self._connection is not None:
+            if incident is not None and self._connection.engine is not self._reconnecting:
+                self._unrecorded_incidents = [*self._unrecorded_incidents, (incident, reason)][
+                    -MAX_UNRECORDED_INCIDENTS:
+                ]
+            self._connection.engine.close()
+            self._connection = None
+            if time.monotonic() - self._connected_s >= STABLE_AFTER_S:
+                self._backoff_s = FIRST_BACKOFF_S
+                self._connect_at_s = 0.0  # retry once at once, then with growing delays
+                return
+        self._back_off()
+
+    def _back_off(self) -> None:
+        self._connect_at_s = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.5)  # noqa: S311
+        self._backoff_s = min(self._backoff_s * 2, LAST_BACKOFF_S)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _on_event(self, event: EngineEvent) -> None:
+        match event:
+            case TaskExited(container):
+                self._on_exit(container.key, event)
+            case GpuHealthChanged(uuid, health, message, fatal):
+                gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
+                if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), message, fatal=fatal):
+                    return
+                if self._health_changes.take(1.0) > 0:  # each change adds an audit row and triggers a cycle
+                    raise InvalidReplyError("The health of its GPUs changes again and again.")
+            case GpuFaultReported(uuid, xid, times):
+                record_xid(self.node_id, uuid, xid, times)
+            case InvalidEventsReceived(times, problem):
+                message = f"{times} events that cannot be read. The last: {problem}."
+                quarantine.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
+
+    def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
+        task = Task.objects.filter(
+            node_id=self.node_id,
+            attempt__job__public_id=key.job,
+            attempt__number=key.attempt,
+            rank=key.task,
+        ).first()
+        if task is None:
+            # an unknown container ended: reconcile, but not after every such message
+            soon_s = self._reconciled_s + MIN_RECONCILE_INTERVAL_S
+            self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
+            return
+        dispatch.record_task_end(task.pk, event.container)
+        if self._connection is not None:
+            collect_and_remove(self._connection, key.job, key.attempt)

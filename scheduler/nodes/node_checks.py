@@ -1,0 +1,124 @@
+"""Live test and enrolment of a node, run by the process with the control key; steps are shown on the page."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connection
+
+from agents.connection_test import StepOutcome, run_connection_test
+from agents.enrolment import EnrolmentScriptError, enrol_with_sudo
+from agents.keys import Purpose
+from agents.ssh import SshError, SshTarget
+from portal.domain.states import NodeTransport
+from portal.errors import FairwayError
+from portal.models import ClusterSettings, Node, NodeOperation
+from portal.services.nodes.enrolment import get_script, pop_sudo_login
+from portal.services.nodes.operations import record_connection_test_finished, record_operation_step
+from scheduler.nodes.engine_connect import EngineConnectError, control_key_path, open_engine
+
+log = logging.getLogger(__name__)
+
+
+def run_check(operation_id: str) -> None:
+    """Run a test in its own thread; does nothing when it has already begun."""
+    check = _get_unstarted(operation_id)
+    if check is None:
+        return
+    try:
+        ok = _check_node(operation_id, check.node)
+        record_connection_test_finished(operation_id, ok)
+    finally:
+        connection.close()
+
+
+def run_enrolment(operation_id: str) -> None:
+    """Enrol a node through one sudo login, then test it."""
+    check = _get_unstarted(operation_id)
+    if check is None:
+        return
+    try:
+        ok = _enrol(operation_id, check.node) and _check_node(operation_id, check.node)
+        record_connection_test_finished(operation_id, ok)
+    finally:
+        connection.close()
+
+
+def _get_unstarted(operation_id: str) -> NodeOperation | None:
+    return (
+        NodeOperation.objects.select_related("node")
+        .filter(public_id=operation_id, finished_at__isnull=True, steps=[])
+        .first()
+    )
+
+
+def _enrol(operation_id: str, node: Node) -> bool:
+    began_s = time.monotonic()
+
+    def step(ok: bool, message: str) -> bool:
+        record_operation_step(
+            operation_id, name="Enrolment", ok=ok, message=message, seconds=time.monotonic() - began_s
+        )
+        return ok
+
+    login = pop_sudo_login(operation_id)
+    if login is None:
+        return step(False, "The login was not used within a minute and is gone; give it again.")
+    try:
+        script = get_script(node.host, engine=login.engine, runtime=node.runtime, account=node.ssh_user)
+        target = SshTarget(node.host, login.username, node.host_key, node.port)
+        enrol_with_sudo(target, login.password, script)
+    except (SshError, EnrolmentScriptError) as problem:
+        return step(False, str(problem))
+    except FairwayError as problem:
+        return step(False, problem.message)
+    return step(True, "The account, the three keys and the agent are in place; the login was not kept.")
+
+
+def _check_node(operation_id: str, node: Node) -> bool:
+    if node.transport == NodeTransport.LOCAL.value:
+        return _check_local_node(operation_id, node)
+    cluster = ClusterSettings.objects.get(id=1).cluster_id
+    target = SshTarget(node.host, node.ssh_user, node.host_key, node.port)
+    good = True
+    for step in run_connection_test(target, _keys(), cluster):
+        if step.outcome is StepOutcome.SKIPPED and "key" in step.name:
+            continue
+        ok = step.outcome is not StepOutcome.FAILED and step.outcome is not StepOutcome.SKIPPED
+        good = good and step.outcome is not StepOutcome.FAILED
+        record_operation_step(
+            operation_id, name=step.title, ok=ok, message=step.message, seconds=step.duration_s
+        )
+    return good
+
+
+def _keys() -> dict[Purpose, Path]:
+    """Return the key files this process can read; in production only control."""
+    found: dict[Purpose, Path] = {"control": control_key_path()}
+    others: tuple[Purpose, ...] = ("watch", "tunnel")
+    for name in others:
+        path = Path(settings.KEY_FILES[name]) if settings.KEY_FILES[name] else None
+        if path is not None and path.is_file():
+            found[name] = path
+    return found
+
+
+def _check_local_node(operation_id: str, node: Node) -> bool:
+    began_s = time.monotonic()
+    try:
+        engine = open_engine(node)
+    except EngineConnectError as problem:
+        record_operation_step(
+            operation_id, name="Agent", ok=False, message=str(problem), seconds=time.monotonic() - began_s
+        )
+        return False
+    hello = engine.hello
+    engine.close()
+    message = f"Version {hello['agent_version']} answers, with {len(hello['gpus'])} GPUs."
+    record_operation_step(
+        operation_id, name="Agent", ok=True, message=message, seconds=time.monotonic() - began_s
+    )
+    return True

@@ -1,0 +1,176 @@
+"""Desired actions for one node (starts, stops, terminals, readiness probes) and when each is due."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from django.db import Error as DatabaseError
+
+from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from portal.domain.reasons import EndReason
+from portal.domain.states import AttemptState, JobKind
+from portal.models import ClusterSettings, Task
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
+from portal.services.workspaces.terminals import terminals_to_open
+from scheduler.leases import LeaseLostError
+from scheduler.nodes import dispatch
+from scheduler.nodes.dispatch import NextStep, NodeConnection
+from scheduler.nodes.gang_connectivity import check_connectivity
+from scheduler.nodes.image_pulls import ImagePuller
+from scheduler.nodes.keyed_pool import KeyedPool
+from scheduler.nodes.reconcile import collect_and_remove
+from scheduler.nodes.terminals import open_terminal
+
+log = logging.getLogger(__name__)
+
+STOP_RETRY_S = 5.0
+CONNECTIVITY_RETRY_S = 1.0
+PROBE_INTERVAL_S = 0.25
+IMAGE_POLL_S = 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
+MAX_START_ATTEMPTS = 5
+NOTHING_DUE_S = 3600.0
+
+Key = tuple[str, int]
+
+
+class NodeQueue:
+    """Work of one node, read from the database on each run and submitted to the pool."""
+
+    def __init__(self, pool: KeyedPool, images: ImagePuller, reconcile_soon: Callable[[], None]) -> None:
+        self._pool = pool
+        self._images = images
+        self._reconcile_soon = reconcile_soon
+        self._due_s: dict[Key, float] = {}
+        self._start_attempts: dict[int, int] = {}
+
+    def run_due(self, connection: NodeConnection) -> float:
+        """Submit what is due; return the seconds until the next due time."""
+        tasks = dispatch.active_tasks(connection.node)
+        if any(_needs_details(task) for task in tasks):
+            tasks = dispatch.active_tasks_with_details(connection.node)
+        actions: dict[Key, Callable[[], None]] = {}
+        recovering: bool | None = None  # after a restore nothing starts, even if a start was recorded before
+        for task in tasks:
+            if task.attempt.stop_requested_at is not None:
+                actions[("stop", task.attempt_id)] = partial(self._stop, connection, task)
+            elif task.eviction_requested_at is not None:
+                actions[("evict", task.pk)] = partial(self._evict, connection, task)
+            elif should_check_rendezvous(task, task.attempt):
+                actions[("connectivity", task.attempt_id)] = partial(
+                    self._check_connectivity, connection, task
+                )
+            elif job_control.should_start(task, task.attempt):
+                if recovering is None:
+                    recovering = ClusterSettings.objects.get(id=1).recovery_mode
+                if not recovering:
+                    actions[("start", task.pk)] = partial(self._start, connection, task)
+            elif _awaits_readiness(task):
+                actions[("probe", task.pk)] = partial(self._probe, connection, task)
+        for terminal in terminals_to_open(connection.node):
+            actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
+        self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
+        live = {task.pk for task in tasks}
+        self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}
+        next_s = NOTHING_DUE_S
+        for key, work in actions.items():
+            wait_s = self._due_s.get(key, 0.0) - time.monotonic()
+            if wait_s > 0:
+                next_s = min(next_s, wait_s)
+            else:
+                self._pool.submit(key, work)
+        return next_s
+
+    def _schedule(self, kind: str, row: int, after_s: float) -> None:
+        self._due_s[(kind, row)] = time.monotonic() + after_s
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def _start(self, connection: NodeConnection, task: Task) -> None:
+        if self._images.is_pulling(task):
+            self._schedule("start", task.pk, IMAGE_POLL_S)
+            return
+        failed = self._images.take_failure(task)
+        if failed is not None:
+            dispatch.fail_task(connection.node, task, EndReason.IMAGE_MISSING, failed)
+            return
+        attempts = self._start_attempts[task.pk] = self._start_attempts.get(task.pk, 0) + 1
+        try:
+            next_step = dispatch.start_task(connection, task, attempts_left=MAX_START_ATTEMPTS - attempts)
+        except (OutcomeUnknownError, LeaseLostError, DatabaseError):
+            raise
+        except Exception:  # one invalid task must not block the others on the node
+            log.exception("task %s could not be started on %s", task.pk, connection.node.name)
+            if attempts >= MAX_START_ATTEMPTS:
+                detail = "an error of Fairway's own; its log has the details."
+                dispatch.fail_task(connection.node, task, EndReason.START_REFUSED, detail)
+                return
+            next_step = NextStep.RETRY
+        match next_step:
+            case NextStep.DONE:
+                return
+            case NextStep.PULL_IMAGE:
+                self._images.pull(connection.node, task)
+                self._schedule("start", task.pk, IMAGE_POLL_S)
+            case NextStep.RETRY:
+                self._schedule("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LAST_RETRY_S))
+                self._reconcile_soon()  # its answer may be new
+
+    def _check_connectivity(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("connectivity", task.attempt_id, CONNECTIVITY_RETRY_S)
+        check_connectivity(connection, task)
+
+    # -- stop --------------------------------------------------------------------------------------
+
+    def _stop(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("stop", task.attempt_id, STOP_RETRY_S)
+        self._end(connection, task, lambda: dispatch.stop_attempt(connection, task.attempt))
+
+    def _evict(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("evict", task.pk, STOP_RETRY_S)
+        self._end(connection, task, lambda: dispatch.stop_task(connection, task))
+
+    def _end(self, connection: NodeConnection, task: Task, stop: Callable[[], bool]) -> None:
+        try:
+            if stop():
+                collect_and_remove(connection, task.attempt.job.public_id, task.attempt.number)
+        except AgentError as refusal:
+            if refusal.code == "stale_epoch":
+                raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
+            log.warning("%s does not stop attempt %s: %s", connection.node.name, task.attempt_id, refusal)
+
+    # -- readiness of workspaces -------------------------------------------------------------------
+
+    def _probe(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("probe", task.pk, PROBE_INTERVAL_S)
+        port = task.attempt.job.environment.tool_port
+        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+        try:
+            answers = port is None or connection.engine.probe(key, port, "/") is not None
+        except AgentError as refusal:  # it has just ended, and the event is on its way
+            log.info("%s cannot be asked on %s: %s", key, connection.node.name, refusal)
+            return
+        if answers:
+            job_control.record_attempt_ready(task.attempt_id)
+
+
+def _needs_details(task: Task) -> bool:
+    attempt = task.attempt
+    return (
+        job_control.should_start(task, attempt)
+        or should_check_rendezvous(task, attempt)
+        or _awaits_readiness(task)
+    )
+
+
+def _awaits_readiness(task: Task) -> bool:
+    attempt = task.attempt
+    return (
+        attempt.state == AttemptState.RUNNING
+        and attempt.ready_at is None
+        and attempt.job.kind == JobKind.WORKSPACE.value
+    )

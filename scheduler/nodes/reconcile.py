@@ -1,0 +1,241 @@
+"""Reconciles the database with a node: records its reports, adopts tasks, stops those that must not run."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+
+from django.utils import timezone
+
+from agents.engines.interface import Container, TaskKey
+from portal.domain.node_breaker import IncidentKind
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
+from portal.failpoints import failpoint
+from portal.models import Attempt, ClusterSettings, Node, Task
+from portal.services.cluster import recovery
+from portal.services.jobs import checkpoints, progress
+from portal.services.lifecycle import job_control
+from portal.services.nodes import nodes, quarantine
+from scheduler.nodes.dispatch import (
+    NodeConnection,
+    active_tasks,
+    collect_log,
+    record_task_end,
+    remove_ended,
+    stop_attempt,
+    stop_orphan,
+    stop_task,
+)
+from scheduler.nodes.engine_connect import EngineConnectError
+from scheduler.nodes.state_diff import StateDiff, StoredTask, diff_state
+
+log = logging.getLogger(__name__)
+
+MAX_ORPHANS = 100
+"""Unknown attempts stopped per reconciliation; the next one continues."""
+MISSING_RECHECK_S = 1.0
+"""A missing container is polled again after this time before its task is recorded as lost."""
+
+
+def on_connected(connection: NodeConnection, received_s: float) -> None:
+    """Record a hello. Raise EngineConnectError when it names an epoch above ours, and record nothing of it.
+
+    Only the database issues epochs. A node with a higher one would refuse every command; an administrator
+    must find out whether the node is wrong or the database was restored.
+    """
+    hello, epoch = connection.engine.hello, connection.epoch()
+    if hello["highest_epoch"] > epoch:
+        message = (
+            f"It reports epoch {hello['highest_epoch']}, above {epoch}, the highest that this portal gave it, and "
+            "would refuse every command. If the database was set back to an earlier moment, stop the portal and run "
+            "manage.py begin-recovery; else see docs/nodes.md, A node that reports an epoch."
+        )
+        quarantine.record_incident(connection.node.pk, IncidentKind.EPOCH_AHEAD, message=message)
+        raise EngineConnectError(message, "epoch_ahead")
+    if nodes.record_hello(connection.node.pk, hello, received_s=received_s):
+        log.warning("%s restarted since it was last heard", connection.node.name)
+    failpoint("hello.recorded")
+
+
+def reconcile(connection: NodeConnection) -> StateDiff:
+    """Compare database and node once and resolve differences.
+
+    Raise OutcomeUnknownError, AgentError or LeaseLostError.
+    """
+    # read before the tasks: an adoption that ends recovery mode later is then in the next reconciliation
+    recovering = ClusterSettings.objects.get(id=1).recovery_mode
+    held = active_tasks(connection.node)
+    recorded = {_key(task): _stored_task(task) for task in held}
+    asked_at = timezone.now()
+    seen = connection.engine.poll()
+    skew_s = None if seen.clock_s is None else seen.clock_s - time.time()
+    if seen.boot_id != connection.node.boot_id and connection.node.boot_id:
+        # the node restarted within an open connection; the hello of a new one reports that
+        connection.engine.close()
+        return StateDiff()
+    recorded |= _known_tasks(connection.node, [c.key for c in seen.containers if c.key not in recorded])
+    found = diff_state(recorded, seen.containers)
+    _apply(connection, found, {_key(task): task for task in held})
+    _record_reports(held, seen.containers, asked_at)
+    if recovering:
+        _apply_admin_decisions(connection, found.orphans)
+    else:
+        orphans = {(each.key.job, each.key.attempt) for each in found.orphans}
+        for job, attempt in sorted(orphans)[:MAX_ORPHANS]:
+            log.warning(
+                "stopping %s/%s on %s: the record does not know it", job, attempt, connection.node.name
+            )
+            _stop_orphans(connection, job, attempt, found.orphans)
+    agreed = not (recovering and found.orphans)
+    nodes.record_contact(
+        connection.node.pk, skew_s, disk_full_message=seen.disk_full_message, compared=agreed
+    )
+    failpoint("reconcile.done")
+    return found
+
+
+def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Task]) -> None:
+    for recorded, container in found.adopt:
+        log.info("adopting %s on %s", container.name, connection.node.name)
+        job_control.record_task_running(recorded.id, container=container.name, ports=container.ports)
+        failpoint("reconcile.adopted")
+    for recorded, container in found.finish:
+        record_task_end(recorded.id, container)
+    if found.lost:
+        _record_lost_tasks(connection, found.lost)
+    for job, attempt in sorted(found.stop):
+        _stop(connection, job, attempt, held)
+    for recorded in found.evict:
+        _evict_task(connection, recorded, held)
+    attempts = {(c.key.job, c.key.attempt) for task, c in (*found.collect, *found.finish) if task is not None}
+    orphans = {(c.key.job, c.key.attempt) for task, c in found.collect if task is None}
+    for job, attempt in [*sorted(attempts), *sorted(orphans)[:MAX_ORPHANS]]:
+        collect_and_remove(connection, job, attempt)
+
+
+def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
+    """Record checkpoints and progress; one task of a gang is enough."""
+    saved_s: dict[tuple[str, int], float] = {}
+    reporting: dict[tuple[str, int], Container] = {}
+    here = set(map(_key, held))
+    for container in sorted(containers, key=lambda each: each.key.task):
+        if container.key not in here:
+            continue  # another node reports that rank
+        attempt_key = container.key.job, container.key.attempt
+        if container.checkpoint_age_s is not None:
+            saved_s[attempt_key] = min(
+                container.checkpoint_age_s, saved_s.get(attempt_key, container.checkpoint_age_s)
+            )
+        if container.progress is not None:
+            reporting.setdefault(attempt_key, container)
+    for attempt in {task.attempt_id: task.attempt for task in held}.values():
+        attempt_key = attempt.job.public_id, attempt.number
+        if attempt_key in saved_s:
+            checkpoints.record_checkpoint(attempt, saved_s[attempt_key], polled_at=asked_at)
+        if one := reporting.get(attempt_key):
+            rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
+            progress.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
+
+
+def _stop(connection: NodeConnection, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:
+    for key, task in held.items():
+        if (key.job, key.attempt) == (job, attempt):
+            stop_attempt(connection, task.attempt)
+            return
+    stop_orphan(connection, job, attempt)
+
+
+def _evict_task(connection: NodeConnection, recorded: StoredTask, held: dict[TaskKey, Task]) -> None:
+    """Stop one task whose attempt continues."""
+    task = held.get(recorded.key)
+    if task is not None:
+        stop_task(connection, task)
+    elif connection.engine.supports_stopping_tasks:
+        stop_orphan(connection, recorded.key.job, recorded.key.attempt, [recorded.key.task])
+
+
+def _stop_orphans(connection: NodeConnection, job: str, attempt: int, orphans: list[Container]) -> None:
+    """Stop unknown containers, but no known task of the same attempt."""
+    known = Attempt.objects.filter(job__public_id=job, number=attempt, state__in=LIVE_ATTEMPT_STATES)
+    tasks = [each.key.task for each in orphans if (each.key.job, each.key.attempt) == (job, attempt)]
+    stop_orphan(
+        connection,
+        job,
+        attempt,
+        tasks if connection.engine.supports_stopping_tasks and known.exists() else None,
+    )
+
+
+def _apply_admin_decisions(connection: NodeConnection, orphans: list[Container]) -> None:
+    """In recovery mode, stop an unknown container only where an administrator decided so.
+
+    The node counts as not reconciled until each is kept or gone.
+    """
+    for job, attempt in sorted(recovery.record_orphans(connection.node, orphans)):
+        log.warning("stopping attempt %s of %s on %s, as was decided", attempt, job, connection.node.name)
+        failpoint("orphan.before_stop")
+        _stop_orphans(connection, job, attempt, orphans)
+
+
+def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) -> None:
+    """End tasks whose containers disappeared, once a second poll confirms it."""
+    time.sleep(MISSING_RECHECK_S)
+    there = {container.key for container in connection.engine.poll().containers}
+    for recorded in missing:
+        if recorded.key not in there:
+            log.warning("the container of %s vanished from %s", recorded.key, connection.node.name)
+            record_task_end(recorded.id, None)
+
+
+def collect_and_remove(connection: NodeConnection, job: str, attempt: int) -> bool:
+    """Fetch the remaining logs of an ended attempt, then remove it from the node; return True when done.
+
+    An elastic attempt that continues is not removed: the node would refuse new tasks of a removed attempt.
+    """
+    rows = list(
+        Task.objects.filter(node=connection.node, attempt__job__public_id=job, attempt__number=attempt)
+        .select_related("attempt__job")
+        .order_by("rank")
+    )
+    survives = any(_survives_task_end(task.attempt) for task in rows)
+    if any(not task.container_removed for task in rows) and not survives:
+        return False
+    ended = [task for task in rows if task.container_removed]
+    if not all(collect_log(connection, task, TaskKey(job, attempt, task.rank)) for task in ended) or survives:
+        return False
+    remove_ended(connection, job, attempt)
+    return True
+
+
+def _key(task: Task) -> TaskKey:
+    return TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+
+
+def _stored_task(task: Task) -> StoredTask:
+    return StoredTask(
+        id=task.pk,
+        key=_key(task),
+        state=AttemptState(task.state),
+        gone=task.container_removed or task.attempt.state not in LIVE_ATTEMPT_STATES,
+        sent=task.attempt.start_sent_at is not None,
+        stop_requested=task.attempt.stop_requested_at is not None,
+        eviction_requested=task.eviction_requested_at is not None,
+        attempt_continues=_survives_task_end(task.attempt),
+    )
+
+
+def _survives_task_end(attempt: Attempt) -> bool:
+    """Return True for an attempt that may get tasks again after one ended."""
+    return (
+        attempt.job.is_elastic and attempt.state in LIVE_ATTEMPT_STATES and attempt.stop_requested_at is None
+    )
+
+
+def _known_tasks(node: Node, keys: list[TaskKey]) -> dict[TaskKey, StoredTask]:
+    """Return those of the keys that are tasks of this node in the database."""
+    if not keys:
+        return {}
+    rows = Task.objects.filter(node=node, attempt__job__public_id__in={key.job for key in keys})
+    known = {_key(task): _stored_task(task) for task in rows.select_related("attempt__job")}
+    return {key: known[key] for key in keys if key in known}

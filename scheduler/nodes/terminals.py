@@ -1,0 +1,43 @@
+"""Opens the terminals that users requested: sends one request to the node and records the answer."""
+
+from __future__ import annotations
+
+from django.conf import settings
+
+from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from portal.models import Terminal
+from portal.services.encryption import DecryptionError
+from portal.services.workspaces.terminals import record_listening, record_open_failure, terminal_secret
+from scheduler.nodes.dispatch import NodeConnection
+
+_TOO_OLD = "The agent on this node is too old to open terminals; an administrator can upgrade it."
+_NO_ANSWER = "The node did not answer. Try again in a moment."
+_UNREADABLE = "What was asked for cannot be read any more. Try again."
+
+
+def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
+    """Open a terminal on the node. Repeated requests may open a second one; unused ones end by time-out.
+
+    Raise OutcomeUnknownError when no answer came.
+    """
+    if not connection.engine.supports_terminals:
+        record_open_failure(terminal, _TOO_OLD)
+        return
+    attempt = terminal.task.attempt
+    try:
+        port = connection.engine.open_terminal(
+            TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank),
+            secret=terminal_secret(terminal),
+            cols=terminal.cols,
+            rows=terminal.rows,
+            idle_s=settings.TERMINAL_IDLE_S,
+        )
+    except AgentError as refusal:
+        record_open_failure(terminal, refusal.message)
+    except DecryptionError:
+        record_open_failure(terminal, _UNREADABLE)
+    except OutcomeUnknownError:
+        record_open_failure(terminal, _NO_ANSWER)
+        raise
+    else:
+        record_listening(terminal, port)

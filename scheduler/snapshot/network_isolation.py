@@ -1,0 +1,130 @@
+"""Network isolation of database rows: which workloads must not share a node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from portal.domain.states import JobKind
+from portal.errors import Conflict
+from portal.models import Job, NodePool, Task
+from portal.services.lifecycle.job_control import RankPlacement
+from scheduler.core.model.network_isolation import (
+    IsolatedOccupants,
+    IsolationClass,
+    isolation_class_of,
+    isolation_excluded_nodes,
+    must_be_separated,
+)
+from scheduler.core.model.snapshot import NodeId, PendingRow, PoolRow, ProjectId, RunningRow
+from scheduler.snapshot.row_cache import DerivedCache
+from scheduler.snapshot.running import LiveAttempt, elastic_min_tasks
+
+Row = TypeVar("Row", PendingRow, RunningRow)
+
+
+def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationClass | None:
+    """Return the isolation class of a job from its columns; None when it has none."""
+    gang = tasks > 1 and elastic_min_tasks(tasks, min_tasks) is None
+    return isolation_class_of(workspace=kind == JobKind.WORKSPACE.value, gang=gang)
+
+
+def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:
+    """Return the isolated workloads by node, in pools that allow host networking to gangs."""
+    host_network_pools = {pool.id for pool in pools if pool.allow_host_network}
+    found: dict[NodeId, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
+    if host_network_pools:
+        for attempt in attempts:
+            row = attempt.row
+            side = isolation_side(row["job__kind"], row["job__tasks"], row["job__min_tasks"])
+            if side is not None and row["pool__public_id"] in host_network_pools:
+                for task in attempt.tasks:
+                    found[task.node].add((side, ProjectId(row["job__project__public_id"])))
+    return dict(found)
+
+
+def exclude_isolated_nodes(
+    rows: Sequence[Row],
+    sides: Mapping[int, IsolationClass],
+    row_ids: Sequence[int],
+    workloads: IsolatedOccupants,
+    cache: DerivedCache[Row, Row],
+) -> tuple[Row, ...]:
+    """Return the rows, where those with an isolation class avoid the nodes closed to them.
+
+    ``row_ids`` are their primary keys, ``sides`` the isolation classes by primary key.
+    """
+    if not workloads or not sides:
+        return tuple(rows)
+    isolated_rows = {id_: row for id_, row in zip(row_ids, rows, strict=True) if id_ in sides}
+    known: dict[tuple[IsolationClass, ProjectId], tuple[NodeId, ...]] = {}
+
+    def make(id_: int, row: Row) -> Row:
+        owner_key = sides[id_], row.project
+        if owner_key not in known:
+            known[owner_key] = isolation_excluded_nodes(*owner_key, workloads)
+        return exclude_nodes(row, known[owner_key])
+
+    made = dict(zip(isolated_rows, cache.map(isolated_rows, workloads, make), strict=True))
+    return tuple(made.get(id_, row) for id_, row in zip(row_ids, rows, strict=True))
+
+
+def exclude_nodes(row: Row, nodes: tuple[NodeId, ...]) -> Row:
+    """Return the row with ``nodes`` added to those it avoids."""
+    return (
+        replace(row, avoid_nodes=(*row.avoid_nodes, *nodes), isolation_excluded_nodes=nodes) if nodes else row
+    )
+
+
+class NetworkIsolationCheck:
+    """Commit-time isolation check against running workloads and those added in this transaction."""
+
+    def __init__(self, jobs: Iterable[Job], pools: Mapping[str, NodePool], nodes: Iterable[str]) -> None:
+        """Runs no query when no job has an isolation class or no pool allows host networking."""
+        self._workloads: dict[int, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
+        allows_host_network = any(pool.allow_host_network for pool in pools.values())
+        if not allows_host_network or not any(_side(job) for job in jobs):
+            return
+        rows = Task.objects.filter(container_removed=False, node__public_id__in=set(nodes)).values_list(
+            "node_id",
+            "attempt__job__kind",
+            "attempt__job__tasks",
+            "attempt__job__min_tasks",
+            "attempt__job__project__public_id",
+        )
+        for node, kind, tasks, min_tasks, project in rows:
+            if side := isolation_side(kind, tasks, min_tasks):
+                self._workloads[node].add((side, ProjectId(project)))
+
+    def check(self, job: Job, pool: NodePool, placements: Sequence[RankPlacement]) -> None:
+        """Raise Conflict when a node of the start runs a workload that the job must not share a node with."""
+        side, project = _side(job), ProjectId(job.project.public_id)
+        if side is None or not pool.allow_host_network:
+            return
+        for placement in placements:
+            if must_be_separated(side, project, self._workloads[placement.node.pk]):
+                raise Conflict(
+                    f"On {placement.node.name} stands whom it shares no node with.", code="network_isolation"
+                )
+
+    def add(self, job: Job, placements: Sequence[RankPlacement]) -> None:
+        """Add the workload of a start of this transaction."""
+        if side := _side(job):
+            for placement in placements:
+                self._workloads[placement.node.pk].add((side, ProjectId(job.project.public_id)))
+
+
+def _side(job: Job) -> IsolationClass | None:
+    return isolation_side(job.kind, job.tasks, job.min_tasks)
+
+
+def isolation_sides(rows: Mapping[int, dict[str, Any]], prefix: str = "") -> dict[int, IsolationClass]:
+    """Return the isolation classes of jobs by primary key, from their columns."""
+    found = {}
+    for id_, row in rows.items():
+        side = isolation_side(row[f"{prefix}kind"], row[f"{prefix}tasks"], row[f"{prefix}min_tasks"])
+        if side is not None:
+            found[id_] = side
+    return found

@@ -1,0 +1,191 @@
+"""Reads pending jobs as snapshot rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agents.launchers import REQUIRES_RENDEZVOUS
+from portal.domain.end_states import APPLICATION_FAILURES, backoff_s
+from portal.domain.reasons import EndReason
+from portal.domain.states import DesiredState, JobState
+from portal.models import Job
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    ProjectId,
+    UserId,
+)
+from scheduler.nominations import parse_nomination
+from scheduler.snapshot.dependencies import read_dependencies
+from scheduler.snapshot.node_eligibility import IneligibleNodes
+from scheduler.snapshot.row_cache import DerivedCache, RowCache, row_version_blocks
+from scheduler.snapshot.running import EpochSeconds, elastic_min_tasks, home_node, parse_topology_constraint
+
+_PENDING = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
+_BACKOFF_REASONS = APPLICATION_FAILURES | {
+    EndReason.START_REFUSED,
+    EndReason.IMAGE_MISSING,
+    EndReason.DISK_FULL,
+    EndReason.RENDEZVOUS_UNREACHABLE,
+}
+
+
+def read_pending(
+    pools: tuple[PoolRow, ...],
+    ineligible: IneligibleNodes,
+    home_nodes: dict[str, NodeId],
+    columns_cache: RowCache[dict[str, Any]],
+    rows_cache: DerivedCache[dict[str, Any], PendingRow],
+) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
+    """Return the rows of pending jobs, and their columns by primary key in the same order.
+
+    Nodes that can never run a job are among those it avoids.
+    """
+    all_pools = tuple(pool.id for pool in pools)
+    excluded: dict[int, list[str]] = defaultdict(list)
+    for job, node in Job.avoid_nodes.through.objects.filter(job__in=_PENDING).values_list(
+        "job_id", "node__public_id"
+    ):
+        excluded[job].append(node)
+    waiting = columns_cache.refresh_blocks(
+        row_version_blocks(
+            "portal_job",
+            "id",
+            "state = %s AND desired_state = %s",
+            [JobState.PENDING.value, DesiredState.RUN.value],
+        ),
+        fetch_columns,
+    )
+
+    def make(id_: int, row: dict[str, Any]) -> PendingRow:
+        home = home_node(row["kind"], row["owner__public_id"], home_nodes)
+        needs_rendezvous = bool(gang_launcher(row["tasks"], row["launcher"]))
+        ineligible_nodes = ineligible.for_task(
+            row["environment_id"],
+            row["gpus_per_task"],
+            shares_gpu=row["milli_per_gpu"] < WHOLE_MILLI,
+            gang=row["tasks"] > 1 and elastic_min_tasks(row["tasks"], row["min_tasks"]) is None,
+            needs_rendezvous=needs_rendezvous,
+            volumes=row["volumes"],
+            project=row["project__public_id"],
+        )
+        cuda = ineligible.required_cuda(row["environment_id"], row["gpus_per_task"])
+        return build_pending_row(row, all_pools, ineligible_nodes, excluded.get(id_, []), home, cuda)
+
+    def fallback(_: int, row: dict[str, Any]) -> PendingRow:
+        return build_pending_row(without_json(row), all_pools, (), [], None)
+
+    pending = rows_cache.map(waiting, (all_pools, ineligible, home_nodes, dict(excluded)), make, fallback)
+    if dependencies := read_dependencies(_PENDING):
+        pairs = zip(waiting, pending, strict=True)
+        pending = tuple(dependencies[id_].apply(row) if id_ in dependencies else row for id_, row in pairs)
+    return pending, waiting
+
+
+def without_json(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns with JSON values blanked, for a row with invalid JSON."""
+    return row | {"topology_constraint": None, "volumes": [], "nominated_placement": None}
+
+
+def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield columns by primary key as ``build_pending_row`` needs them; None reads all pending jobs."""
+    chosen = _PENDING if jobs is None else Job.objects.filter(pk__in=jobs)
+    for row in chosen.annotate(
+        submitted_s=EpochSeconds("submitted_at"), queued_s=EpochSeconds("pending_since")
+    ).values(
+        "id",
+        "public_id",
+        "name",
+        "kind",
+        "held",
+        "version",
+        "submitted_s",
+        "queued_s",
+        "reason",
+        "attempt_count",
+        "nominated_placement",
+        "priority",
+        "preemptible",
+        "tasks",
+        "min_tasks",
+        "gpus_per_task",
+        "milli_per_gpu",
+        "gpu_model",
+        "min_gpu_memory_mib",
+        "topology_constraint",
+        "mig_profile",
+        "min_compute_capability",
+        "cpu_milli",
+        "memory_mib",
+        "time_limit_s",
+        "project__public_id",
+        "owner__public_id",
+        "pool__public_id",
+        "environment_id",
+        "launcher",
+        "volumes",
+        "secrets",
+        "owner_id",
+        "project_id",
+    ):
+        yield row["id"], dict(row)
+
+
+def build_pending_row(
+    row: dict[str, Any],
+    all_pools: tuple[PoolId, ...],
+    ineligible_nodes: tuple[NodeId, ...],
+    excluded_nodes: list[str],
+    node_affinity: NodeId | None,
+    cuda: str = "",
+) -> PendingRow:
+    """Return the snapshot row of a pending job; ``ineligible_nodes`` cannot run its environment."""
+    return PendingRow(
+        job=JobId(row["public_id"]),
+        name=row["name"],
+        project=ProjectId(row["project__public_id"]),
+        user=UserId(row["owner__public_id"]),
+        pools=(PoolId(row["pool__public_id"]),) if row["pool__public_id"] else all_pools,
+        submitted_s=row["submitted_s"],
+        priority=row["priority"],
+        preemptible=row["preemptible"],
+        tasks=row["tasks"],
+        min_tasks=elastic_min_tasks(row["tasks"], row["min_tasks"]),
+        gpus_per_task=row["gpus_per_task"],
+        milli_per_gpu=row["milli_per_gpu"],
+        gpu_model=row["gpu_model"] or None,
+        min_gpu_memory_mib=row["min_gpu_memory_mib"],
+        cpu_milli=row["cpu_milli"],
+        memory_mib=row["memory_mib"],
+        time_limit_s=row["time_limit_s"],
+        held=row["held"],
+        not_before_s=_not_before_s(row),
+        avoid_nodes=(*ineligible_nodes, *map(NodeId, excluded_nodes)) if excluded_nodes else ineligible_nodes,
+        ineligible_nodes=ineligible_nodes,
+        node_affinity=node_affinity,
+        required_cuda=cuda,
+        version=row["version"],
+        nominated_tasks=parse_nomination(row["nominated_placement"], row["cpu_milli"], row["memory_mib"]),
+        topology_constraint=parse_topology_constraint(row["topology_constraint"]),
+        mig_profile=row["mig_profile"] or None,
+        min_compute_capability=row["min_compute_capability"],
+        launcher=gang_launcher(row["tasks"], row["launcher"]),
+    )
+
+
+def gang_launcher(tasks: int, launcher: str) -> str | None:
+    """Return the launcher of a job whose tasks must reach each other; None otherwise."""
+    return launcher if tasks > 1 and launcher in REQUIRES_RENDEZVOUS else None
+
+
+def _not_before_s(row: dict[str, Any]) -> float | None:
+    """Return the end of the backoff after a failed start; None without one."""
+    if row["reason"] not in _BACKOFF_REASONS:
+        return None
+    return float(row["queued_s"] + backoff_s(row["attempt_count"]))

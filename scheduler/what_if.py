@@ -1,0 +1,228 @@
+"""Answers read-only what-if queries of the portal: would a job start now, and what would make it start."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from django.utils import timezone
+from redis.exceptions import RedisError
+
+from portal.domain.states import JobKind
+from portal.engine_client import ANSWER_TTL_S, HEARTBEAT_KEY, HEARTBEAT_TTL_S, answer_key
+from portal.models import ClusterSettings, EngineQuery, Environment, Job
+from portal.valkey.client import valkey_client
+from scheduler.commit.verdict_store import change_fields, verdict_fields
+from scheduler.core.decide import preview_request
+from scheduler.core.forecast.delay_impact import estimate_delay_impact
+from scheduler.core.model.network_isolation import isolation_excluded_nodes
+from scheduler.core.model.plan import Eviction, RequestPreview, Verdict
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    JobId,
+    NodeId,
+    PendingRow,
+    PoolId,
+    ProjectId,
+    Snapshot,
+    UserId,
+)
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
+from scheduler.snapshot.dependencies import unfinished_jobs
+from scheduler.snapshot.invalid_rows import use_valid_rows
+from scheduler.snapshot.network_isolation import exclude_nodes, isolation_side
+from scheduler.snapshot.pending import gang_launcher
+from scheduler.snapshot.running import elastic_min_tasks, parse_topology_constraint
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT_MAX_AGE_S = 1.0
+"""Queries within this time share one snapshot: a launch form queries at each change."""
+VALKEY_TIMEOUT_S = 3.0
+
+_cached_inputs: tuple[float, DecisionInput] | None = None
+_duration_estimator = DurationEstimator()
+
+
+def answer_query(public_id: str) -> None:
+    """Store the answer of a query and notify the caller; an answered query is only notified again."""
+    query = EngineQuery.objects.filter(public_id=public_id).first()
+    if query is None:
+        return
+    if query.answer is None:
+        query.answer = _answer(query.kind, query.body)
+        query.acknowledged_at = timezone.now()
+        query.save(update_fields=["answer", "acknowledged_at"])
+    with valkey_client(VALKEY_TIMEOUT_S).pipeline() as pipe:
+        pipe.rpush(answer_key(public_id), "1")
+        pipe.expire(answer_key(public_id), ANSWER_TTL_S)
+        pipe.execute()
+
+
+def send_heartbeats(stopping: threading.Event) -> None:
+    """Set the heartbeat key every few seconds until ``stopping`` is set."""
+    while not stopping.is_set():
+        try:
+            valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
+        except RedisError as away:
+            log.warning("nobody can hear that questions are answered here: %s", away)
+        stopping.wait(HEARTBEAT_TTL_S / 3)
+
+
+def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    if kind not in ("would_start", "delays"):
+        return {"error": f"unknown query {kind}"}
+    global _cached_inputs
+    try:
+        inputs = _recent_inputs()
+        found, used = use_valid_rows(
+            inputs, lambda snapshot: _preview(kind, body, replace(inputs, snapshot=snapshot))
+        )
+        if used is not inputs and _cached_inputs is not None:
+            _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # without the invalid rows
+        return found
+    except (ValueError, KeyError) as error:
+        log.warning("no answer to %s: %s", kind, error)
+        return {"error": str(error)}
+
+
+def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
+    if kind == "delays":
+        return _delays(body, inputs)
+    request = _duration_estimator.estimate(
+        build_request_row(body, inputs), body.get("template"), inputs.policy
+    )
+    return preview_fields(preview_request(inputs.snapshot, inputs.policy, request), inputs)
+
+
+def _recent_inputs() -> DecisionInput:
+    global _cached_inputs
+    if _cached_inputs is None or time.monotonic() - _cached_inputs[0] > SNAPSHOT_MAX_AGE_S:
+        inputs = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
+        expected = _duration_estimator.fill(inputs.snapshot, inputs.policy)
+        _cached_inputs = (time.monotonic(), replace(inputs, snapshot=expected))
+    return _cached_inputs[1]
+
+
+def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow:
+    """Return the row of a request that is not submitted, as the last of the queue."""
+
+    defaults = Job()
+
+    def value(name: str) -> Any:
+        return body[name] if body.get(name) is not None else getattr(defaults, name)
+
+    environment = Environment.objects.get(public_id=body["environment"])
+    pool = body.get("pool")
+    user = str(body["user"])
+    kind = value("kind")
+    launcher = gang_launcher(value("tasks"), value("launcher"))
+    ineligible_nodes = inputs.ineligible.for_task(
+        environment.pk,
+        value("gpus_per_task"),
+        shares_gpu=value("milli_per_gpu") < WHOLE_MILLI,
+        gang=value("tasks") > 1 and elastic_min_tasks(value("tasks"), body.get("min_tasks")) is None,
+        needs_rendezvous=bool(launcher),
+        volumes=value("volumes"),
+        project=str(body["project"]),
+    )
+    row = PendingRow(
+        job=PREVIEW_JOB,
+        name=str(body.get("name") or "the request"),
+        project=ProjectId(body["project"]),
+        user=UserId(user),
+        pools=(PoolId(pool),) if pool else tuple(row.id for row in inputs.snapshot.pools),
+        submitted_s=inputs.snapshot.now_s,
+        priority=value("priority"),
+        preemptible=value("preemptible"),
+        tasks=value("tasks"),
+        min_tasks=elastic_min_tasks(value("tasks"), body.get("min_tasks")),
+        gpus_per_task=value("gpus_per_task"),
+        milli_per_gpu=value("milli_per_gpu"),
+        gpu_model=body.get("gpu_model") or None,
+        min_gpu_memory_mib=body.get("min_gpu_memory_mib"),
+        cpu_milli=value("cpu_milli"),
+        memory_mib=value("memory_mib"),
+        time_limit_s=body.get("time_limit_s"),
+        topology_constraint=parse_topology_constraint(body.get("topology_constraint")),
+        mig_profile=body.get("mig_profile") or None,
+        min_compute_capability=body.get("min_compute_capability"),
+        avoid_nodes=ineligible_nodes,
+        ineligible_nodes=ineligible_nodes,
+        required_cuda=inputs.ineligible.required_cuda(environment.pk, value("gpus_per_task")),
+        launcher=launcher,
+        node_affinity=inputs.home_nodes.get(user) if kind == JobKind.WORKSPACE.value else None,
+        dependencies=unfinished_jobs(body.get("dependencies") or ()),
+        ignore_dependency_failure=bool(body.get("ignore_dependency_failure")),
+    )
+    side = isolation_side(kind, row.tasks, row.min_tasks)
+    return (
+        row
+        if side is None
+        else exclude_nodes(row, isolation_excluded_nodes(side, row.project, inputs.isolated_workloads))
+    )
+
+
+def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
+    """Return the jobs that a later end of a running job would delay."""
+    found = estimate_delay_impact(
+        inputs.snapshot,
+        inputs.policy,
+        JobId(body["job"]),
+        float(body["end_s"]),
+        float(body["later_s"]),
+        _duration_estimator.durations,
+        _duration_estimator.template_of,
+    )
+    late = [{"job": one.job, "by_s": one.delay_s if one.delay_s < math.inf else None} for one in found.jobs]
+    return {"delays": late, "reservations": list(found.reservations), "whole": found.is_complete}
+
+
+def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, Any]:
+    names = {node.id: node.name for node in inputs.snapshot.nodes}
+    places: list[NodeId] = [task.node for task in answer.placement.tasks] if answer.placement else []
+    return {
+        "starts_now": answer.starts_now,
+        "unsatisfiable": answer.is_unsatisfiable,
+        "where": sorted({names[place] for place in places}),
+        "verdict": verdict_fields(answer.verdict) if answer.verdict else None,
+        "alternatives": [change_fields(change) for change in answer.alternatives],
+        "interval": interval_fields(answer.verdict),
+        "victims": [victim_fields(eviction, inputs.snapshot) for eviction in answer.evictions],
+    }
+
+
+def interval_fields(verdict: Verdict | None) -> dict[str, float] | None:
+    """Return the start interval in seconds since the epoch; None when unknown."""
+    if verdict is None or verdict.interval is None:
+        return None
+    return {"p10_s": verdict.interval.p10_s, "p50_s": verdict.interval.p50_s, "p90_s": verdict.interval.p90_s}
+
+
+def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:
+    """Return a running job that would be evicted, with the GPUs it holds and the GPU-seconds it would lose.
+
+    ``saved_s`` is its last checkpoint (Unix time); None when it reported none and would lose all since its
+    start.
+    """
+    row = next(row for row in snapshot.running if row.job == eviction.job)
+    milli = sum(
+        share.milli
+        for rank, task in enumerate(row.tasks)
+        if not eviction.ranks or (rank if task.rank is None else task.rank) in eviction.ranks
+        for share in task.gpus
+    )
+    saved_s = max(row.started_s, row.checkpoint_s or row.started_s)
+    return {
+        "job": eviction.job,
+        "reason": eviction.reason.value,
+        "milli": milli,
+        "lost_gpu_seconds": milli / WHOLE_MILLI * max(0.0, snapshot.now_s - saved_s),
+        "saved": row.checkpoint_s is not None,
+        "saved_s": row.checkpoint_s,
+    }

@@ -1,0 +1,162 @@
+// Charts with uPlot: grid lines only across, three labels, the newest value in the panel head, a table behind.
+import uPlot from "uplot";
+import { subscribe } from "./live.js";
+import { drawGpus } from "./gpu_squares.js";
+import { clock } from "./relative_times.js";
+
+const charts = new Map(); // element -> uPlot
+
+function colour(name) { // light-dark() is resolved only on a real property
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+}
+
+const minute = (seconds) => clock(seconds * 1000);
+const SHORT_S = 300; // below this the axis counts seconds
+
+function spread(lines) { // the middle line of many, so that one look is enough
+  const names = Object.keys(lines);
+  return { names, many: names.length > 1 };
+}
+
+function span(u, from, to) { // of a lone moment uPlot would make the first of a whole day
+  const [only, ...more] = u.data[0];
+  return only !== undefined && more.length === 0 ? [only - 60, only + 60] : [from, to];
+}
+
+function options(host, names, unit, top) {
+  const line = colour("--fw-line");
+  const ink = colour("--fw-ink-3");
+  const main = colour("--fw-run");
+  const font = "11px system-ui, sans-serif";
+  return {
+    width: host.clientWidth,
+    height: host.clientHeight,
+    padding: [8, 28, 0, 0],
+    legend: { show: false },
+    cursor: { drag: { x: false, y: false }, points: { size: 5 } },
+    scales: { x: { time: true, range: span }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
+    axes: [
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
+      { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
+    ],
+    series: [{}, ...names.map((name, i) => ({
+      label: name,
+      stroke: names.length > 1 ? colour(i % 2 ? "--fw-u3" : "--fw-u2") : main,
+      width: names.length > 1 ? 1 : 1.75,
+      fill: names.length > 1 ? undefined : colour("--fw-run-wash"),
+      spanGaps: false,
+      points: { show: (u) => u.data[0].length === 1, size: 6 }, // a lone minute is no line
+    }))],
+  };
+}
+
+function last(values) { for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return values[i]; return null; }
+function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0); }
+
+function drawOne(host, data) {
+  const kind = host.dataset.plot;
+  const scale = Number(host.dataset.scale ?? 1);
+  const { unit } = host.dataset;
+  const lines = data.lines[kind] ?? {};
+  const { names } = spread(lines);
+  charts.get(host)?.destroy();
+  charts.delete(host);
+  host.replaceChildren();
+  const now = host.closest(".fw-panel")?.querySelector("[data-now]");
+  if (data.at.length === 0 || names.length === 0) {
+    host.classList.add("fw-plot--empty");
+    host.textContent = "No minute measured yet";
+    if (now) now.textContent = "";
+    return;
+  }
+  host.classList.remove("fw-plot--empty");
+  const values = names.map((name) => lines[name].map((v) => (v === null ? null : v / scale)));
+  const limit = data.limits?.[kind];
+  const top = host.dataset.top ? Number(host.dataset.top) : limit ? (limit / scale) * 1.02 : undefined;
+  charts.set(host, new uPlot(options(host, names, unit, top), [data.at, ...values], host));
+  const ends = values.map(last).filter((v) => v !== null);
+  const mean = ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
+  const of = limit ? ` of ${rounded(limit / scale)}` : "";
+  const words = mean === null ? "unknown" : `${names.length > 1 ? "mean " : ""}${rounded(mean)}${of}\u00a0${unit}`;
+  if (now) now.textContent = words;
+  host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${minute(data.at.at(-1))}`);
+}
+
+function table(box, data) {
+  const kinds = [["gpu", "GPU use, %", 1], ["gpu_memory", "GPU memory, GiB", 1024], ["power", "Power, W", 1], ["cpu", "CPU, cores", 100], ["memory", "Memory, GiB", 1024]];
+  const sheet = document.createElement("table");
+  sheet.className = "fw-table fw-table--tight";
+  const head = sheet.createTHead().insertRow();
+  const columns = kinds.flatMap(([kind, title, scale]) => Object.entries(data.lines[kind] ?? {}).map(([name, values]) => [`${title}, ${name}`, values, scale]));
+  for (const title of ["Minute", ...columns.map(([name]) => name)]) { const cell = document.createElement("th"); cell.scope = "col"; cell.textContent = title; head.append(cell); }
+  const body = sheet.createTBody();
+  for (let i = data.at.length - 1; i >= 0; i--) {
+    const line = body.insertRow();
+    line.insertCell().textContent = minute(data.at[i]);
+    for (const [, values, scale] of columns) { const cell = line.insertCell(); cell.className = "fw-num"; cell.textContent = values[i] === null ? "unknown" : rounded(values[i] / scale); }
+  }
+  box.replaceChildren(sheet);
+}
+
+function appendSample(box, sample) { // a point a second between the minutes
+  const data = box.fairwayData;
+  if (!data || sample.kind !== "sample" || sample.at_s <= (data.at.at(-1) ?? 0)) return;
+  const now = {};
+  const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
+  for (const gpu of sample.gpus ?? []) put("gpu", data.gpus[gpu.uuid] ?? gpu.uuid, gpu.utilisation_percent); // a node
+  for (const task of sample.tasks ?? []) {
+    put("cpu", `rank ${task.rank}`, task.cpu_percent);
+    put("memory", `rank ${task.rank}`, task.memory_mib);
+    for (const gpu of task.gpus ?? []) {
+      const name = data.gpus[gpu.uuid] ?? gpu.uuid;
+      put("gpu", name, gpu.utilisation_percent);
+      put("gpu_memory", name, gpu.memory_used_mib);
+      put("power", name, gpu.power_watts);
+    }
+  }
+  data.at.push(sample.at_s);
+  for (const kind of Object.keys(data.lines)) {
+    const lines = data.lines[kind];
+    for (const name of new Set([...Object.keys(lines), ...Object.keys(now[kind] ?? {})])) {
+      lines[name] ??= new Array(data.at.length - 1).fill(null);
+      lines[name].push(now[kind]?.[name] ?? null);
+    }
+  }
+  drawGpus(sample.gpus ?? (sample.tasks ?? []).flatMap((task) => task.gpus ?? []));
+  for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
+}
+
+async function fill(box) {
+  const answer = await fetch(box.dataset.charts, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return;
+  const data = await answer.json();
+  box.fairwayData = data;
+  const blank = data.at.length === 0 && !box.hasAttribute("data-growing");
+  box.hidden = blank;
+  const word = box.parentElement.querySelector("[data-no-charts]");
+  if (word) word.hidden = !blank;
+  if (blank) return;
+  for (const host of box.querySelectorAll("[data-plot]")) drawOne(host, data);
+  const sheet = document.querySelector("[data-plot-table]");
+  if (sheet) table(sheet, data);
+}
+
+export function drawCharts(root) {
+  for (const box of root.querySelectorAll("[data-charts]")) {
+    if (box.dataset.started) continue;
+    box.dataset.started = "1";
+    fill(box);
+    const again = () => { for (const host of box.querySelectorAll("[data-plot]")) if (box.fairwayData) drawOne(host, box.fairwayData); };
+    new ResizeObserver(() => { clearTimeout(box.fairwayTimer); box.fairwayTimer = setTimeout(again, 120); }).observe(box);
+    addEventListener("fairway-colours", again);
+    if (box.hasAttribute("data-growing")) {
+      subscribe(box.dataset.topic, (sample) => { if (document.visibilityState === "visible") appendSample(box, sample); });
+      const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else if (document.visibilityState === "visible") fill(box); }, 60000);
+    }
+  }
+}

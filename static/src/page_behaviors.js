@@ -1,0 +1,101 @@
+// Small habits of pages: tabs, copy buttons, fields that submit their form, rows that can be chosen together.
+export function startTabs() {
+  document.addEventListener("click", (event) => {
+    const tab = event.target.closest("[role=tab]");
+    if (tab) show(tab);
+  });
+  document.addEventListener("keydown", (event) => {
+    const tab = event.target.closest?.("[role=tab]");
+    if (!tab || !["ArrowLeft", "ArrowRight", "Home", "End"].includes(event.key)) return;
+    const all = [...tab.closest("[role=tablist]").querySelectorAll("[role=tab]")];
+    const at = all.indexOf(tab);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: all.length - 1 }[event.key];
+    event.preventDefault();
+    const next = all[(to + all.length) % all.length];
+    show(next);
+    next.focus();
+  });
+}
+
+document.addEventListener("htmx:load", () => { // fresh panes come as the server drew them
+  for (const tab of document.querySelectorAll("[role=tab][aria-selected=true][aria-controls]")) show(tab);
+});
+
+function show(tab) {
+  for (const other of tab.closest("[role=tablist]").querySelectorAll("[role=tab]")) {
+    const on = other === tab;
+    other.setAttribute("aria-selected", String(on));
+    other.tabIndex = on ? 0 : -1;
+    const pane = document.getElementById(other.getAttribute("aria-controls"));
+    if (pane) pane.hidden = !on;
+  }
+}
+
+export function startCopy() {
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const from = document.querySelector(button.dataset.copy);
+    await navigator.clipboard.writeText((from.value ?? from.textContent).trim());
+    const before = button.textContent;
+    button.dataset.done = "";
+    if (before.trim()) { button.textContent = "Copied"; setTimeout(() => { button.textContent = before; }, 1500); }
+  });
+}
+
+export function startAutoSubmit() {
+  document.addEventListener("change", (event) => {
+    if (event.target.closest("[data-submit-on-change]")) event.target.form?.requestSubmit();
+  });
+}
+
+export function startBulk() { // the bar with the common act appears with the first chosen row
+  const refresh = () => {
+    for (const bar of document.querySelectorAll("[data-bulk-bar]")) {
+      const chosen = document.querySelectorAll("[data-bulk]:checked").length;
+      bar.hidden = chosen === 0;
+      const word = bar.querySelector("[data-bulk-count]");
+      if (word) word.textContent = chosen === 1 ? "1 job" : `${chosen} jobs`;
+      const form = bar.closest("form") ?? bar.querySelector("form");
+      if (form?.matches("[data-undo]")) form.dataset.undo = chosen === 1 ? "Stopping 1 job" : `Stopping ${chosen} jobs`;
+    }
+  };
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-bulk-all]")) {
+      for (const box of document.querySelectorAll("[data-bulk]")) box.checked = event.target.checked;
+    }
+    if (event.target.matches("[data-bulk-all], [data-bulk]")) refresh();
+  });
+  document.addEventListener("htmx:afterSwap", refresh);
+}
+
+export function keepFocus() { // a fragment that is fetched anew must not throw the keyboard back to the top
+  let mark = null;
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const held = document.activeElement;
+    if (!held || held === document.body || !event.detail.target?.contains(held) || held.id) { mark = null; return; }
+    const same = (element) => element.tagName === held.tagName && element.getAttribute("href") === held.getAttribute("href")
+      && element.getAttribute("aria-label") === held.getAttribute("aria-label") && element.textContent === held.textContent;
+    mark = { same, target: event.detail.target };
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    if (!mark) return;
+    [...mark.target.querySelectorAll("a, button, input, select")].find(mark.same)?.focus({ preventScroll: true });
+    mark = null;
+  });
+}
+
+export function keepScrollAndOpenState() { // nor close what was opened, nor scroll back what was scrolled; both need an id
+  let open = [];
+  let scrolled = [];
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const target = event.detail.target;
+    open = [...(target?.querySelectorAll("details[open][id]") ?? [])].map((one) => one.id);
+    scrolled = [...(target?.querySelectorAll("[data-keep-scroll][id]") ?? [])].map((one) => [one.id, one.scrollLeft, one.scrollTop]);
+  });
+  document.addEventListener("htmx:afterSwap", () => {
+    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    for (const [id, left, top] of scrolled) document.getElementById(id)?.scrollTo(left, top);
+    open = scrolled = [];
+  });
+}

@@ -1,0 +1,98 @@
+"""Whom a later end of a running job would delay."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.forecast import delay_impact
+from scheduler.core.forecast.delay_impact import MIN_DELAY_S, estimate_delay_impact
+from scheduler.core.forecast.durations import DurationHistory
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, NodeId, ProjectId, ReservationRow, Snapshot
+from tests.core.cluster_builder import NOW_S, cluster, node, project, runs, snapshots, waits
+
+HOUR = 3600.0
+END_S = NOW_S + HOUR
+
+
+def full(*line, reservations=()) -> Snapshot:
+    """A node of four GPUs: ``long`` holds three of them until END_S at the latest, ``short`` one for ten minutes."""
+    rows = [
+        runs("long", "p", ("n1", range(3)), time_limit_s=HOUR + 100.0, started_s=NOW_S - 100.0),
+        runs("short", "p", ("n1", range(3, 4)), time_limit_s=600.0, started_s=NOW_S),
+    ]
+    made = cluster([node("n1")], [project("p"), project("q")], [], running=rows, pending=list(line))
+    return replace(made, reservations=tuple(reservations))
+
+
+def asked(snapshot: Snapshot, later_s: float):
+    return estimate_delay_impact(snapshot, Policy(), JobId("long"), END_S, later_s, DurationHistory())
+
+
+def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> None:
+    found = asked(full(waits("wide", "p", 4), waits("slim", "p", 1, time_limit_s=300.0)), END_S + 2 * HOUR)
+    assert [(one.job, one.delay_s) for one in found.jobs] == [("wide", 2 * HOUR)]
+    assert asked(full(waits("slim", "p", 1)), END_S + 2 * HOUR).jobs == ()
+    assert asked(full(), END_S + 30 * 24 * HOUR) == asked(full(), END_S + 1.0)
+
+
+def test_of_a_long_queue_the_first_are_looked_at_and_it_is_said(monkeypatch) -> None:
+    line = [waits("slim", "p", 1, age_s=9.0), waits("wide", "p", 4, age_s=5.0)]
+    assert asked(full(*line), END_S + HOUR).is_complete
+    monkeypatch.setattr(delay_impact, "MAX_JOBS", 1)
+    found = asked(full(*line), END_S + HOUR)
+    assert (found.jobs, found.is_complete) == ((), False)
+
+
+def test_less_than_a_minute_is_no_delay() -> None:
+    line = full(waits("wide", "p", 4))
+    assert asked(line, END_S + MIN_DELAY_S - 1.0).jobs == ()
+    assert len(asked(line, END_S + MIN_DELAY_S).jobs) == 1
+
+
+def test_a_reservation_for_others_in_the_added_time_is_in_the_way() -> None:
+    def reserved(name: str, begins_s: float, *projects: str) -> ReservationRow:
+        whom = tuple(map(ProjectId, projects))
+        return ReservationRow(name, name, (NodeId("n1"),), whom, begins_s, begins_s + HOUR)
+
+    rows = (
+        reserved("theirs", END_S + 60.0, "q"),
+        reserved("maintenance", END_S + 2 * HOUR),
+        reserved("own", END_S + 60.0, "p"),
+        reserved("later", END_S + 9 * HOUR),
+    )
+    assert asked(full(reservations=rows), END_S + 3 * HOUR).reservations == ("maintenance", "theirs")
+    assert asked(full(reservations=rows), END_S + 30.0).reservations == ()
+
+
+def test_who_does_not_run_delays_nobody_and_is_refused() -> None:
+    with pytest.raises(ValueError):
+        estimate_delay_impact(full(), Policy(), JobId("none"), END_S, END_S + 1.0, DurationHistory())
+    with pytest.raises(ValueError):
+        asked(full(), END_S)
+
+
+@given(snapshots(), st.floats(60.0, 1e6), st.floats(1.0, 1e6), st.randoms(use_true_random=False))
+def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_nothing(
+    snapshot, end_s, extra_s, dice
+) -> None:
+    if not snapshot.running:
+        return
+    job, end_s = snapshot.running[0].job, snapshot.now_s + end_s
+    policy = Policy()
+    found = estimate_delay_impact(snapshot, policy, job, end_s, end_s + extra_s, DurationHistory())
+    late = [one.delay_s for one in found.jobs]
+    assert late == sorted(late, reverse=True)
+    assert all(MIN_DELAY_S <= by_s <= math.inf for by_s in late)
+    assert {one.job for one in found.jobs} <= {row.job for row in snapshot.pending}
+    mixed = replace(
+        snapshot,
+        pending=tuple(dice.sample(snapshot.pending, len(snapshot.pending))),
+        running=tuple(dice.sample(snapshot.running, len(snapshot.running))),
+    )
+    assert estimate_delay_impact(mixed, policy, job, end_s, end_s + extra_s, DurationHistory()) == found

@@ -1,0 +1,126 @@
+"""How long jobs run, learned from those that ended."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.forecast.durations import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    DurationHistory,
+    DurationKey,
+    QuantizedDurations,
+)
+
+TRAIN = DurationKey("vision", "ada", "train", 1_000)
+
+
+def known(*taught: tuple[DurationKey, list[float]]) -> DurationHistory:
+    durations = DurationHistory()
+    for kind, seconds in taught:
+        for duration_s in seconds:
+            durations.learn(kind, duration_s)
+    return durations
+
+
+def test_nothing_is_known_of_the_unknown_but_its_limit() -> None:
+    assert DurationHistory().expected_s(TRAIN) is None
+    assert DurationHistory().expected_s(TRAIN, time_limit_s=600.0) == 600.0
+    assert known((TRAIN, [60.0] * (MIN_SAMPLES - 1))).expected_s(TRAIN) is None
+
+
+def test_the_same_person_template_and_size_tells_most_then_project_and_size_then_size() -> None:
+    durations = known(
+        (TRAIN, [100.0] * 5),
+        (DurationKey("vision", "bob", "serve", 1_000), [900.0] * 20),
+        (DurationKey("nlp", "eve", None, 1_000), [5_000.0] * 200),
+    )
+    assert durations.expected_s(TRAIN) == 100.0
+    assert durations.expected_s(DurationKey("vision", "ada", None, 1_000)) == 900.0
+    assert durations.expected_s(DurationKey("bio", "kim", "train", 1_000)) == 5_000.0
+    assert durations.expected_s(DurationKey("vision", "ada", "train", 2_000)) is None
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "part", "limit_s", "left_s"),
+    [
+        (0.0, 0.5, None, 60.0),
+        (0.0, 0.0, None, 10.0),
+        (0.0, 1.0, None, 100.0),
+        (45.0, 0.5, None, 35.0),  # of 50 to 100 the middle is 80
+        (0.0, 0.5, 30.0, 30.0),
+        (45.0, 0.5, 50.0, 5.0),
+        (60.0, 0.5, 50.0, 0.0),
+        (70.0, 0.5, None, None),  # three ran longer: too few
+    ],
+)
+def test_what_is_left_is_that_of_the_jobs_that_ran_longer(
+    ran_s: float, part: float, limit_s: float | None, left_s: float | None
+) -> None:
+    durations = known((TRAIN, [10.0 * n for n in range(1, 11)]))
+    assert durations.remaining_s(TRAIN, ran_s, limit_s, part) == left_s
+
+
+def test_old_habits_are_forgotten() -> None:
+    durations = known((TRAIN, [9_000.0] * MAX_SAMPLES), (TRAIN, [30.0] * MAX_SAMPLES))
+    assert durations.remaining_s(TRAIN, 0.0, quantile=1.0) == 30.0
+
+
+def test_beyond_its_bound_it_forgets_whoever_came_first_of_all_kinds() -> None:
+    other = DurationKey("nlp", "eve", None, 2_000)
+    durations = DurationHistory(max_jobs=10)
+    for kind, duration_s in [(TRAIN, 100.0)] * 5 + [(other, 900.0)] * 5:
+        durations.learn(kind, duration_s)
+    assert durations.expected_s(TRAIN) == 100.0
+    durations.learn(other, 900.0)
+    assert durations.expected_s(TRAIN) is None  # four are too few
+    assert durations.learned_count == 11
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 1e6)), max_size=60))
+def test_learning_by_difference_is_learning_the_latest_anew(ran: list[tuple[str, float]]) -> None:
+    latest, anew = DurationHistory(max_jobs=12), DurationHistory()
+    for user, duration_s in ran:
+        latest.learn(DurationKey("p", user, "t", 1_000), duration_s)
+    for user, duration_s in ran[-12:]:
+        anew.learn(DurationKey("p", user, "t", 1_000), duration_s)
+    for user in "abcd":
+        kind = DurationKey("p", user, "t", 1_000)
+        assert latest.expected_s(kind) == anew.expected_s(kind)
+        assert latest.remaining_s(kind, 1_000.0) == anew.remaining_s(kind, 1_000.0)
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "in_all_s"),
+    [
+        (0.0, 678.8),  # the median, 600, and up to the next step
+        (678.7, 678.8),
+        (700.0, 960.0),  # of 700 to 1,100 the middle is 900, and up
+        (1_000.0, 1_920.0),  # too few ran longer than 960: as long again
+    ],
+)
+def test_what_is_told_comes_in_steps_and_holds_until_it_has_passed(ran_s: float, in_all_s: float) -> None:
+    durations = known((TRAIN, [100.0 * n for n in range(1, 12)]))
+    assert QuantizedDurations(durations).total_s(TRAIN, ran_s) == pytest.approx(in_all_s, abs=0.1)
+
+
+@given(st.lists(st.floats(0.0, 1e7), max_size=40), st.floats(0.0, 1e8))
+def test_what_is_told_lies_ahead_and_is_unknown_only_where_nothing_is_known(
+    ran: list[float], so_far_s: float
+) -> None:
+    told_s = (steps := QuantizedDurations(durations := known((TRAIN, ran)))).total_s(TRAIN, so_far_s)
+    assert (told_s is None) == (durations.expected_s(TRAIN) is None)
+    if told_s is not None:
+        assert told_s > so_far_s and told_s >= 60.0
+        assert steps.total_s(TRAIN, (so_far_s + told_s) / 2) == told_s
+
+
+def test_a_job_that_ends_changes_what_is_told_only_now_and_then() -> None:
+    durations, told = known((TRAIN, [600.0 + n for n in range(40)])), set()
+    steps = QuantizedDurations(durations)
+    for n in range(200):
+        durations.learn(TRAIN, 500.0 + n)
+        told.add(steps.total_s(TRAIN))
+    assert len(told) == 2  # 678.8 and 570.8

@@ -1,0 +1,373 @@
+"""A play of the queue: who starts when, drawn by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.forecast.capacity_buckets import BucketRequest, BucketSlots, CapacityBuckets
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS, simulate_queue
+from scheduler.core.forecast.simulation_input import Closure, JobClass, JobOwner, RunningJob, SimulationInput
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, QuotaRow, UserId
+from scheduler.core.shares.ledger import PoolLedger
+from tests.core.cluster_builder import quota
+
+P, Q = ProjectId("p"), ProjectId("q")
+SHARE = {P: 4_000.0, Q: 4_000.0}
+ADA, BOB = UserId("ada"), UserId("bob")
+PATHS = {P: (P, ProjectId("top")), Q: (Q, ProjectId("top")), ProjectId("top"): (ProjectId("top"),)}
+"""Two projects below one."""
+
+
+def stake(of: ProjectId, milli: int, user: UserId = ADA, preemptible: bool = True) -> JobOwner:
+    return JobOwner(of, of, user, preemptible, ResourceVector(milli))
+
+
+def runs_on(
+    of: ProjectId, left_s: float, *places: BucketSlots, user: UserId = ADA, preemptible: bool = True
+) -> RunningJob:
+    milli = sum(amount * (len(gpus) or WHOLE_MILLI) for _, amount, gpus in places)
+    return RunningJob(stake(of, milli, user, preemptible), places, [left_s] * SIMULATION_RUNS)
+
+
+def in_line(
+    of: ProjectId,
+    runs_s: float,
+    *needs: tuple[BucketRequest, int],
+    user: UserId = ADA,
+    preemptible: bool = True,
+    **more: Any,
+) -> tuple[JobClass, float]:
+    """One waiting job, and how long it runs."""
+    milli = sum(need.gpus * need.milli * count for need, count in needs)
+    return JobClass(stake(of, milli, user, preemptible), needs, (), **more), runs_s
+
+
+def task(gpus: int, *sorts: int, milli: int = WHOLE_MILLI) -> BucketRequest:
+    return BucketRequest(gpus, milli, sorts or (0,))
+
+
+def ground(
+    *whole: int, sorts: Sequence[int] = (), shared: dict[int, dict[int, int]] | None = None
+) -> CapacityBuckets:
+    """Cells with so many GPUs free, all of sort 0 unless told otherwise."""
+    return CapacityBuckets(tuple(sorts or (0 for _ in whole)), whole, shared or {}, 100)
+
+
+def ledger(running: Sequence[RunningJob], *quotas: QuotaRow) -> PoolLedger:
+    """Of two projects below one, with what runs."""
+    rows = {each: quota(each) for each in PATHS} | {row.project: row for row in quotas}
+    found = PoolLedger(rows, PATHS)
+    for job in running:
+        found.add(job.owner.leaf_project, job.owner.user, job.owner.amounts, job.owner.preemptible)
+    return found
+
+
+def staged(
+    free: CapacityBuckets,
+    running: Sequence[RunningJob],
+    line: Sequence[tuple[JobClass, float]],
+    *quotas: QuotaRow,
+) -> SimulationInput:
+    """Each of a line in its turn."""
+    lines = [each._replace(positions=(turn,)) for turn, (each, _) in enumerate(line)]
+    runs_s = [[runs] * SIMULATION_RUNS for _, runs in line]
+    return SimulationInput(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
+
+
+def start_s(
+    free: CapacityBuckets,
+    running: Sequence[RunningJob],
+    line: Sequence[tuple[JobClass, float]],
+    *quotas: QuotaRow,
+    **bound: int,
+) -> float | None:
+    """When the last of a line starts; None: not within the bound."""
+    me = len(line) - 1
+    plays = simulate_queue(staged(free, running, line, *quotas), [me], **bound)[me]
+    assert len(plays) == SIMULATION_RUNS
+    assert len(set(plays)) == 1
+    return plays[0]
+
+
+def test_a_job_starts_when_enough_has_ended_and_who_is_before_it_has_started() -> None:
+    running = [runs_on(P, 50.0, (0, 1, ())), runs_on(P, 80.0, (0, 1, ()))]
+    me = in_line(P, 10.0, (task(1), 1))
+    assert start_s(ground(0), running, [me]) == 50.0
+    assert start_s(ground(0), running, [me, me]) == 60.0
+    assert start_s(ground(0), running, [in_line(P, 500.0, (task(1), 1)), me]) == 80.0
+    assert start_s(ground(1), running, [me]) == 0.0
+
+
+def test_a_gang_waits_for_whole_nodes_and_smaller_ones_pass() -> None:
+    running = [runs_on(P, 50.0, (0, 2, ())), runs_on(P, 80.0, (1, 2, ()))]
+    gang = in_line(P, 10.0, (task(4), 2))
+    assert start_s(ground(2, 2), running, [gang]) == 80.0
+    assert start_s(ground(2, 0), running, [gang, in_line(P, 10.0, (task(2), 1))]) == 0.0
+
+
+def test_who_holds_least_of_its_share_goes_first() -> None:
+    running = [runs_on(P, 900.0, (0, 2, ())), runs_on(P, 50.0, (0, 1, ())), runs_on(Q, 900.0, (0, 1, ()))]
+    mine, theirs = in_line(P, 10.0, (task(1), 1)), in_line(Q, 10.0, (task(1), 1))
+    assert start_s(ground(0), running, [mine, theirs]) == 50.0
+    assert start_s(ground(0), running, [theirs, mine]) == 60.0
+
+
+def test_a_play_is_bounded_and_tells_nothing_of_what_lies_beyond() -> None:
+    running = [runs_on(P, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
+    assert start_s(ground(0), running, [in_line(P, 1.0, (task(9), 1))], max_steps=20) == 90.0
+    assert start_s(ground(0), running, [in_line(P, 1.0, (task(90), 1))], max_steps=20) is None
+    too_large = in_line(P, 1.0, (task(200), 1))  # for the empty pool
+    assert start_s(ground(0), running, [too_large]) == math.inf
+
+
+# -- limits and guarantees ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [quota("p", limit=2), quota("top", limit=3)], ids=["own", "above"])
+def test_a_limit_of_the_project_or_above_holds_a_job_back_until_enough_has_ended(bound: QuotaRow) -> None:
+    running = [
+        runs_on(P, 300.0, (0, 1, ())), runs_on(P, 200.0, (0, 1, ())), runs_on(Q, 700.0, (0, 1, ()))
+    ]  # fmt: skip
+    me = in_line(P, 10.0, (task(1), 1))
+    assert start_s(ground(5), running, [me], bound) == 200.0
+    assert start_s(ground(5), running, [in_line(P, 50.0, (task(1), 1)), me], bound) == 250.0
+    assert start_s(ground(5), running, [in_line(P, 10.0, (task(2), 1)), me], bound) == 200.0  # passes it
+
+
+def test_what_one_person_may_hold_keeps_only_that_person_back() -> None:
+    running = [runs_on(P, 300.0, (0, 2, ()), user=ADA)]
+    bound = quota("top", person=2)
+    assert start_s(ground(5), running, [in_line(P, 10.0, (task(1), 1), user=ADA)], bound) == 300.0
+    hers, his = in_line(P, 10.0, (task(1), 1), user=ADA), in_line(P, 10.0, (task(1), 1), user=BOB)
+    assert start_s(ground(5), running, [hers, his], bound) == 0.0
+
+
+def test_what_nobody_may_take_back_waits_for_its_guarantee() -> None:
+    running = [
+        runs_on(P, 400.0, (0, 2, ()), preemptible=False), runs_on(P, 100.0, (0, 1, ()))
+    ]  # fmt: skip
+    firm = in_line(P, 10.0, (task(1), 1), preemptible=False)
+    loose = in_line(P, 10.0, (task(1), 1))
+    promised = [quota("p", guaranteed=2), quota("top", guaranteed=2)]
+    assert start_s(ground(5), running, [firm], *promised) == 400.0
+    assert start_s(ground(5), running, [firm, loose], *promised) == 0.0
+    assert start_s(ground(5), running, [firm], quota("p", guaranteed=3), quota("top", guaranteed=2)) == 400.0
+
+
+def test_a_job_that_a_limit_never_lets_start_is_promised_nothing_however_long_the_play() -> None:
+    running = [runs_on(Q, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
+    me = in_line(P, 10.0, (task(3), 1))
+    assert start_s(ground(9), running, [me], quota("p", limit=2), max_steps=7) == math.inf
+    firm = in_line(P, 10.0, (task(3), 1), preemptible=False)
+    assert start_s(ground(9), running, [firm], quota("p", guaranteed=2), max_steps=7) == math.inf
+
+
+# -- where tasks can stand ----------------------------------------------------------------------------------
+
+
+def test_a_task_waits_for_cells_of_its_sorts() -> None:
+    running = [runs_on(P, 50.0, (0, 1, ())), runs_on(P, 80.0, (1, 1, ()))]
+    free = ground(0, 0, sorts=(0, 1))
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, 1), 1))]) == 80.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, 0, 1), 1))]) == 50.0
+    nowhere = in_line(P, 10.0, (BucketRequest(1, WHOLE_MILLI, ()), 1))
+    assert start_s(free, running, [nowhere], max_steps=1) == math.inf
+
+
+def test_shares_join_a_gpu_and_a_whole_one_waits_for_all_of_them() -> None:
+    free = ground(0, shared={0: {7: 400}})
+    running = [runs_on(P, 50.0, (0, 300, (7,))), runs_on(P, 90.0, (0, 300, (7,)))]
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=400), 1))]) == 0.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 1))]) == 50.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1), 1))]) == 90.0
+    share = in_line(P, 500.0, (task(1, milli=400), 1))
+    assert start_s(free, running, [share, in_line(P, 10.0, (task(1), 1))]) == 500.0
+
+
+def test_two_halves_free_on_two_gpus_are_no_whole_one() -> None:
+    free = ground(0, shared={0: {7: 500, 8: 500}})
+    running = [runs_on(P, 60.0, (0, 500, (8,))), runs_on(P, 70.0, (0, 500, (7,)))]
+    assert start_s(free, running, [in_line(P, 10.0, (task(1), 1))]) == 60.0
+    assert (
+        start_s(free, running, [in_line(P, 10.0, (task(2, milli=500), 1))]) == 0.0
+    )  # a share of each of two
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 2))]) == 0.0
+    assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 3))]) == 60.0
+
+
+def test_a_gang_of_unequal_tasks_stands_whole_or_not_at_all() -> None:
+    gang = in_line(P, 10.0, (task(4), 1), (task(2), 1))
+    running = [runs_on(P, 50.0, (1, 2, ()))]
+    assert start_s(ground(4, 0), running, [gang]) == 50.0
+    assert start_s(ground(4, 0), running, [gang, in_line(P, 10.0, (task(4), 1))]) == 0.0  # it took nothing
+
+
+# -- the clock ------------------------------------------------------------------------------------------------
+
+
+def test_nobody_starts_before_it_is_to() -> None:
+    later = in_line(P, 10.0, (task(1), 1), not_before_s=30.0)
+    assert start_s(ground(1), [], [later]) == 30.0
+    assert start_s(ground(1), [], [later, in_line(P, 500.0, (task(1), 1))]) == 0.0  # nothing is kept for it
+
+
+def test_reserved_cells_open_when_they_are_free_again() -> None:
+    closed = (Closure(frozenset({0}), -math.inf, 70.0),)
+    assert start_s(ground(1), [], [in_line(P, 10.0, (task(1), 1), closures=closed)]) == 70.0
+    elsewhere = in_line(P, 10.0, (task(1, 0, 1), 1), closures=closed)
+    running = [runs_on(P, 40.0, (1, 1, ()))]
+    assert start_s(ground(1, 0, sorts=(0, 1)), running, [elsewhere]) == 40.0
+
+
+def test_cells_close_when_a_reservation_comes_too_near() -> None:
+    closed = (Closure(frozenset({0}), 60.0, 500.0),)
+    me = in_line(P, 10.0, (task(1), 1), closures=closed)
+    assert start_s(ground(0), [runs_on(P, 60.0, (0, 1, ()))], [me]) == 60.0
+    assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me]) == 500.0
+    other = in_line(Q, 10.0, (task(1), 1))  # one for whom it is
+    assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me, other]) == 61.0
+
+
+# -- everybody in one play --------------------------------------------------------------------------------------
+
+UNLIKE = {ProjectId(name): share for name, share in (("a", 4_001.7), ("b", 2_999.3), ("c", 7_013.9))}
+"""Shares of which no two parts are equal: nothing hangs on ties."""
+TREE = {project: (project, ProjectId("top")) for project in UNLIKE} | {ProjectId("top"): (ProjectId("top"),)}
+SPANS = [(), (), (Closure(frozenset({1}), 40.0, 90.0),), (Closure(frozenset({0}), -math.inf, 55.5),)]
+seconds = st.floats(0.5, 300.0)
+needs = st.lists(
+    st.tuples(
+        st.builds(
+            BucketRequest,
+            st.integers(1, 3),
+            st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500]),
+            st.sampled_from([(0,), (1,), (0, 1)]),
+        ),
+        st.integers(1, 2),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda each: each[0],
+).map(tuple)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> SimulationInput:
+    """Small pools of two sorts of cells, where jobs of three projects run and wait."""
+    cells = draw(st.lists(st.integers(0, 4), min_size=2, max_size=5))
+    projects = st.sampled_from(sorted(UNLIKE))
+    people = st.sampled_from([ADA, BOB])
+    places = st.tuples(st.integers(0, len(cells) - 1), st.integers(1, 3), st.just(()))
+    running = [
+        RunningJob(stake(draw(projects), place[1] * WHOLE_MILLI, draw(people), draw(st.booleans())), (place,),
+              draw(st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS)))
+        for place in draw(st.lists(places, max_size=6))
+    ]  # fmt: skip
+    lines: dict[JobClass, list[int]] = {}
+    turns = draw(st.integers(1, 12))
+    for turn in range(turns):
+        line, _ = in_line(
+            draw(projects), 0.0, *draw(needs), user=draw(people), preemptible=draw(st.booleans()),
+            not_before_s=draw(st.sampled_from([0.0, 0.0, 25.0, 70.5])), closures=draw(st.sampled_from(SPANS)),
+        )  # fmt: skip
+        lines.setdefault(line, []).append(turn)
+    numbers = st.sampled_from([None, 2, 5])
+    quotas = {
+        each: quota(each, guaranteed=draw(st.integers(0, 4)), limit=draw(numbers), person=draw(numbers))
+        for each in TREE
+    }
+    book = PoolLedger(quotas, TREE)
+    for job in running:
+        book.add(job.owner.leaf_project, job.owner.user, job.owner.amounts, job.owner.preemptible)
+    return SimulationInput(
+        ground(*cells, sorts=[number % 2 for number in range(len(cells))]),
+        running,
+        [line._replace(positions=mine) for line, mine in lines.items()],
+        draw(
+            st.lists(
+                st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS),
+                min_size=turns,
+                max_size=turns,
+            )
+        ),
+        UNLIKE,
+        book if draw(st.booleans()) else None,
+    )
+
+
+@given(stages())
+def test_who_is_last_of_its_project_starts_alone_as_with_everybody(stage: SimulationInput) -> None:
+    everybody = simulate_queue(stage, stage.class_of)
+    last: dict[ProjectId, int] = {}
+    for turn, line in sorted(stage.class_of.items()):
+        last[stage.job_classes[line].owner.project] = turn
+    for turn in last.values():
+        assert simulate_queue(stage, [turn])[turn] == everybody[turn]
+    assert everybody == simulate_queue(stage, sorted(stage.class_of, reverse=True))
+
+
+@given(stages(), st.integers(1, 40))
+def test_a_bound_takes_answers_away_and_changes_none(stage: SimulationInput, max_steps: int) -> None:
+    free = simulate_queue(stage, stage.class_of)
+    for turn, plays in simulate_queue(stage, stage.class_of, max_steps=max_steps).items():
+        assert all(each is None or each == start_s for each, start_s in zip(plays, free[turn], strict=True))
+
+
+@given(stages())
+def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: SimulationInput) -> None:
+    found = simulate_queue(stage, stage.class_of)
+    for line in stage.job_classes:
+        for play in range(SIMULATION_RUNS):
+            starts_s = [found[turn][play] for turn in line.positions]
+            assert starts_s == sorted(starts_s)
+            assert starts_s[0] >= line.not_before_s
+
+
+@given(stages())
+def test_whoever_starts_passes_no_limit(stage: SimulationInput) -> None:
+    if stage.ledger is None:
+        return
+    found = simulate_queue(stage, stage.class_of)
+    for play in range(SIMULATION_RUNS):
+        spans = [(job.owner, -1.0, job.remaining_s[play]) for job in stage.running]
+        for turn, plays in found.items():
+            start_s, line = plays[play], stage.job_classes[stage.class_of[turn]]
+            assert start_s is not None
+            spans.append((line.owner, start_s, start_s + stage.durations_s[turn][play]))
+        for of, at_s, _ in spans:
+            if 0.0 <= at_s < math.inf:
+                for level in TREE[of.leaf_project]:
+                    held = [
+                        stake.amounts.gpu_milli
+                        for stake, start_s, end_s in spans
+                        if level in TREE[stake.leaf_project] and start_s <= at_s < end_s
+                    ]
+                    assert sum(held) <= stage.ledger.limit[level].gpu_milli
+
+
+def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
+    line, _ = in_line(P, 0.0, (task(1), 1))
+    stage = SimulationInput(
+        ground(5),
+        [],
+        [line._replace(positions=(0, 1, 2))],
+        [[40.0] * SIMULATION_RUNS] * 3,
+        SHARE,
+        ledger([], quota("p", limit=2)),
+    )
+    assert [plays[0] for plays in simulate_queue(stage, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
+
+
+def test_with_everybody_a_later_turn_takes_what_an_earlier_one_cannot_use() -> None:
+    running = [runs_on(P, 50.0, (0, 1, ()))]
+    large, small = in_line(P, 10.0, (task(2), 1)), in_line(P, 200.0, (task(1), 1))
+    stage = staged(ground(1), running, [large, small])
+    assert simulate_queue(stage, [0])[0] == [50.0] * SIMULATION_RUNS
+    assert simulate_queue(stage, [0, 1]) == {0: [200.0] * SIMULATION_RUNS, 1: [0.0] * SIMULATION_RUNS}

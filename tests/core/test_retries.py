@@ -1,0 +1,22 @@
+"""Which attempts of a job cost it a try."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.domain.end_states import FREE_RENDEZVOUS_FAILURES, counted_attempts
+
+APART = ("NODE_FAIL", "rendezvous_unreachable")
+
+
+@pytest.mark.parametrize(
+    ("ended", "used"),
+    [
+        ([], 0),
+        ([("FAILED", "exit_code"), ("PREEMPTED", "reclaimed"), ("SUSPENDED", "suspended")], 1),
+        ([APART] * FREE_RENDEZVOUS_FAILURES, 0),
+        ([APART] * (FREE_RENDEZVOUS_FAILURES + 2) + [("FAILED", "start_refused")], 3),
+    ],
+)
+def test_nodes_that_do_not_reach_each_other_cost_none_for_a_while(ended, used) -> None:
+    assert counted_attempts(ended) == used

@@ -1,0 +1,124 @@
+"""A job that must stand near together: where it may stand, and what it is told when it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from portal.domain.reasons import VerdictCode
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.plan import AlternativeKind
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeRow, Snapshot, TopologyConstraint
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import FABRIC, cluster, node, places, project, runs, waits
+
+POLICY = Policy()
+ONE_RACK = TopologyConstraint("fabric", "rack")
+
+
+def racked(name: str, rack: str) -> NodeRow:
+    return node(name, 4, labels=(("block", "a"), ("rack", rack)))
+
+
+def hall(*running, pending=(), nodes=("n0", "n1", "n2", "n3")) -> Snapshot:
+    """Two racks of two nodes with four GPUs each."""
+    rows = [racked(name, str(int(name[1:]) // 2)) for name in nodes]
+    drawn = cluster(rows, [project("p"), project("q")], running=running, pending=pending)
+    return replace(drawn, topologies=(FABRIC,))
+
+
+def test_a_gang_stands_in_the_one_rack_that_has_room() -> None:
+    gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
+    plan = decide(hall(runs("r", "q", ("n0", [0])), pending=[gang]), POLICY)
+    assert {place for place, _ in places(plan, "j")} == {"n2", "n3"}
+
+
+def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
+    gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
+    fixed = {"preemptible": False}
+    snapshot = hall(
+        runs("r", "q", ("n0", [0]), **fixed), runs("s", "q", ("n2", [0]), **fixed), pending=[gang]
+    )
+    plan = decide(snapshot, POLICY)
+    (verdict,) = plan.verdicts
+    assert verdict.code is VerdictCode.INSUFFICIENT_RESOURCES
+    assert verdict.message == (
+        "Needs 2 × 4 GPUs in one rack; the rack with most room now has room for 1 of its 2 tasks."
+    )
+    assert verdict.details["tasks_together"] == 1
+    farther = preview_request(snapshot, POLICY, gang).alternatives
+    assert farther[0].kind is AlternativeKind.RELAX_TOPOLOGY
+    assert farther[0].fields == {"topology_constraint": None}
+    assert decide(hall(*snapshot.running, pending=[replace(gang, topology_constraint=None)]), POLICY).starts
+
+
+@pytest.mark.parametrize(
+    ("topology_constraint", "tasks", "message"),
+    [
+        (
+            ONE_RACK,
+            3,
+            "Needs 3 × 4 GPUs in one rack; the largest rack of this cluster can hold 2 of its 3 tasks.",
+        ),
+        (
+            TopologyConstraint("elsewhere", "rack"),
+            1,
+            "Needs 4 GPUs in one rack; no node of this cluster has a rack in a topology called elsewhere.",
+        ),
+        (
+            TopologyConstraint("fabric", "hall"),
+            1,
+            "Needs 4 GPUs in one hall; no node of this cluster has a hall in a topology called fabric.",
+        ),
+    ],
+)
+def test_what_no_rack_could_ever_hold_is_never(
+    topology_constraint: TopologyConstraint, tasks: int, message: str
+) -> None:
+    gang = waits("j", "p", 4, tasks=tasks, topology_constraint=topology_constraint)
+    plan = decide(hall(pending=[gang]), POLICY)
+    (verdict,) = plan.verdicts
+    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
+
+
+def test_what_is_only_preferred_keeps_nobody_waiting() -> None:
+    gang = waits("j", "p", 4, tasks=5, topology_constraint=TopologyConstraint("fabric", None, "rack"))
+    labelled = hall(pending=[gang])
+    bare = replace(labelled, nodes=(*labelled.nodes, node("n9", 4)))
+    assert len(places(decide(bare, POLICY), "j")) == 5
+    unlabelled = replace(bare, nodes=tuple(replace(row, labels=()) for row in bare.nodes))
+    assert len(places(decide(unlabelled, POLICY), "j")) == 5
+
+
+def test_a_late_gang_reserves_within_one_rack() -> None:
+    gang = waits("j", "p", 4, tasks=2, age_s=1e6, topology_constraint=ONE_RACK)
+    short, long = (
+        {"time_limit_s": 3_600, "preemptible": False},
+        {"time_limit_s": 36_000, "preemptible": False},
+    )
+    running = [
+        runs("a", "q", ("n0", [0]), **short),
+        runs("b", "q", ("n1", [0]), **long),
+        runs("c", "q", ("n2", [0]), **short),
+    ]
+    verdict = decide(hall(*running, pending=[gang]), POLICY).verdicts[0]
+    assert verdict.details["reserved_from_s"] == 1_000_000.0 - 600 + 3_600  # of n2 and n3, not of n0 and n2
+
+
+def test_a_job_that_runs_still_tells_how_near_it_must_stand() -> None:
+    snapshot = hall(pending=[waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)])
+    (row,) = apply_plan(snapshot, decide(snapshot, POLICY)).running
+    assert row.topology_constraint == ONE_RACK
+
+
+def test_other_labels_and_topologies_are_seen_by_a_decision_that_remembers() -> None:
+    memory = DecisionCache()
+    gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
+    apart = hall(pending=[gang], nodes=("n0", "n2"))
+    assert decide(apart, POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE
+    moved = replace(apart, nodes=(apart.nodes[0], replace(apart.nodes[1], labels=apart.nodes[0].labels)))
+    assert decide(moved, POLICY, memory).starts
+    assert decide(replace(moved, topologies=()), POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE

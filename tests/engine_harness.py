@@ -1,0 +1,259 @@
+"""A small engine harness for tests: real workers as processes, this machine as a node with pretend GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import connection
+
+from agents.bundle import build_archive
+from portal.domain.states import NodeTransport, RuntimeKind
+from portal.models import Gpu, Node, NodePool, OutboxMessage
+from scheduler import sweep
+from scheduler.cycle import CycleResult, run_cycle
+from scheduler.leases import new_holder
+from scheduler.nodes.actor_supervisor import ActorSupervisor
+from tests import factories
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_FACTOR = 2.5
+
+
+class WaitTimeoutError(AssertionError):
+    """What a test waited for did not come."""
+
+
+def wait_for(description: str, condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+    """The first true answer of ``look``. A loaded machine gets ``TIMEOUT_FACTOR`` times as long."""
+    deadline_s = time.monotonic() + within_s * TIMEOUT_FACTOR
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline_s:
+            raise WaitTimeoutError(f"{description}: not within {within_s * TIMEOUT_FACTOR:g} s")
+        time.sleep(0.02)
+
+
+class EngineHarness:
+    """Workers on the test's own database and Redis, and a node of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": _database_url(),
+            "REDIS_URL": settings.REDIS_URL,
+            "FAIRWAY_DATA_DIR": str(folder),
+            "FAIRWAY_SECRET_KEY": settings.SECRET_KEY,
+            "PYTHONPATH": str(ROOT),
+        }
+
+    # -- the node ----------------------------------------------------------------------------------
+
+    def create_node(self, *, pool: NodePool | None = None, gpus: int = 4, name: str = "local") -> Node:
+        """An enrolling local node with the runtime process and pretend GPUs."""
+        cluster = factories.cluster_settings().cluster_id
+        home = self.folder / name
+        home.mkdir(mode=0o755)
+        (home / "boot_id").write_text("boot-1")
+        self.write_gpus(name, [f"SIM-{name}-{index}" for index in range(gpus)])
+        program = self.folder / "agent" / "agent.pyz"
+        if not program.exists():
+            build_archive(program)
+        return Node.objects.create(
+            name=name,
+            pool=pool or factories.pool(),
+            transport=NodeTransport.LOCAL.value,
+            runtime=RuntimeKind.PROCESS.value,
+            settings={
+                "cluster": cluster,
+                "state_dir": str(home / "state"),
+                "home_root": str(home / "homes"),
+                "runtimes": [{"kind": "process"}],
+                "gpu_provider": f"file:{home / 'gpus.json'}",
+                "boot_id_path": str(home / "boot_id"),
+                "min_free_disk_mib": 1,
+            },
+        )
+
+    def mark_enrolled(self, node: Node, *, gpus: int = 4) -> Node:
+        """The node as an earlier connection has left it, so that jobs for it can be submitted at once."""
+        Node.objects.filter(pk=node.pk).update(
+            state="ready", cpu_milli=8000, memory_mib=8000, boot_id="boot-1"
+        )
+        for index in range(gpus):
+            uuid = f"SIM-{node.name}-{index}"
+            Gpu.objects.create(node=node, uuid=uuid, index=index, model="Test 80", memory_mib=81_920)
+        node.refresh_from_db()
+        return node
+
+    def write_gpus(
+        self,
+        name: str,
+        uuids: list[str],
+        health: dict[str, str] | None = None,
+        *,
+        xids: dict[str, list[int]] | None = None,
+    ) -> None:
+        """``health`` of those that are not well; ``xids`` that were told of some, from which their health follows."""
+        plain = {"model": "Test 80", "memory_mib": 81_920}
+        rows = [
+            {**plain, "uuid": uuid}
+            | ({"health": health[uuid]} if uuid in (health or {}) else {})
+            | ({"xids": xids[uuid]} if uuid in (xids or {}) else {})
+            for uuid in uuids
+        ]
+        path = self.folder / name / "gpus.json"
+        path.with_suffix(".new").write_text(json.dumps({"gpus": rows}))
+        path.with_suffix(".new").replace(path)
+
+    def reboot(self, name: str = "local", boot: str = "boot-2") -> None:
+        """Gives the node another boot id; what runs is left to the agent."""
+        (self.folder / name / "boot_id").write_text(boot)
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def start_worker(
+        self, queues: str = "cycle,ask,nodes", *, beat: bool = True, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """A worker process of these queues."""
+        words = [sys.executable, "-m", "celery", "-A", "scheduler.worker", "worker", "-Q", queues]
+        words += ["-P", "threads", "-c", "4", "--without-gossip", "--without-mingle", "-l", "INFO"]
+        words += ["-n", f"w{len(self.processes)}@test"]
+        if beat:
+            words += ["-B", "-s", str(self.folder / "beat")]
+        log = (self.folder / "workers.log").open("ab")
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=self.environment | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def log(self) -> str:
+        return (self.folder / "workers.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=8)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._end_tasks()
+
+    def _end_tasks(self) -> None:
+        """Ends what still runs on the nodes of this harness, by the process ids in its own state folders."""
+        for facts in self.folder.glob("*/state/tasks/*/pid.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                os.killpg(json.loads(facts.read_text())["pid"], signal.SIGKILL)
+
+
+class InProcessEngine:
+    """The whole engine in this process, without Celery: cycles, sweeps and actors until a condition holds."""
+
+    def __init__(self) -> None:
+        self.holder = new_holder()
+        self.last: CycleResult | None = None
+
+    def run_until(self, done: Callable[[], bool], within_s: float = 20.0) -> bool:
+        supervisor = ActorSupervisor()
+        supervisor.start()
+        deadline_s = time.monotonic() + within_s
+        try:
+            while not done():
+                if time.monotonic() > deadline_s:
+                    return False
+                self.last = run_cycle("test", self.holder)
+                sweep.sweep()
+                OutboxMessage.objects.update(created_at="2000-01-01T00:00Z")
+                for node in Node.objects.values_list("public_id", flat=True):
+                    supervisor.notify(node, "work")
+                time.sleep(0.05)
+            return True
+        finally:
+            supervisor.stop()
+
+
+def containers_alive(folder: Path) -> list[str]:
+    """Names of the tasks whose first process lives, over all nodes below a folder."""
+    alive = []
+    places = glob.glob(f"{folder}/state/tasks/*/pid.json") + glob.glob(f"{folder}/*/state/tasks/*/pid.json")
+    for facts in map(Path, places):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            pid = json.loads(facts.read_text())["pid"]
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state not in "ZX":
+                alive.append(facts.parent.name)
+    return sorted(alive)
+
+
+@contextlib.contextmanager
+def engine_harness() -> Iterator[EngineHarness]:
+    """An engine harness with an empty Redis; its folder can be entered by the accounts of jobs."""
+    folder = Path(tempfile.mkdtemp(prefix="fairway-room-"))
+    folder.chmod(0o755)
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()
+    harness = EngineHarness(folder)
+    try:
+        yield harness
+    finally:
+        harness.close()
+        if "KEEP_HARNESS_FOLDER" not in os.environ:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def held_milli() -> int:
+    """GPU milli in use over the whole record."""
+    return sum(Gpu.objects.values_list("used_milli", flat=True))
+
+
+def _database_url() -> str:
+    """The address of the test database: that of the settings, with the test's name.
+
+    Only the last part of the path is the name: before it may stand the folder of a unix socket.
+    """
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    folder = parts.path.rpartition("/")[0]
+    return urlunsplit(parts._replace(path=f"{folder}/{connection.settings_dict['NAME']}"))
+
+
+@pytest.fixture(scope="module")
+def shared_harness() -> Iterator[EngineHarness]:
+    """A harness for all tests of a file."""
+    with engine_harness() as made:
+        yield made
+
+
+@pytest.fixture
+def harness(shared_harness: EngineHarness, settings: Any) -> EngineHarness:
+    """The same, with its folders as those of the portal."""
+    settings.DATA_DIR = shared_harness.folder
+    settings.LOG_DIR = Path(shared_harness.folder) / "logs"
+    return shared_harness

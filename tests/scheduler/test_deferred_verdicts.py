@@ -1,0 +1,104 @@
+"""Where many wait, a cycle starts jobs first and then says why others wait, until the next is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from portal.models import ClusterSettings, Job, JobVerdict
+from portal.outbox import has_queued_messages
+from portal.valkey.client import valkey_client
+from scheduler import tasks
+from scheduler.core.model.plan import Verdict
+from scheduler.core.model.snapshot import JobId
+from scheduler.core.verdicts.report import VerdictReport
+from scheduler.cycle import CycleResult, run_cycle
+from scheduler.cycle_state import CycleState
+from scheduler.tasks import CycleRunner
+from tests import factories
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    factories.cluster_settings()
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 1)
+    return factories.basic_cluster()
+
+
+def submit(scene: dict[str, Any], jobs: int) -> list[Job]:
+    return [factories.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(jobs)]
+
+
+def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
+    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 4)
+    submit(scene, 14)
+    remembered = CycleState()
+    first = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
+    assert first is not None and first.started and not first.explained
+    some = set(JobVerdict.objects.values_list("job_id", flat=True))
+    assert 0 < len(some) <= 4
+    hurried = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
+    assert hurried is not None and not hurried.explained
+    assert set(JobVerdict.objects.values_list("job_id", flat=True)) == some  # it is not a second since
+    second = run_cycle("test", "holder", remembered)
+    assert second is not None and second.explained
+    waiting = set(Job.objects.filter(state="PENDING").values_list("id", flat=True))
+    assert set(JobVerdict.objects.values_list("job_id", flat=True)) == waiting > some
+
+
+def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
+    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: VerdictReport, jobs: Iterable[JobId]) -> list[Verdict]:
+        raise RuntimeError("no words")
+
+    monkeypatch.setattr(VerdictReport, "for_jobs", fails)
+    submit(scene, 14)
+    outcome = run_cycle("test", "holder", CycleState())
+    assert outcome is not None and outcome.started and not outcome.explained
+    assert Job.objects.exclude(state="PENDING").count() == outcome.started
+    assert "no words" in ClusterSettings.objects.get().scheduler_alert
+
+
+def test_the_last_of_many_old_hints_has_the_rest_told(
+    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hints of a burst are all older than the cycle that the first of them began."""
+    left = [True]
+    ran: list[bool] = []
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 4)
+    monkeypatch.setattr(tasks, "has_queued_messages", lambda queue: left[0])
+
+    def counted(*arguments: Any, **named: Any) -> CycleResult | None:
+        outcome = run_cycle(*arguments, **named)
+        ran.append(outcome is not None and outcome.explained)
+        return outcome
+
+    monkeypatch.setattr(tasks, "run_cycle", counted)
+    submit(scene, 14)
+    gate, sent_s = CycleRunner(), time.time()
+    gate.run("test", sent_s)
+    gate.run("test", sent_s)
+    assert ran == [False]
+    left[0] = False  # this is the last of them
+    gate.run("test", sent_s)
+    assert ran == [False, True]
+    gate.run("test", sent_s)
+    assert ran == [False, True]
+
+
+@pytest.mark.usefixtures("scene")
+def test_whether_hints_wait_is_asked_of_the_broker() -> None:
+    client = valkey_client(1.0)
+    client.delete("quiet")
+    assert not has_queued_messages("quiet")
+    client.rpush("quiet", "{}")
+    assert has_queued_messages("quiet")
+    client.delete("quiet")

@@ -1,0 +1,216 @@
+"""Images that are brought to a node: how many at a time, what becomes of the wish, and which image a job gets."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.utils import timezone
+
+from agents.engines.interface import AgentError
+from portal.domain.reasons import EndReason
+from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
+from portal.services.images.pins import do_check_tag, pin_job
+from portal.services.images.prefetch import do_prefetch_image
+from portal.services.lifecycle import job_control
+from scheduler.nodes import image_pulls
+from scheduler.nodes.dispatch import fail_task
+from scheduler.nodes.image_pulls import MAX_CONCURRENT_PULLS, ImagePuller, record_images
+from tests import factories
+from tests.engine_harness import wait_for
+from tests.services.test_lifecycle import place
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+NAMES = ("one", "broken", "three")
+
+
+class SlowEngine:
+    """Pulls when it is told to; refuses one image."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Semaphore(0)
+        self.pulled: list[str] = []
+
+    def watch(self, keep) -> None:
+        pass
+
+    def pull(self, image: str, login) -> None:
+        self.pulled.append(image)
+        self.go_on.acquire()
+        if image.endswith("broken:1"):
+            raise AgentError("engine_error", "There is no such image.")
+
+    def images(self) -> list[dict[str, object]]:
+        return []
+
+    def store_used_percent(self) -> float:
+        return 90.0
+
+    def close(self) -> None:
+        pass
+
+
+def states(node) -> dict[str, str]:
+    rows = ImagePresence.objects.filter(node=node, environment__name__in=NAMES).select_related("environment")
+    return {row.environment.name: f"{row.state}{' wanted' if row.pull_requested_at else ''}" for row in rows}
+
+
+def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
+    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    node = scene["node"]
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    for name in NAMES:
+        do_prefetch_image(admin, factories.environment(name, image=f"localhost/{name}:1"))
+    again = threading.Event()
+    bringer = ImagePuller(again.set)
+    bringer.prefetch(node)
+    bringer.prefetch(node)
+    expected = {"one": "loading wanted", "broken": "loading wanted", "three": "missing wanted"}
+    wait_for("two are on their way", lambda: states(node) == expected)
+    assert len(bringer.in_progress()) == MAX_CONCURRENT_PULLS == 2
+    record_images(node, [], bringer.in_progress())
+    assert states(node) == expected
+
+    slow.go_on.release(2)
+    wait_for("both are over", lambda: again.is_set() and not bringer.in_progress())
+    assert states(node) == {"one": "present", "broken": "failed", "three": "missing wanted"}
+    bringer.prefetch(node)
+    slow.go_on.release()
+    wait_for("the third follows", lambda: states(node)["three"] == "present")
+    wait_for("its thread ended", lambda: not bringer.in_progress())
+    assert NodeOperation.objects.get().kind == "gc", "its store is fuller than it may be"
+    broken = ImagePresence.objects.get(state="failed").environment
+    job = factories.job(scene["owner"], scene["project"], broken)
+    assert bringer.take_failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it
+
+
+def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) -> None:
+    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    do_prefetch_image(admin, factories.environment("broken", image="localhost/broken:1"))
+    bringer = ImagePuller(lambda: None)
+    bringer.prefetch(scene["node"])
+    bringer.stop()
+    slow.go_on.release()
+    wait_for("it has ended", lambda: not bringer.in_progress())
+    assert states(scene["node"])["broken"] == "loading wanted"
+    record_images(scene["node"], [])
+    assert states(scene["node"])["broken"] == "missing wanted"
+
+
+# -- which image ---------------------------------------------------------------------------------------
+
+NAME = "registry.example/lab/torch"
+ONE, OTHER = (f"{NAME}@sha256:{digit * 64}" for digit in "12")
+
+
+def reported(pin: str) -> dict[str, object]:
+    return {"image_id": "sha256:" + "a" * 64, "refs": [f"{NAME}:2"], "digests": [pin], "runtime": "podman"}
+
+
+def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
+    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    second = factories.node(scene["pool"], name="second")
+    environment = factories.environment(tool=False, image=f"{NAME}:2", image_digest=ONE)
+    checked = do_check_tag(admin, environment)
+    (other,) = {scene["node"], second} - {checked}
+    for node in (other, checked, checked):
+        do_prefetch_image(admin, environment, node)
+        bringer = ImagePuller(lambda: None)
+        slow.go_on.release()
+        bringer.prefetch(node)
+        wait_for("it was brought", lambda one=bringer: not one.in_progress())
+    assert slow.pulled == [ONE, f"{NAME}:2", ONE]
+
+
+@pytest.fixture
+def job_of_two_nodes():
+    """A waiting job without a pin, a node that reports an image under its tag, and a second node that has none."""
+    scene = factories.basic_cluster()
+    second = factories.node(scene["pool"], name="second")
+    environment = factories.environment("torch", tool=False, image=f"{NAME}:2")
+    record_images(scene["node"], [reported(ONE)])
+    job = factories.job(scene["owner"], scene["project"], environment, max_attempts=9)
+    return scene | {"second": second, "environment": environment, "job": job}
+
+
+def attempted(scene, node, reason: EndReason | None = None) -> str:
+    """Begins the job's next attempt on a node, and ends it for ``reason``; gives the image that it would start."""
+    job = Job.objects.get(pk=scene["job"].pk)
+    task = Task.objects.get(attempt=place(scene | {"node": node}, job))
+    pin = pin_job(task)
+    assert pin_job(Task.objects.get(pk=task.pk)) == pin
+    if reason is EndReason.IMAGE_MISSING:
+        fail_task(node, task, reason, "manifest unknown")
+    if reason is not None:
+        job_control.record_task_ended(task.pk, exit_code=None, reason=reason)
+    return pin
+
+
+def test_an_image_that_one_node_named_and_no_other_gets_is_replaced_and_the_history_says_so(
+    job_of_two_nodes,
+) -> None:
+    scene = job_of_two_nodes
+    node, second, job = scene["node"], scene["second"], scene["job"]
+    record_images(second, [reported(OTHER)])
+    assert attempted(scene, node, EndReason.NODE_REBOOTED) == ONE
+    assert attempted(scene, second, EndReason.IMAGE_MISSING) == ONE
+    assert second not in job.avoid_nodes.all()
+    assert not job.events.filter(reason="image_replaced").exists()
+    assert attempted(scene, second) == OTHER
+    told = job.events.get(reason="image_replaced").message
+    assert ONE in told and OTHER in told
+
+
+def test_an_image_that_could_not_be_had_is_replaced_by_the_one_that_nodes_agree_on(job_of_two_nodes) -> None:
+    scene = job_of_two_nodes
+    assert attempted(scene, scene["second"], EndReason.NODE_REBOOTED) == ""
+    assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == ONE
+    for name in ("third", "fourth"):
+        record_images(factories.node(scene["pool"], name=name), [reported(OTHER)])
+    assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == OTHER
+    Environment.objects.update(image_digest=ONE)  # an administrator chose it since
+    scene["job"].refresh_from_db()
+    assert (scene["job"].image_digest, scene["job"].image_attempt) == (OTHER, None)
+    assert attempted(scene, scene["second"]) == OTHER, "what nodes had agreed on stays"
+
+
+def test_other_ends_replace_no_image(job_of_two_nodes) -> None:
+    scene = job_of_two_nodes
+    record_images(scene["second"], [reported(OTHER)])
+    assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
+    assert attempted(scene, scene["second"], EndReason.START_REFUSED) == ONE
+    assert attempted(scene, scene["second"]) == ONE
+
+
+def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_nodes) -> None:
+    scene = job_of_two_nodes
+    assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
+    assert attempted(scene, scene["second"], EndReason.IMAGE_MISSING) == ONE
+    task = Task.objects.get(
+        attempt=place(scene | {"node": scene["second"]}, Job.objects.get(pk=scene["job"].pk))
+    )
+    assert (pin_job(task), task.attempt.job.image_digest) == ("", "")
+    record_images(scene["second"], [reported(OTHER)])
+    assert pin_job(task) == OTHER
+
+
+def test_what_a_node_lost_is_no_claim_of_it_any_more(monkeypatch) -> None:
+    scene, slow = factories.basic_cluster(), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    environment = factories.environment("broken", image="registry.example/lab/broken:1")
+    ImagePresence.objects.create(
+        environment=environment,
+        node=scene["node"],
+        state="present",
+        image_pin=ONE,
+        pull_requested_at=timezone.now(),
+    )
+    bringer = ImagePuller(lambda: None)
+    slow.go_on.release()
+    bringer.prefetch(scene["node"])
+    wait_for("it failed", lambda: not bringer.in_progress())
+    assert ImagePresence.objects.get(environment=environment).image_pin == ""

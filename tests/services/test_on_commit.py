@@ -1,0 +1,73 @@
+"""What a transaction leaves to be sent goes once, in order, and never when it was rolled back."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from portal.on_commit import send_after_commit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def sent() -> list[tuple[str, list[int]]]:
+    return []
+
+
+@pytest.fixture
+def ways(sent):
+    def one(items: list[int]) -> None:
+        sent.append(("one", items))
+
+    def two(items: list[int]) -> None:
+        sent.append(("two", items))
+
+    return one, two
+
+
+def test_all_of_a_kind_goes_together_after_the_commit(sent, ways) -> None:
+    one, two = ways
+    with transaction.atomic():
+        send_after_commit(one, [1])
+        send_after_commit(two, [2, 3])
+        send_after_commit(one, [4])
+        send_after_commit(one, [])
+        with transaction.atomic():
+            send_after_commit(two, [5])
+        send_after_commit(two, [6])
+        assert sent == []
+    assert sent == [("one", [1, 4]), ("two", [2, 3, 6]), ("two", [5])]
+    send_after_commit(one, [7])
+    assert sent[3:] == [("one", [7])]
+
+
+def test_what_is_rolled_back_is_not_sent(sent, ways) -> None:
+    one, _ = ways
+    with transaction.atomic():
+        send_after_commit(one, [1])
+        with pytest.raises(RuntimeError), transaction.atomic():
+            send_after_commit(one, [2])
+            raise RuntimeError
+        send_after_commit(one, [3])
+    assert sent == [("one", [1, 3])]
+    with pytest.raises(RuntimeError), transaction.atomic():
+        send_after_commit(one, [4])
+        raise RuntimeError
+    with transaction.atomic():
+        send_after_commit(one, [5])
+    assert sent[1:] == [("one", [5])]
+
+
+def test_two_that_send_do_not_gather_what_is_not_theirs(sent, ways) -> None:
+    """One that sends leaves more for the next transaction, as a hint that wakes a cycle does."""
+    one, two = ways
+
+    def again(items: list[int]) -> None:
+        two(items)
+        send_after_commit(one, [9])
+
+    with transaction.atomic():
+        send_after_commit(again, [1])
+        send_after_commit(one, [2])
+    assert sent == [("two", [1]), ("one", [9]), ("one", [2])]

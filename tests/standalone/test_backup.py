@@ -1,0 +1,183 @@
+"""Backup and restore, round trip, through the command line, on a PostgreSQL of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.keys import make_keys
+from portal.standalone.account import service_account
+from portal.standalone.data_dir import DataDir
+
+ROOT = Path(__file__).parent.parent.parent
+MAKE_ROWS = """
+from portal.models import AuditEntry, ClusterSettings, NodePool, Project
+from portal.standalone.command_database import command_database
+from portal.standalone.account import service_account
+from portal.standalone.data_dir import DataDir
+from portal.config import data_paths
+from django.core.management import call_command
+folder = DataDir(data_paths.data_dir(), service_account())
+with command_database(folder, exclusive=True):
+    call_command("migrate", verbosity=0)
+    ClusterSettings.objects.update_or_create(id=1, defaults={"cluster_id": "kept2345ab"})
+    NodePool.objects.create(name="a100")
+    Project.objects.create(name="vision")
+"""
+READ_ROWS = """
+import json
+from portal.models import ClusterSettings, NodePool, Project
+from portal.standalone.command_database import command_database
+from portal.standalone.account import service_account
+from portal.standalone.data_dir import DataDir
+from portal.config import data_paths
+with command_database(DataDir(data_paths.data_dir(), service_account()), exclusive=True):
+    row = ClusterSettings.objects.get(id=1)
+    print(json.dumps([row.cluster_id, row.recovery_mode, *NodePool.objects.values_list("name", flat=True),
+        *Project.objects.values_list("name", flat=True)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that the servers' account can pass through, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp(prefix="fairway-backup-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def manage(*arguments: str, data: Path, program: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {
+        n: v for n, v in os.environ.items() if n not in {"DATABASE_URL", "REDIS_URL", "FAIRWAY_SECRET_KEY"}
+    }
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env=environment | {"FAIRWAY_DATA_DIR": str(data)},
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def backup(place: Path) -> Path:
+    data = place / "first"
+    folder = DataDir(data, service_account())
+    folder.prepare()
+    folder.ensure_secret_key()
+    make_keys(folder.keys, "kept2345ab")
+    made = manage("shell", "--verbosity", "0", data=data, program=MAKE_ROWS)
+    assert made.returncode == 0, made.stderr
+    file = place / "monday.fairway"
+    done = manage("backup", str(file), data=data)
+    assert done.returncode == 0, done.stderr
+    return file
+
+
+def test_a_backup_is_private_and_complete(backup: Path) -> None:
+    assert backup.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(backup) as tar:
+        names = set(tar.getnames())
+    assert {
+        "manifest.json",
+        "database.dump",
+        "secret_key",
+        "keys/control_ed25519",
+        "keys/signing_ed25519.pub",
+    } <= names
+
+
+@pytest.mark.rig
+def test_a_database_that_is_named_needs_no_folder_of_ours(place: Path) -> None:
+    """As in a container: the data folder is a volume of another account, and no right reaches beyond the modes."""
+    data = place / "volume"
+    data.mkdir()
+    os.chown(data, 1, -1)
+    data.chmod(0o770)
+    program = (
+        "from pathlib import Path; from portal.standalone.command_database import command_database as b; "
+        "from portal.standalone.data_dir import DataDir as F\n"
+        f"with b(F(Path({str(data)!r}), None), exclusive=True): print('there')"
+    )
+    words = ["setpriv", "--bounding-set", "-fowner", sys.executable, "-c", program]
+    said = {}
+    for name, named in (("ours", {}), ("named", {"DATABASE_URL": "postgres://unused/unused"})):
+        plain = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
+        done = subprocess.run(
+            words, cwd=ROOT, env=plain | named, capture_output=True, text=True, timeout=60, check=False
+        )
+        said[name] = done.stdout + done.stderr
+    assert "Operation not permitted" in said["ours"] and said["named"] == "there\n"
+
+
+def test_a_backup_overwrites_nothing(backup: Path, place: Path) -> None:
+    before = backup.read_bytes()
+    again = manage("backup", str(backup), data=place / "first")
+    assert again.returncode != 0
+    assert "never overwrites" in again.stderr
+    assert backup.read_bytes() == before
+
+
+def test_restored_is_what_was_backed_up(backup: Path, place: Path) -> None:
+    data = place / "second"
+    done = manage("restore", str(backup), data=data)
+    assert done.returncode == 0, done.stderr
+    read = manage("shell", "--verbosity", "0", data=data, program=READ_ROWS)
+    assert json.loads(read.stdout) == ["kept2345ab", True, "a100", "vision"], read.stderr
+    for name, mode in {
+        "secret_key": 0o400,
+        "keys/control_ed25519": 0o600,
+        "keys/control_ed25519.pub": 0o644,
+    }.items():
+        assert (data / name).read_bytes() == (place / "first" / name).read_bytes()
+        assert (data / name).stat().st_mode & 0o777 == mode
+    again = manage("restore", str(backup), data=data)
+    assert again.returncode != 0
+    assert "restore into an empty data folder" in again.stderr
+
+
+def rewritten(backup: Path, target: Path, **changes: object) -> Path:
+    """The same backup with changed bytes: `manifest` merges into the manifest, others replace a file."""
+    with tarfile.open(backup) as old, tarfile.open(target, "w") as new:
+        for member in old.getmembers():
+            content = old.extractfile(member).read()  # type: ignore[union-attr]
+            if member.name == "manifest.json":
+                content = json.dumps(json.loads(content) | changes.get("manifest", {})).encode()  # type: ignore[operator]
+            elif member.name in changes:
+                content = changes[member.name]  # type: ignore[assignment]
+            path = target.with_suffix(".part")
+            path.write_bytes(content)
+            new.add(path, member.name)
+            path.unlink()
+    return target
+
+
+def test_a_file_that_does_not_fit_is_refused_with_a_reason(backup: Path, place: Path) -> None:
+    text = place / "text"
+    text.write_text("hello")
+    files = {
+        place / "missing": "no file",
+        text: "not a readable backup",
+        rewritten(backup, place / "newer", manifest={"migrations": ["portal.9999_later"]}): "does not know",
+        rewritten(backup, place / "format", manifest={"format": 2}): "reads format 1",
+        rewritten(backup, place / "damaged", secret_key=b"other"): "damaged",
+    }
+    for file, reason in files.items():
+        done = manage("restore", str(file), data=place / "third")
+        assert done.returncode != 0
+        assert reason in done.stderr
+    done = manage("restore", str(backup), data=place / "third")
+    assert done.returncode == 0, "a refused restore leaves the folder empty: " + done.stderr

