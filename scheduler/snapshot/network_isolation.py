@@ -106,7 +106,8 @@ class NetworkIsolationCheck:
         for placement in placements:
             if must_be_separated(side, project, self._workloads[placement.node.pk]):
                 raise Conflict(
-                    f"On {placement.node.name} stands whom it shares no node with.", code="network_isolation"
+                    f"{placement.node.name} runs a workload this job must not share a node with.",
+                    code="network_isolation",
                 )
 
     def add(self, job: Job, placements: Sequence[RankPlacement]) -> None:

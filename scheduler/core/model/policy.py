@@ -89,7 +89,7 @@ class Policy:
             if not affects_decisions(name):
                 continue
             if name not in known:
-                raise PolicyError(name, "is no knob of this version")
+                raise PolicyError(name, "is not a setting of this version")
             turned[name] = tuple(value) if isinstance(value, list) else value
         return cls(**turned)
 
