@@ -67,8 +67,8 @@ class QuotaCheck:
             most_milli = self._user_limit.get((project, pool.pk))
             if most_milli is not None and held_milli + milli > most_milli:
                 raise Conflict(
-                    f"{job.owner.username} holds {held_milli / 1000:g} of the {most_milli / 1000:g} GPUs that one "
-                    f"person may hold of {self._name[project]} in {pool.name}.",
+                    f"{job.owner.username} holds {held_milli / 1000:g} GPUs of {self._name[project]} in {pool.name}; "
+                    f"the user limit is {most_milli / 1000:g}.",
                     code="user_limit",
                 )
         self._add(job.project_id, pool.pk, job.owner_id, milli)

@@ -85,7 +85,7 @@ def test_a_host_key_of_another_type_than_pinned_is_refused(target: SshTarget, ke
 
 def test_a_key_that_the_node_does_not_know_is_refused(target: SshTarget, tmp_path: Path) -> None:
     stranger = make_keys(tmp_path / "stranger", "rig")["control"]
-    with pytest.raises(AuthenticationError, match="does not take our key for the account"):
+    with pytest.raises(AuthenticationError, match="rejects the portal's key for the account"):
         connect_with_key(target, stranger)
 
 
@@ -196,7 +196,7 @@ def test_a_cut_node_is_unreachable_within_the_limit(make_rig, rig_cluster) -> No
     target = rig_cluster.target(node)
     node.cut()
     began_s = time.monotonic()
-    with pytest.raises(NodeUnreachableError, match="does not answer within 5 s"):
+    with pytest.raises(NodeUnreachableError, match="does not respond within 5 s"):
         connect_with_key(target, rig_cluster.keys["control"])
     assert time.monotonic() - began_s < budget_s(ssh.STEP_TIMEOUT_S + 1)
     node.heal()

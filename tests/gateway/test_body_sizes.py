@@ -77,7 +77,7 @@ def test_a_body_without_a_length_is_refused_where_it_grows_too_long(stand) -> No
         stand, _head("localhost:8000", "Transfer-Encoding: chunked"), CHUNK, count=2000
     )
     assert status == 413
-    assert json.loads(body)["detail"] == "It may hold at most 2 MiB. Nothing of it was kept."
+    assert json.loads(body)["detail"] == "At most 2 MiB are allowed. Nothing was stored."
     assert sent < 64 * MIB  # of 125: nobody read to the end
 
 

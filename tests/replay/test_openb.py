@@ -117,4 +117,4 @@ def test_a_missing_file_is_told(words, capsys: pytest.CaptureFixture[str], tmp_p
     line = words()
     (tmp_path / "pods").unlink()
     assert main(line) == 2
-    assert "pods: there is no such file" in capsys.readouterr().err
+    assert "pods: no such file" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     assert told(lab) == ["idle"]
     assert abs((row.suspend_at - row.idle_notified_at).total_seconds() - 300) < 1
     message = JobEvent.objects.get(job=lab, kind="idle").message
-    assert message.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in message
+    assert message.startswith("It has been idle for 1") and "suspended in 5 min unless it is used" in message
     expire_countdown(attempt_of(lab))
     run_idle_pass()
     assert (now(lab).state, now(lab).desired_state) == ("RUNNING", "suspended")

@@ -167,7 +167,7 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
         return job.state == JobState.PENDING and job.reason == EndReason.DISK_FULL
 
     reach(scene, refused, job)
-    assert job.message == f"The disk of {node.name} is full. It waits again."
+    assert job.message == f"The disk of {node.name} is full. It is pending again."
     assert held_milli() == 0
     reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "verdict"), job)
     assert AuditEntry.objects.filter(
@@ -188,7 +188,7 @@ def test_a_node_without_room_takes_no_work_until_it_has_room(harness, scene) -> 
         return node.state == NodeState.CORDONED and "1 is out of service" in said
 
     reach(scene, closed, job)
-    assert "MiB left; 1000000000 MiB are kept. It takes work again by itself" in node.state_reason
+    assert "MiB left; 1000000000 MiB must remain free. It accepts jobs again" in node.state_reason
     assert job.state == JobState.PENDING and held_milli() == 0
     node.settings = node.settings | {"min_free_disk_mib": 1}
     node.save()

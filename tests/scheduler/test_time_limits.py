@@ -75,7 +75,7 @@ def test_people_are_warned_once_before_each_end(scene) -> None:
     assert warn_before_ends() == 1
     (told,) = warnings(near)
     assert told.message == (
-        "Its time limit of 8 h ends it in 14 min; then it is asked to stop and has 45 s to save."
+        "Its time limit of 8 h ends it in 14 min; then it is stopped and has 45 s to save its work."
     )
     assert (
         told.details["limit_s"] == 8 * HOUR
@@ -174,10 +174,10 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
             do_decide_extension(scene["manager"], asked, grant=True)
     told = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])
     assert [event.message for event in told.order_by("id")] == [
-        "Time limit 8 h to 9 h. It delays nobody.",
-        "1 h more were asked for. It delays 1 waiting job.",
-        "1 h more were refused: they are next",
-        "1 h more were asked for. It delays 2 waiting jobs.",
+        "Time limit 8 h to 9 h. It delays no other job.",
+        "An extension by 1 h was requested. It delays 1 pending job.",
+        "The extension by 1 h was refused: they are next",
+        "An extension by 1 h was requested. It delays 2 pending jobs.",
     ]
 
 

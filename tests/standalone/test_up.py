@@ -210,7 +210,7 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
     assert eventually(lambda: again.text.count("scheduler.nodes.dispatch started") > 2, 60), again.text
     again.process.send_signal(signal.SIGINT)
     assert again.wait_end() == 0
-    assert re.search(r"ending \d+ jobs? of the demo's pretend nodes", again.text)
+    assert re.search(r"stopping \d+ jobs? of the demo's simulated nodes", again.text)
     assert left_in(data) == []  # no job of a pretend node outlives its demo
 
 

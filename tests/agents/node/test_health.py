@@ -45,7 +45,7 @@ WORST_FIRST = (LOST, QUARANTINED, OK)
             HealthReadings(xids=(0,)),
             QUARANTINED,
             True,
-            "Its memory had an error that could not be corrected.",
+            "Its memory had an uncorrectable error.",
         ),
         (HealthReadings(rows_failed=True), QUARANTINED, False, "case for its maker"),
         (HealthReadings(rows_pending=True), OK, False, "next reset"),
@@ -183,9 +183,13 @@ def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
         assert told == {31, 95}  # what befell them before is past
         event = wait_for(link, "gpu_health", timeout_s=10)
         assert (event["uuid"], event["health"], event["fatal"]) == ("GPU-h200-0", QUARANTINED, True)
-        assert event["message"] == "The driver told XID 95: its memory had an error that reached other work."
+        assert event["message"] == "The driver reported XID 95: its memory had an uncontained error."
         gpus = link.request("hello", timeout_s=5)["hello"]["gpus"]
         assert [gpu["health"] for gpu in gpus] == [QUARANTINED, OK]
         driver.write([nvml.h200(0), nvml.h200(1, "lost")])
         event = wait_for(link, "gpu_health", timeout_s=10, uuid="GPU-h200-1")
-        assert (event["health"], event["fatal"], event["message"]) == (LOST, True, "The GPU left the bus.")
+        assert (event["health"], event["fatal"], event["message"]) == (
+            LOST,
+            True,
+            "The GPU fell off the bus.",
+        )

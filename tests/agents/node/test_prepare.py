@@ -116,7 +116,7 @@ def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_rep
     spec = node.spec("jone", "sleep", "600", rendezvous_port=port, hold_rendezvous_port=True)
     assert why() == "connection refused"
     assert prepare(link, spec)["state"] == "created"
-    assert why() is None and why("jtwo") == "something else answers there"
+    assert why() is None and why("jtwo") == "another service responds there"
     assert prepare(link, spec)["already"] is True and why() is None
     assert prepare(other, spec)["already"] is True and why() is None  # the link to the first was lost, say
     assert prepare(link, spec, "start")["state"] == "running"
