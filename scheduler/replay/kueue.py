@@ -200,7 +200,7 @@ class Scenario:
 
 
 def _type_error(value: Any, kind: str) -> str:
-    return "it is missing" if value is None else f"{repr(value)[:40]} is no {kind}"
+    return "it is missing" if value is None else f"{repr(value)[:40]} is not a {kind}"
 
 
 def _mean(values: list[float]) -> float | None:

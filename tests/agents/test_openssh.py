@@ -163,7 +163,7 @@ async def test_a_key_open_to_others_is_not_used(target: SshTarget, key_pairs: Ke
     key.write_bytes(key_pairs["tunnel"].read_bytes())
     key.chmod(0o640)
     pool = TunnelPool(key)
-    assert "open to other accounts (mode 640)" in await refusal(pool, target)
+    assert "accessible to other accounts (mode 640)" in await refusal(pool, target)
     key.unlink()
     await asyncio.sleep(1.1)
     assert "cannot read its tunnel key" in await refusal(pool, target)
@@ -175,7 +175,7 @@ async def test_a_machine_without_ssh_says_so(
 ) -> None:
     alone: Keys = {"control": key_pairs["control"]}
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert "has no program ssh" in await refusal(pool, target)
+    assert "lacks the ssh client" in await refusal(pool, target)
     for held in (key_pairs, alone):  # the gateway may hold the tunnel key alone
         steps = {step.name: step for step in run_connection_test(target, held, "rig")}
         assert steps["tunnel"].outcome is StepOutcome.FAILED

@@ -97,7 +97,7 @@ async def test_nothing_listening_is_told_from_no_way_there(pool: TunnelPool, tar
         await pool.open_stream(target, port)
     with pytest.raises(PortRefusedError):
         await pool.open_stream(LocalTarget(), port)
-    with pytest.raises(TunnelError, match="no sshd listens there"):
+    with pytest.raises(TunnelError, match="no sshd listens on the port"):
         await pool.open_stream(replace(target, port=port), port)
 
 

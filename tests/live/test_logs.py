@@ -327,7 +327,7 @@ def test_logs_are_read_by_those_who_may(db):
     notebook = factories.job(owner, project, factories.environment(), kind="workspace")
     with pytest.raises(NotFound, match="no such rank"):
         lines.get_log(member, job)
-    with pytest.raises(NotFound, match="nothing here"):
+    with pytest.raises(NotFound, match="nothing at this address"):
         lines.get_log(stranger, job)
     with pytest.raises(Forbidden):
         lines.get_log(member, notebook)

@@ -176,7 +176,7 @@ def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ({"cohorts": 0}, "$.cohorts: 0 is not between"),
         ({"queues_per_cohort": None}, "$.queues_per_cohort: it is missing"),
-        ({"nominal_quota": 2.5}, "$.nominal_quota: 2.5 is not an integer"),
+        ({"nominal_quota": 2.5}, "$.nominal_quota: 2.5 is not a whole number"),
         ({"nominal_quota": 0}, "$.nominal_quota: the queues of a cohort have 0 GPUs"),
         ({"borrowing_limit": -1}, "$.borrowing_limit: -1 is not between"),
         ({"reclaim_within_cohort": "maybe"}, "$.reclaim_within_cohort: 'maybe'"),

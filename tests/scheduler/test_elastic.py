@@ -116,7 +116,7 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
     leaving = attempt.task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2, 3]
     assert attempt.stop_requested_at is None and attempt.state == "RUNNING" and used() == 4000
-    assert told(job, "shrinks") == ["Gives 2 of 4 tasks back for urgent, which has a higher priority."]
+    assert told(job, "shrinks") == ["Scales down by 2 of 4 tasks for urgent, which has a higher priority."]
     cycle()  # asked once, and nothing else follows from it
     assert len(told(job, "shrinks")) == 1
     left(job, 3)

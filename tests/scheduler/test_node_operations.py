@@ -68,7 +68,7 @@ LISTENS = (
 
 def test_a_signal_reaches_the_job_once_and_no_other_attempt(harness, scene) -> None:
     job = submit(scene, LISTENS)
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="is not running"):
         do_send_signal(scene["owner"], job, "SIGUSR1")
     reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
     reach(scene, lambda: (harness.folder / scene["node"].name).exists())

@@ -77,7 +77,7 @@ def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     job = submit(scene, "true")
     reach(scene, lambda: JobVerdict.objects.filter(job=job, code="unsatisfiable").exists(), job)
-    assert "network policy of their project" in JobVerdict.objects.get(job=job).message
+    assert "network policy of its project" in JobVerdict.objects.get(job=job).message
     Project.objects.filter(pk=parent.pk).update(policy={})
     reach(scene, is_now(job, JobState.COMPLETED), job)
 

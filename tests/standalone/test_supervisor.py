@@ -96,7 +96,7 @@ def test_a_killed_process_takes_its_children_with_it_and_comes_back(start: Calla
     grandchild = int(run.wait_line(r"child (\d+)").group(1))
     first = run.pids()["pool"]
     os.kill(first, signal.SIGKILL)
-    run.wait_line(r"pool was ended by SIGKILL; starting it again")
+    run.wait_line(r"pool was ended by SIGKILL; restarting it in")
     assert eventually(lambda: not alive(grandchild))
     assert eventually(lambda: run.pids().get("pool", first) != first)
 

@@ -72,7 +72,7 @@ class Up:
 
     def wait_answer(self) -> None:
         assert eventually(
-            lambda: "Fairway answers" in self.text or self.process.poll() is not None, START_LIMIT_S
+            lambda: "Fairway is ready" in self.text or self.process.poll() is not None, START_LIMIT_S
         )
         assert self.process.poll() is None, self.text
 
@@ -176,7 +176,7 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
     second = start()
     assert second.wait_end() == 1
     assert re.search(
-        rf"already runs on {data} \(process {up.process.pid}, http://localhost:{up.port}\)", second.text
+        rf"already running with {data} \(process {up.process.pid}, http://localhost:{up.port}\)", second.text
     )
 
     former = up.pids()["worker-ask"]

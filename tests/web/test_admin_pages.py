@@ -374,7 +374,10 @@ def test_environments_are_an_allow_list(scene, client_of):
         "Bring" not in client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     )
     stop = reverse("cancel-prefetch", args=[row.public_id])
-    assert "1\xa0node will not fetch it" in client_of("admin").post(stop, follow=True).content.decode()
+    assert (
+        "Queued pulls on 1\xa0node are cancelled"
+        in client_of("admin").post(stop, follow=True).content.decode()
+    )
     client_of("admin").post(save, form | {"enabled": ""})
     row.refresh_from_db()
     assert not row.enabled

@@ -83,7 +83,7 @@ def start_countdown(
         message = f"It has been idle for {quiet}: its GPUs and its tool are inactive."
         if suspend_in_s is not None:
             message += (
-                " It will be suspended in {format_duration(suspend_in_s)} "
+                f" It will be suspended in {format_duration(suspend_in_s)} "
                 "unless it is used or exempted; its files are kept."
             )
         _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)

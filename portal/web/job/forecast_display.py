@@ -88,7 +88,7 @@ def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]
         messages.append(f"The reason for waiting changed from {move.previous_code} to {move.forecast.code}.")
     for jobs, what in (
         (move.jobs_ahead_added, "now ahead of it"),
-        (move.jobs_ahead_removed, "not ahead of it any more"),
+        (move.jobs_ahead_removed, "no longer ahead of it"),
     ):
         if jobs:
             messages.append(f"{_job_names(jobs, names)} {'is' if len(jobs) == 1 else 'are'} {what}.")

@@ -32,7 +32,7 @@ WORST_FIRST = (LOST, QUARANTINED, OK)
     ("readings", "health", "fatal", "says"),
     [
         (HealthReadings(), OK, False, None),
-        (HealthReadings(responds=False), LOST, True, "no longer answers"),
+        (HealthReadings(responds=False), LOST, True, "no longer reports"),
         (HealthReadings(xids=(79,)), LOST, True, "XID 79: it fell off the bus."),
         (HealthReadings(xids=(48,)), QUARANTINED, True, "XID 48"),
         (HealthReadings(xids=(94,)), QUARANTINED, True, "XID 94"),
@@ -47,11 +47,11 @@ WORST_FIRST = (LOST, QUARANTINED, OK)
             True,
             "Its memory had an uncorrectable error.",
         ),
-        (HealthReadings(rows_failed=True), QUARANTINED, False, "case for its maker"),
+        (HealthReadings(rows_failed=True), QUARANTINED, False, "vendor"),
         (HealthReadings(rows_pending=True), OK, False, "next reset"),
-        (HealthReadings(pages_pending=True), QUARANTINED, False, "wait for a reset"),
+        (HealthReadings(pages_pending=True), QUARANTINED, False, "next reset of the GPU"),
         (HealthReadings(ecc_uncorrected=2), OK, False, "since the driver was loaded"),
-        (HealthReadings(throttle=0x40, throttled_s=31), OK, False, "slower: it is too hot"),
+        (HealthReadings(throttle=0x40, throttled_s=31), OK, False, "throttled: it is too hot"),
         (HealthReadings(throttle=0x40, throttled_s=5), OK, False, None),
         (HealthReadings(throttle=0x4, throttled_s=600), OK, False, None),
         (HealthReadings(throttle=0x88, throttled_s=60), OK, False, "power supply"),
@@ -136,7 +136,7 @@ def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
     driver.take(monkeypatch)
     monkeypatch.setattr("agents.node.gpus.health.THROTTLE_WARNING_S", 0.0)
     told = [(gpu.health, str(gpu.health_message).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
-    assert told == [(OK, "GPU."), (QUARANTINED, "maker."), (QUARANTINED, "GPU."), (OK, "hot.")]
+    assert told == [(OK, "GPU."), (QUARANTINED, "vendor."), (QUARANTINED, "GPU."), (OK, "hot.")]
 
 
 def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(

@@ -412,7 +412,10 @@ def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
 
 def test_mounts_only_from_lent_folders(node: LoneNode) -> None:
     mount = {"kind": "host_path", "source": "/etc", "target": "/mnt"}
-    assert "lends" in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
+    assert (
+        "allows for jobs"
+        in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
+    )
 
 
 def test_roles_are_bounded_by_the_key(node: LoneNode) -> None:
