@@ -70,7 +70,7 @@ def send_heartbeats(stopping: threading.Event) -> None:
         try:
             valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
         except RedisError as away:
-            log.warning("nobody can hear that questions are answered here: %s", away)
+            log.warning("this worker could not announce that it answers what-if queries: %s", away)
         stopping.wait(HEARTBEAT_TTL_S / 3)
 
 

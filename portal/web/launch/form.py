@@ -119,15 +119,15 @@ class LaunchForm(DataForm):
     )
     tasks = forms.IntegerField(
         label="Tasks", min_value=1, max_value=1024, initial=1, widget=_number(min=1, max=1024),
-        help_text="Equal parts that start together; each may sit on another node.",
+        help_text="Identical tasks that start together; each may run on another node.",
     )  # fmt: skip
     min_tasks = forms.IntegerField(
-        label="Tasks, at least", min_value=1, max_value=1024, required=False,
+        label="Minimum tasks", min_value=1, max_value=1024, required=False,
         widget=_number(min=1, max=1024, placeholder="all"),
-        help_text="It starts with so many, and grows and shrinks while it runs.",
+        help_text="The job starts with this many, and grows and shrinks while it runs.",
     )  # fmt: skip
     milli_per_gpu = forms.TypedChoiceField(
-        label="Of each GPU",
+        label="Share of each GPU",
         choices=GPU_FRACTIONS,
         coerce=int,
         initial=1000,
@@ -137,23 +137,23 @@ class LaunchForm(DataForm):
     )
     mig_profile = forms.ChoiceField(
         label="MIG slices", required=False, widget=_select(),
-        help_text="Parts of a GPU, each alone with its memory; each counts as one GPU.",
+        help_text="Parts of a GPU with isolated memory; each counts as one GPU.",
     )  # fmt: skip
     min_compute_capability = forms.FloatField(
-        label="Compute capability, at least", required=False, min_value=1, max_value=99.9,
+        label="Minimum compute capability", required=False, min_value=1, max_value=99.9,
         widget=_number(min=1, max=99.9, step="0.1"), help_text="Such as 8.0.",
     )  # fmt: skip
     min_gpu_memory_gib = forms.FloatField(
-        label="Memory of a GPU, at least, GiB", required=False, min_value=0.1, max_value=9_000,
+        label="Minimum GPU memory, GiB", required=False, min_value=0.1, max_value=9_000,
         widget=_number(min=0.1, max=9_000, step="any"), help_text="Such as 80.",
     )  # fmt: skip
     topology_required = forms.ChoiceField(
         label="Required topology level", required=False, widget=_select(),
-        help_text="They start together there, or wait until one has room.",
+        help_text="All tasks start within one domain of this level, or wait for it.",
     )  # fmt: skip
     topology_preferred = forms.ChoiceField(
         label="Preferred topology level", required=False, widget=_select(),
-        help_text="Tried first; keeps nothing waiting.",
+        help_text="Tried first; never delays the job.",
     )  # fmt: skip
     cores = forms.FloatField(
         label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any")
@@ -163,17 +163,17 @@ class LaunchForm(DataForm):
     )
     shm_mib = forms.IntegerField(
         label="Shared memory for each task, MiB", min_value=1, max_value=1024 * 1024, initial=64, required=False,
-        widget=_number(min=1, max=1024 * 1024), help_text="Of its memory; data loaders use it between processes.",
+        widget=_number(min=1, max=1024 * 1024), help_text="Part of its memory; data loaders share data through it.",
     )  # fmt: skip
     command = forms.CharField(
         max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
-        help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
+        help_text="A command with pipes, variables or several lines is run by /bin/sh -c.",
     )  # fmt: skip
     env = forms.CharField(
         label="Variables", max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
-        help_text="One NAME=value a line.",
+        help_text="One NAME=value per line.",
     )  # fmt: skip
     time_limit_s = DurationField(
         label="Time limit",
@@ -187,11 +187,11 @@ class LaunchForm(DataForm):
     )  # fmt: skip
     priority = forms.IntegerField(
         min_value=-100, max_value=100, initial=0, required=False, widget=_number(min=-100, max=100),
-        help_text="Higher goes first within the project; above 0 needs a manager.",
+        help_text="Higher starts first within the project; above 0 requires a manager.",
     )  # fmt: skip
     max_attempts = forms.IntegerField(
         label="Max attempts", min_value=1, max_value=20, initial=3, required=False, widget=_number(min=1, max=20),
-        help_text="After failures of the cluster's making.",
+        help_text="Retries follow failures of the cluster.",
     )  # fmt: skip
     retry_on_failure = forms.BooleanField(
         required=False, label="Retry on failure",
@@ -200,11 +200,11 @@ class LaunchForm(DataForm):
     launcher = forms.ChoiceField(
         label="Launcher", required=False, widget=_select(), initial="none",
         choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
-        help_text="How tasks are told of each other.",
+        help_text="How tasks find each other.",
     )  # fmt: skip
     termination_grace_s = forms.IntegerField(
         label="Termination grace period (s)", min_value=1, max_value=600, initial=30, required=False,
-        widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
+        widget=_number(min=1, max=600), help_text="Time between SIGTERM and SIGKILL.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
@@ -212,7 +212,7 @@ class LaunchForm(DataForm):
     )  # fmt: skip
     dependency_ids = forms.CharField(
         label="Other jobs, by id", max_length=2000, required=False, widget=_text(),
-        help_text="Several with spaces between. The id stands in a job's address.",
+        help_text="Separated by spaces. The id is in the URL of a job.",
     )  # fmt: skip
     ignore_dependency_failure = forms.BooleanField(
         required=False, label="Start even if they fail",

@@ -60,7 +60,7 @@ def estimate_delay_impact(
     """
     row = next((row for row in snapshot.running if row.job == job), None)
     if row is None or extended_end_s <= end_s:
-        raise ValueError("the job does not run, or would not end later")
+        raise ValueError("the job is not running, or the extended end is not later")
     plan = decide(snapshot, policy)
     before, after = (
         QueueForecast(

@@ -37,8 +37,8 @@ def message_for_job(fault: Fault, names: Names) -> str:
     """Return why a job that was left out because of ``fault`` is pending, and who can correct it."""
     if fault.kind in (RowKind.RUNNING, RowKind.PENDING):
         return (
-            f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it; or cancel the "
-            "job and submit it again."
+            f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it, or you can "
+            "cancel the job and submit it again."
         )
     return f"{message_for_admins(fault, names)} This job waits until an administrator corrects it."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -321,7 +322,7 @@ def _closed(node: NodeRow) -> NodeRow:
                 used_milli=WHOLE_MILLI,
                 exclusive=True,
                 healthy=False,
-                memory_mib=max(0, gpu.memory_mib),
+                memory_mib=max(0, gpu.memory_mib) if math.isfinite(gpu.memory_mib) else 0,
                 compute_capability=None,
             )
             for gpu in node.gpus

@@ -55,6 +55,6 @@ def format_isolation(nodes: int) -> str:
         return ""
     closed = "1 node is" if nodes == 1 else f"{nodes} nodes are"
     return (
-        f" {closed} closed to it: a workspace shares no node with a gang of another project that may use "
-        "the network of its nodes."
+        f" {closed} excluded: a workspace cannot share a node with another project's gang that may use "
+        "the host network."
     )

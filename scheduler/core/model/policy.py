@@ -73,9 +73,9 @@ class Policy:
                     f"{value} is outside {setting.minimum:g} to {setting.maximum:g} {setting.unit}",
                 )
             if (choice := CHOICE_SETTINGS.get(field.name)) and value not in choice.options:
-                raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
+                raise PolicyError(field.name, f"{value!r} is not one of {', '.join(choice.options)}")
         if unknown := set(self.actions) - set(ACTIONS):
-            raise PolicyError("actions", f"{sorted(unknown)[0]!r} is none of {', '.join(ACTIONS)}")
+            raise PolicyError("actions", f"{sorted(unknown)[0]!r} is not one of {', '.join(ACTIONS)}")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Policy:

@@ -167,7 +167,7 @@ def _repeated(kind: RowKind, field: str, keys: Sequence[str]) -> Iterator[Fault]
     if len(set(keys)) < len(keys):
         for key, count in Counter(keys).items():
             if count > 1:
-                yield Fault(kind, key, f"{field}[{key}]", f"stands there {count} times")
+                yield Fault(kind, key, f"{field}[{key}]", f"is listed {count} times")
 
 
 def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
@@ -179,14 +179,12 @@ def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
     for node in snapshot.nodes:
         for gpu in node.gpus:
             if count[gpu.uuid] > 1:
-                yield Fault(
-                    RowKind.NODE, node.id, f"gpus[{gpu.uuid}]", f"stands there {count[gpu.uuid]} times"
-                )
+                yield Fault(RowKind.NODE, node.id, f"gpus[{gpu.uuid}]", f"is listed {count[gpu.uuid]} times")
 
 
 def _check_pool(pool: PoolRow) -> None:
     if pool.placement is not None and pool.placement not in CHOICE_SETTINGS["placement"].options:
-        raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
+        raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is not a placement strategy")
 
 
 def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
@@ -196,13 +194,13 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
         _check_at_least(f"{at}.{name}", getattr(node, name), 0)
     for key, value in node.labels:
         if not isinstance(value, str):
-            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is no text")
+            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is not a string")
     for gpu in node.gpus:
         if not 0 <= gpu.used_milli <= WHOLE_MILLI:
             raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
         if gpu.exclusive and gpu.used_milli != WHOLE_MILLI:
             raise SnapshotError(
-                f"{at}.gpus[{gpu.uuid}].exclusive", f"a whole allocation stands on {gpu.used_milli} milli"
+                f"{at}.gpus[{gpu.uuid}].exclusive", f"is set, but only {gpu.used_milli} milli are used"
             )
         _check_at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
         if gpu.compute_capability is not None:
@@ -212,7 +210,7 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
 def _check_topology(row: TopologyRow) -> None:
     for level in row.levels:
         if not isinstance(level, str):
-            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is no text")
+            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is not a string")
     _check_unique(f"topologies[{row.name}].levels", row.levels)
 
 
@@ -234,9 +232,7 @@ def _tree_faults(snapshot: Snapshot, projects: frozenset[str]) -> Iterator[Fault
         while here is not None and here not in sound and here in parents:
             if here in walk:
                 for each in walk[walk.index(here) :]:
-                    yield Fault(
-                        RowKind.PROJECT, each, f"projects[{each}].parent", "the tree runs in a circle"
-                    )
+                    yield Fault(RowKind.PROJECT, each, f"projects[{each}].parent", "is part of a cycle")
                 break
             walk.append(here)
             here = parents[here]
@@ -247,7 +243,7 @@ def _check_project(project: ProjectRow, projects: frozenset[str]) -> None:
     at = f"projects[{project.id}]"
     _check_finite(f"{at}.created_s", project.created_s)
     if OWN_LEAF_SUFFIX in project.id:
-        raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
+        raise SnapshotError(f"{at}.id", "contains a slash, which is reserved")
     if project.parent is not None:
         _check_known(f"{at}.parent", project.parent, projects)
 
@@ -279,7 +275,7 @@ def _check_reservation(row: ReservationRow, projects: frozenset[str], nodes: fro
     _check_finite(f"{at}.start_s", row.start_s)
     _check_finite(f"{at}.end_s", row.end_s)
     if row.start_s >= row.end_s:
-        raise SnapshotError(f"{at}.end_s", "the end is not after the begin")
+        raise SnapshotError(f"{at}.end_s", "is not after start_s")
 
 
 def _running_faults(
@@ -321,7 +317,7 @@ def _running_faults(
                 RowKind.NODE,
                 node,
                 f"nodes[{node}].gpus[{uuid}].used_milli",
-                f"running jobs hold {milli} milli of it, the node says {used}",
+                f"is {used}, but running jobs hold {milli}",
             )
 
 
@@ -369,7 +365,7 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
         if not 1 <= speed.percent <= 100:
             raise SnapshotError(f"{at}.layout_speeds", f"{speed.percent} % is outside 1 to 100")
     if row.job in _check_unique(f"{at}.dependencies", (each.job for each in row.dependencies)):
-        raise SnapshotError(f"{at}.dependencies", "it would wait for itself")
+        raise SnapshotError(f"{at}.dependencies", "contain the job itself")
 
 
 def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
@@ -377,7 +373,7 @@ def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
     different = frozenset(all_keys)
     if len(different) < len(all_keys):
         key, count = next(each for each in Counter(all_keys).items() if each[1] > 1)
-        raise SnapshotError(f"{field}[{key}]", f"stands there {count} times")
+        raise SnapshotError(f"{field}[{key}]", f"is listed {count} times")
     return different
 
 
@@ -388,7 +384,7 @@ def _check_known(field: str, key: str, keys: Collection[str]) -> None:
 
 def _check_finite(field: str, value: float) -> None:
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise SnapshotError(field, f"{value!r} is no number")
+        raise SnapshotError(field, f"{value!r} is not a finite number")
 
 
 def _check_at_least(field: str, value: Any, low: int) -> None:
@@ -411,7 +407,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     pending = {row.job: row for row in snapshot.pending}
     answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
     if answered != Counter(pending.keys()):
-        raise PlanError("every pending job has exactly one start or verdict")
+        raise PlanError("every pending job must have exactly one start or verdict")
     nodes = {node.id: node for node in snapshot.nodes}
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
     tree = ProjectTree(snapshot.projects)
@@ -422,34 +418,34 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         row = pending[start.job]
         asks = _requests_by_rank(row)
         if row.held or row.dependencies:
-            raise PlanError(f"{row.job} starts though it is held or waits for others")
+            raise PlanError(f"{row.job} starts although it is held or has dependencies")
         if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
-            raise PlanError(f"{row.job} starts whole in one of its pools")
+            raise PlanError(f"{row.job} must start completely and in one of its pools")
         if not row.groups and not _meets_topology_constraint(
             snapshot, row.topology_constraint, [nodes[task.node] for task in start.tasks]
         ):
-            raise PlanError(f"{row.job} must stand nearer together")
+            raise PlanError(f"{row.job} violates its topology constraint")
         closed = _reserved_for_others(snapshot, tree, row)
         for task in start.tasks:
             node = nodes[task.node]
             if node.id in closed:
-                raise PlanError(f"{row.job} may reach into a reservation of {node.id} for others")
+                raise PlanError(f"{row.job} may overlap a reservation of {node.id} for others")
             if node.pool != start.pool or not (node.schedulable and node.reachable):
-                raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
+                raise PlanError(f"{row.job} is placed on {node.id}, which is unavailable")
             if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
-                raise PlanError(f"{row.job} must not stand on {node.id}")
+                raise PlanError(f"{row.job} must not be placed on {node.id}")
             ask = asks[task.rank]
             _check_gpus(row, ask, task, gpus)
             cpu[node.id] += ask.cpu_milli
             memory[node.id] += ask.memory_mib
             used.update({gpu.uuid: gpu.milli for gpu in task.gpus})
             if ask.cpu_milli and cpu[node.id] > node.cpu_milli:
-                raise PlanError(f"{node.id} has no more CPU for {row.job}")
+                raise PlanError(f"{node.id} has too little CPU for {row.job}")
             if ask.memory_mib and memory[node.id] > node.memory_mib:
-                raise PlanError(f"{node.id} has no more memory for {row.job}")
+                raise PlanError(f"{node.id} has too little memory for {row.job}")
     for uuid, milli in used.items():
         if milli > WHOLE_MILLI:
-            raise PlanError(f"{uuid} carries {milli} milli")
+            raise PlanError(f"{uuid} is allocated {milli} milli")
     _check_limits(snapshot, plan)
     _check_evictions(snapshot, plan)
 
@@ -500,7 +496,7 @@ def _check_gpus(
     row: PendingRow, ask: TaskRequest, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]
 ) -> None:
     if len({gpu.uuid for gpu in task.gpus}) != ask.gpus or len(task.gpus) != ask.gpus:
-        raise PlanError(f"{row.job} needs {ask.gpus} different GPUs a task")
+        raise PlanError(f"{row.job} needs {ask.gpus} different GPUs per task")
     for share in task.gpus:
         node, gpu = gpus[share.uuid]
         if ask.share_mib is None:
@@ -508,13 +504,13 @@ def _check_gpus(
         else:
             enough = share.milli * gpu.memory_mib >= ask.share_mib * WHOLE_MILLI
         if node != task.node or not gpu.healthy or not enough:
-            raise PlanError(f"{row.job} got {share.uuid} wrongly")
+            raise PlanError(f"{row.job} has an invalid allocation of {share.uuid}")
         if ask.gpu_model not in (None, gpu.model) or gpu.memory_mib < (ask.min_gpu_memory_mib or 0):
-            raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
+            raise PlanError(f"{row.job} requests another model or more memory than {share.uuid} has")
         if ask.mig_profile != gpu.mig_profile:
-            raise PlanError(f"{row.job} asked for {ask.mig_profile or 'whole GPUs'}, {share.uuid} is none")
+            raise PlanError(f"{row.job} requests {ask.mig_profile or 'whole GPUs'}, not {share.uuid}")
         if (gpu.compute_capability or 0.0) < (ask.min_compute_capability or 0.0):
-            raise PlanError(f"{row.job} asked for a newer GPU than {share.uuid}")
+            raise PlanError(f"{row.job} requests a higher capability than {share.uuid} has")
 
 
 def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
@@ -544,9 +540,9 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
                         grown_firm.add(project)
         for project, quota in quotas.items():
             if quota.limit_milli is not None and project in grown and held[project] > quota.limit_milli:
-                raise PlanError(f"{project} passes its limit in {pool.id}")
+                raise PlanError(f"{project} exceeds its limit in {pool.id}")
             if project in grown_firm and firm[project] > quota.guaranteed_milli:
-                raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")
+                raise PlanError(f"non-preemptible jobs of {project} exceed its guarantee in {pool.id}")
         _check_user_limits(snapshot, plan, pool.id, tree, quotas)
 
 
@@ -571,7 +567,7 @@ def _check_user_limits(
     for project, user in grown:
         most = quotas[project].user_limit_milli
         if most is not None and held[project, user] > most:
-            raise PlanError(f"{user} holds more of {project} in {pool} than one person may")
+            raise PlanError(f"{user} exceeds the user limit of {project} in {pool}")
 
 
 def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
@@ -581,23 +577,23 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
     seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}
     seated |= {start.job for start in plan.starts}
     if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
-        raise PlanError("a job leaves once")
+        raise PlanError("a job is evicted more than once")
     moved = {start.job for start in plan.nominations}
     for eviction in plan.evictions:
         victim = running[eviction.job]
         if eviction.reason is EvictionReason.GANG_INCOMPLETE:
             if victim.stale_since_s is None or eviction.for_job != victim.job:
-                raise PlanError(f"{victim.job} leaves though it is whole")
+                raise PlanError(f"{victim.job} is evicted as incomplete, but is complete")
             continue
         winner = pending[eviction.for_job]
         if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
-            raise PlanError(f"{victim.job} leaves without need")
+            raise PlanError(f"{victim.job} is evicted without need")
         if eviction.reason is EvictionReason.MIGRATED:
             if victim.job not in moved:
-                raise PlanError(f"{victim.job} is moved to no place")
+                raise PlanError(f"{victim.job} is migrated, but has no new placement")
             continue
         same = victim.project == winner.project
         if same != (eviction.reason is EvictionReason.PREEMPTED):
-            raise PlanError(f"{victim.job} leaves for the wrong reason")
+            raise PlanError(f"{victim.job} is evicted for the wrong reason")
         if same and victim.priority >= winner.priority:
-            raise PlanError(f"{victim.job} leaves for a job that is not above it")
+            raise PlanError(f"{victim.job} is preempted for a job without higher priority")

@@ -14,7 +14,7 @@ def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
     if not nodes or any(is_cuda_sufficient(node.driver_cuda, needed) for node in nodes):
         return ""
     newest = newest_cuda(node.driver_cuda for node in nodes if node.driver_cuda)
-    return f"its image needs CUDA {needed}, and the newest driver there knows CUDA {newest}"
+    return f"its image needs CUDA {needed}, but the newest driver supports CUDA {newest}"
 
 
 def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
@@ -27,8 +27,8 @@ def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
     if not old:
         return ""
     owner = (
-        "1 node is passed over, whose driver knows"
+        "1 node is skipped because its driver supports only"
         if len(old) == 1
-        else (f"{len(old)} nodes are passed over, whose drivers know at most")
+        else (f"{len(old)} nodes are skipped because their drivers support at most")
     )
     return f" Its image needs CUDA {needed}: {owner} CUDA {newest_cuda(old)}."
