@@ -90,7 +90,9 @@ class Job(models.Model):
         default=list, db_default=[], help_text="[{volume (by name), target, read_only}, ...]"
     )
     secrets = models.JSONField(
-        default=list, db_default=[], help_text="[{secret (by name), of, variable or file}, ...]; no values."
+        default=list,
+        db_default=[],
+        help_text="[{secret (by name), owner_type, variable or file}, ...]; no values.",
     )
     priority = models.IntegerField(default=0)
     preemptible = models.BooleanField(default=True)
