@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from portal.domain.job_spec import JobSpec
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models.public_id import PublicIdField
 
@@ -27,7 +28,7 @@ class Job(models.Model):
 
     public_id = PublicIdField()
     name = models.CharField(max_length=100)
-    kind = models.CharField(max_length=12, default=JobKind.TRAINING.value)
+    kind = models.CharField(max_length=12, default=JobSpec.kind)
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
     pool = models.ForeignKey(
@@ -58,17 +59,17 @@ class Job(models.Model):
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
     desired_state = models.CharField(max_length=10, default=DesiredState.RUN.value)
-    held = models.BooleanField(default=False)
+    held = models.BooleanField(default=JobSpec.held)
     reason = models.CharField(max_length=40, blank=True, help_text="Code of the last move.")
     message = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
     version = models.PositiveIntegerField(default=1, help_text="Moves with each write; a plan compares it.")
 
-    tasks = models.PositiveIntegerField(default=1)
+    tasks = models.PositiveIntegerField(default=JobSpec.tasks)
     min_tasks = models.PositiveIntegerField(
         null=True, blank=True, help_text="So many of its tasks are enough to run; None: all of them."
     )
-    gpus_per_task = models.PositiveIntegerField(default=1)
-    milli_per_gpu = models.PositiveIntegerField(default=1000)
+    gpus_per_task = models.PositiveIntegerField(default=JobSpec.gpus_per_task)
+    milli_per_gpu = models.PositiveIntegerField(default=JobSpec.milli_per_gpu)
     gpu_model = models.CharField(max_length=100, blank=True)
     min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
     mig_profile = models.CharField(
@@ -80,9 +81,9 @@ class Job(models.Model):
         blank=True,
         help_text="How close together its tasks stand: {topology, required, preferred}; levels or null.",
     )
-    cpu_milli = models.PositiveIntegerField(default=1000, help_text="For each task.")
-    memory_mib = models.PositiveIntegerField(default=2048, help_text="For each task.")
-    shm_mib = models.PositiveIntegerField(default=64)
+    cpu_milli = models.PositiveIntegerField(default=JobSpec.cpu_milli, help_text="For each task.")
+    memory_mib = models.PositiveIntegerField(default=JobSpec.memory_mib, help_text="For each task.")
+    shm_mib = models.PositiveIntegerField(default=JobSpec.shm_mib)
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
     env = models.JSONField(default=dict)
@@ -94,18 +95,23 @@ class Job(models.Model):
         db_default=[],
         help_text="[{secret (by name), owner_type, variable or file}, ...]; no values.",
     )
-    priority = models.IntegerField(default=0)
-    preemptible = models.BooleanField(default=True)
+    priority = models.IntegerField(default=JobSpec.priority)
+    preemptible = models.BooleanField(default=JobSpec.preemptible)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
-    termination_grace_s = models.PositiveIntegerField(default=30)
+    termination_grace_s = models.PositiveIntegerField(default=JobSpec.termination_grace_s)
     max_attempts = models.PositiveIntegerField(
-        default=3, help_text="Tries after failures of the cluster's making."
+        default=JobSpec.max_attempts, help_text="Tries after failures of the cluster's making."
     )
     retry_on_failure = models.BooleanField(
-        default=False, db_default=False, help_text="A command that fails is tried again, too."
+        default=JobSpec.retry_on_failure,
+        db_default=False,
+        help_text="A command that fails is tried again, too.",
     )
     launcher = models.CharField(
-        max_length=16, default="none", db_default="none", help_text="How its ranks are told of each other."
+        max_length=16,
+        default=JobSpec.launcher,
+        db_default="none",
+        help_text="How its ranks are told of each other.",
     )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
@@ -122,7 +128,8 @@ class Job(models.Model):
         default=False, help_text="Known only by its container, found after a restore: it cannot start again."
     )
     ignore_dependency_failure = models.BooleanField(
-        default=False, help_text="It starts after others however these end; else they must complete."
+        default=JobSpec.ignore_dependency_failure,
+        help_text="It starts after others however these end; else they must complete.",
     )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Node", blank=True, related_name="+"

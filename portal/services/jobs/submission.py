@@ -79,19 +79,11 @@ def validate_request(user: User, request: JobRequest) -> None:
         request.launcher, request.tasks, request.gpus_per_task, request.pool
     ) or feasibility.unsatisfiable_reason(
         feasibility.ResourceRequest(
+            **{name: getattr(request, name) for name in job_fields()}
+            | {"tasks": request.min_tasks or request.tasks},
             project=request.project,
             pool=request.pool,
             runtime=request.environment.runtime,
-            tasks=request.min_tasks or request.tasks,
-            gpus_per_task=request.gpus_per_task,
-            milli_per_gpu=request.milli_per_gpu,
-            gpu_model=request.gpu_model,
-            min_gpu_memory_mib=request.min_gpu_memory_mib,
-            mig_profile=request.mig_profile,
-            min_compute_capability=request.min_compute_capability,
-            cpu_milli=request.cpu_milli,
-            memory_mib=request.memory_mib,
-            preemptible=request.preemptible,
         )
     )
     if found is not None:
