@@ -292,7 +292,7 @@ class Migration(migrations.Migration):
                 ('command', models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")),
                 ('env', models.JSONField(default=dict)),
                 ('volumes', models.JSONField(db_default=[], default=list, help_text='[{volume (by name), target, read_only}, ...]')),
-                ('secrets', models.JSONField(db_default=[], default=list, help_text='[{secret (by name), of, variable or file}, ...]; no values.')),
+                ('secrets', models.JSONField(db_default=[], default=list, help_text='[{secret (by name), owner_type, variable or file}, ...]; no values.')),
                 ('priority', models.IntegerField(default=0)),
                 ('preemptible', models.BooleanField(default=True)),
                 ('time_limit_s', models.PositiveIntegerField(blank=True, null=True)),

@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from portal.domain.job_spec import JobSpec
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models.public_id import PublicIdField
 
@@ -27,7 +28,7 @@ class Job(models.Model):
 
     public_id = PublicIdField()
     name = models.CharField(max_length=100)
-    kind = models.CharField(max_length=12, default=JobKind.TRAINING.value)
+    kind = models.CharField(max_length=12, default=JobSpec.kind)
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
     pool = models.ForeignKey(
@@ -58,7 +59,7 @@ class Job(models.Model):
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
     desired_state = models.CharField(max_length=10, default=DesiredState.RUN.value)
-    held = models.BooleanField(default=False)
+    held = models.BooleanField(default=JobSpec.held)
     reason = models.CharField(
         max_length=40, blank=True, help_text="Reason code of the last state transition."
     )
@@ -67,12 +68,12 @@ class Job(models.Model):
         default=1, help_text="Incremented by each write; compared when a plan is committed."
     )
 
-    tasks = models.PositiveIntegerField(default=1)
+    tasks = models.PositiveIntegerField(default=JobSpec.tasks)
     min_tasks = models.PositiveIntegerField(
         null=True, blank=True, help_text="Minimum number of tasks to run; null: all."
     )
-    gpus_per_task = models.PositiveIntegerField(default=1)
-    milli_per_gpu = models.PositiveIntegerField(default=1000)
+    gpus_per_task = models.PositiveIntegerField(default=JobSpec.gpus_per_task)
+    milli_per_gpu = models.PositiveIntegerField(default=JobSpec.milli_per_gpu)
     gpu_model = models.CharField(max_length=100, blank=True)
     min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
     mig_profile = models.CharField(
@@ -84,9 +85,9 @@ class Job(models.Model):
         blank=True,
         help_text="Topology constraint: {topology, required, preferred}; a level or null each.",
     )
-    cpu_milli = models.PositiveIntegerField(default=1000, help_text="Per task.")
-    memory_mib = models.PositiveIntegerField(default=2048, help_text="Per task.")
-    shm_mib = models.PositiveIntegerField(default=64)
+    cpu_milli = models.PositiveIntegerField(default=JobSpec.cpu_milli, help_text="Per task.")
+    memory_mib = models.PositiveIntegerField(default=JobSpec.memory_mib, help_text="Per task.")
+    shm_mib = models.PositiveIntegerField(default=JobSpec.shm_mib)
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
     env = models.JSONField(default=dict)
@@ -94,20 +95,27 @@ class Job(models.Model):
         default=list, db_default=[], help_text="[{volume (by name), target, read_only}, ...]"
     )
     secrets = models.JSONField(
-        default=list, db_default=[], help_text="[{secret (by name), of, variable or file}, ...]; no values."
+        default=list,
+        db_default=[],
+        help_text="[{secret (by name), owner_type, variable or file}, ...]; no values.",
     )
-    priority = models.IntegerField(default=0)
-    preemptible = models.BooleanField(default=True)
+    priority = models.IntegerField(default=JobSpec.priority)
+    preemptible = models.BooleanField(default=JobSpec.preemptible)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
-    termination_grace_s = models.PositiveIntegerField(default=30)
+    termination_grace_s = models.PositiveIntegerField(default=JobSpec.termination_grace_s)
     max_attempts = models.PositiveIntegerField(
-        default=3, help_text="Maximum attempts after failures caused by the cluster."
+        default=JobSpec.max_attempts, help_text="Maximum attempts after failures caused by the cluster."
     )
     retry_on_failure = models.BooleanField(
-        default=False, db_default=False, help_text="Also retry when the command fails."
+        default=JobSpec.retry_on_failure,
+        db_default=False,
+        help_text="Also retry when the command fails.",
     )
     launcher = models.CharField(
-        max_length=16, default="none", db_default="none", help_text="How its ranks find each other."
+        max_length=16,
+        default=JobSpec.launcher,
+        db_default="none",
+        help_text="How its ranks find each other.",
     )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
@@ -124,7 +132,7 @@ class Job(models.Model):
         default=False, help_text="Created for a container found after a restore; it cannot start again."
     )
     ignore_dependency_failure = models.BooleanField(
-        default=False,
+        default=JobSpec.ignore_dependency_failure,
         help_text="It starts after its dependencies however they end; otherwise they must complete.",
     )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(

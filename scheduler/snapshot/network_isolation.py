@@ -19,8 +19,9 @@ from scheduler.core.model.network_isolation import (
     must_be_separated,
 )
 from scheduler.core.model.snapshot import NodeId, PendingRow, PoolRow, ProjectId, RunningRow
+from scheduler.snapshot.job_columns import elastic_min_tasks
 from scheduler.snapshot.row_cache import DerivedCache
-from scheduler.snapshot.running import LiveAttempt, elastic_min_tasks
+from scheduler.snapshot.running import LiveAttempt
 
 Row = TypeVar("Row", PendingRow, RunningRow)
 

@@ -65,7 +65,7 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
     do_save_secret(manager, project, "key", "the project's")
     wanted = [
         {"secret": "hub", "variable": "HUB_TOKEN"},
-        {"secret": "key", "of": "project", "file": "key.pem"},
+        {"secret": "key", "owner_type": "project", "file": "key.pem"},
     ]
     job = job_with(scene, *wanted)
     assert [dict(each) for each in request_from_job(job).secrets] == job.secrets

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from portal.api.jobs.job_requests import JobBody
 from portal.models import Job, RegistryLogin, Secret, Volume
+from portal.services.jobs.submission import request_from_job
+from portal.web.launch.views import rest_body
 
 VALUE = "hush-on-pages"
 
@@ -42,10 +45,13 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     job = Job.objects.get(name="my run")
     assert job.volumes == [{"volume": "team", "target": "/work", "read_only": True}]
     ways = [
-        {"secret": "hub", "of": "me", "variable": "HUB_TOKEN"},
-        {"secret": "hub", "of": "me", "file": "key"},
+        {"secret": "hub", "owner_type": "me", "variable": "HUB_TOKEN"},
+        {"secret": "hub", "owner_type": "me", "file": "key"},
     ]
     assert job.secrets == ways
+    example = JobBody(data=rest_body(request_from_job(job)))
+    assert example.is_valid(), example.errors
+    assert [each["owner_type"] for each in example.validated_data["secrets"]] == ["me", "me"]
     pages = [
         member.get(path).content.decode()
         for path in (f"/jobs/{job.public_id}/run/", f"/launch/?like={job.public_id}", "/account/", "/launch/")

@@ -24,7 +24,7 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     asked = typed | TWO | {"pool": scene.pools["h200"].public_id}
     told = client_of("member").post(reverse("launch-check"), asked).content.decode()
     assert "the pool h200 allows gangs no network between nodes" in told
-    assert 'data-set="gpus_per_task=4;tasks=1;launcher=torchrun"' in told
+    assert 'data-set="tasks=1;gpus_per_task=4;launcher=torchrun"' in told
     refused = client_of("member").post(reverse("launch"), asked)
     assert refused.status_code == 422 and not Job.objects.filter(name="my run").exists()
 

@@ -80,7 +80,7 @@ def test_the_impossible_is_refused_with_the_nearest_that_could_run(client_of, ty
     page = answer.content.decode()
     assert answer.status_code == 422
     assert "the largest node has 8" in page
-    assert 'data-set="gpus_per_task=8;tasks=1"' in page
+    assert 'data-set="tasks=1;gpus_per_task=8"' in page
     assert not Job.objects.filter(name="my run").exists()
 
 

@@ -162,7 +162,7 @@ def usage_from_columns(columns: Mapping[str, Any]) -> JobUsage:
     try:
         return run._replace(
             volumes=tuple(str(each["volume"]) for each in volumes),
-            secrets=tuple((str(each["secret"]), each["of"] == PROJECT_SCOPE) for each in secrets),
+            secrets=tuple((str(each["secret"]), each["owner_type"] == PROJECT_SCOPE) for each in secrets),
         )
     except (KeyError, TypeError):
         return run

@@ -10,30 +10,21 @@ import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from portal.domain.feasibility import WHOLE_MILLI, GpuKind, gpu_matches, tasks_on_node
+from portal.domain.feasibility import WHOLE_MILLI, GpuKind, gpu_constraints, tasks_on_node
 from portal.domain.formatting import format_distinct_memories, format_memory
+from portal.domain.job_spec import JobSpec
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
 from portal.models import Gpu, Node, NodePool, Project, Quota
 
 
-@dataclass(frozen=True)
-class ResourceRequest:
-    """The part of a request that decides whether it can ever be placed."""
+@dataclass(frozen=True, kw_only=True)
+class ResourceRequest(JobSpec):
+    """A request with the rows that decide whether it can ever be placed; ``tasks`` must fit at once."""
 
     project: Project
     pool: NodePool | None
     runtime: str
-    tasks: int
-    gpus_per_task: int
-    milli_per_gpu: int
-    gpu_model: str
-    min_gpu_memory_mib: int | None
-    cpu_milli: int
-    memory_mib: int
-    preemptible: bool = True
-    mig_profile: str = ""
-    min_compute_capability: float | None = None
 
     @property
     def total_milli(self) -> int:
@@ -89,15 +80,10 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     if request.pool is not None:
         nodes = nodes.filter(pool=request.pool)
     capacities = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
+    constraints = gpu_constraints(request)
     for gpu in Gpu.objects.filter(node_id__in=capacities, present=True).order_by("index"):
         kind = GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile, gpu.compute_capability or 0.0)
-        if gpu_matches(
-            kind,
-            request.gpu_model,
-            request.min_gpu_memory_mib,
-            request.mig_profile,
-            request.min_compute_capability,
-        ):
+        if constraints.accepts(kind):
             capacities[gpu.node_id].gpus.append(gpu)
     return list(capacities.values())
 

@@ -16,6 +16,7 @@ from django.db.models.functions import Cast, Least, Now
 
 from portal.access import Permission, project_parents, require_permission
 from portal.domain.formatting import format_duration
+from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
 from portal.engine_client import query_delay_impact
@@ -26,7 +27,6 @@ from portal.outbox import trigger_cycle
 from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
-from portal.services.jobs.submission import MAX_TIME_LIMIT_S
 from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
 
 WARNING_EVENT = "time_limit_warning"

@@ -27,7 +27,7 @@ from portal.services.encryption import DecryptionError, EncryptionContext, decry
 from portal.services.images.process_environment import SECRET_FILE
 
 SecretReference = Mapping[str, Any]
-"""``secret`` by name, ``of`` (me or project), and ``variable`` or ``file``: how the job gets it."""
+"""``secret`` by name, ``owner_type`` (me or project), and ``variable`` or ``file``: how the job gets it."""
 
 
 OWNER_TEXT = "the owner"
@@ -84,7 +84,11 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
 def normalize_secret_references(references: Iterable[SecretReference]) -> list[dict[str, str]]:
     """Return the references of a job in stored form."""
     return [
-        {"secret": str(each["secret"]), "of": str(each.get("of") or USER_SCOPE), way: str(each[way])}
+        {
+            "secret": str(each["secret"]),
+            "owner_type": str(each.get("owner_type") or USER_SCOPE),
+            way: str(each[way]),
+        }
         for each in references
         for way in ("variable", "file")
         if each.get(way)
@@ -98,7 +102,7 @@ def secret_references_error(env: Mapping[str, str], references: Sequence[SecretR
     for each in references:
         if bool(each.get("variable")) == bool(each.get("file")):
             return f"Enter either a variable or a file for {each['secret']}."
-        if each.get("of") not in (None, USER_SCOPE, PROJECT_SCOPE):
+        if each.get("owner_type") not in (None, USER_SCOPE, PROJECT_SCOPE):
             return f"{each['secret']} must belong to {USER_SCOPE} or the {PROJECT_SCOPE}."
     wanted = normalize_secret_references(references)
     seen: set[tuple[str, str]] = set()
@@ -122,7 +126,7 @@ def read_job_secrets(job: Job) -> SecretValues:
         raise SecretMissingError(denial.message.removesuffix("."))
     rows = {(row.name, row.project_id): row for row in usable_secrets(job.owner, job.project)}
     for each in job.secrets:
-        row = rows.get((each["secret"], job.project_id if each["of"] == PROJECT_SCOPE else None))
+        row = rows.get((each["secret"], job.project_id if each["owner_type"] == PROJECT_SCOPE else None))
         if row is None:  # deleted between the two queries
             raise SecretMissingError(f"The secret {each['secret']} no longer exists")
         try:

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from portal.access import AccessPolicy, Permission, access_policy, can, require_user
 from portal.domain.gang_fabric import format_endpoint
+from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, User
@@ -292,35 +293,21 @@ def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
     return render(request, "job/request.html", job_page_context(user, found) | shown)
 
 
+SHOWN_ELSEWHERE = {
+    "name", "kind", "command", "env", "volumes", "secrets", "held", "ignore_dependency_failure",
+}  # fmt: skip
+"""Fields of the request that other parts of the job's pages show."""
+
+
 def request_rows(found: Job) -> list[tuple[str, str]]:
     """Return the request by field, with the API's names."""
-    fields = (
-        "tasks",
-        "min_tasks",
-        "gpus_per_task",
-        "milli_per_gpu",
-        "gpu_model",
-        "min_gpu_memory_mib",
-        "mig_profile",
-        "min_compute_capability",
-        "topology_constraint",
-        "cpu_milli",
-        "memory_mib",
-        "shm_mib",
-        "priority",
-        "preemptible",
-        "time_limit_s",
-        "termination_grace_s",
-        "max_attempts",
-        "retry_on_failure",
-        "launcher",
-    )
     return [
         (
             name,
             "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value),
         )
-        for name in fields
+        for name in job_fields()
+        if name not in SHOWN_ELSEWHERE
         for value in [getattr(found, name)]
     ]
 

@@ -101,14 +101,16 @@ def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
             raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
         of, slash, rest = name.partition("/")
         owner = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
-        found.append({"secret": rest if owner == PROJECT_SCOPE else name, "of": owner, delivery: target})
+        found.append(
+            {"secret": rest if owner == PROJECT_SCOPE else name, "owner_type": owner, delivery: target}
+        )
     return found
 
 
 def format_secrets(given: Iterable[Mapping[str, Any]], delivery: str) -> str:
     """Format the secrets of a job with this delivery as typed."""
     return "\n".join(
-        f"{each[delivery]}={'project/' if each.get('of') == PROJECT_SCOPE else ''}{each.get('secret', '')}"
+        f"{each[delivery]}={'project/' if each.get('owner_type') == PROJECT_SCOPE else ''}{each.get('secret', '')}"
         for each in given
         if each.get(delivery)
     )

@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from portal.domain.job_spec import job_fields
 from portal.engine_client import query_would_start
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import NodePool, User
@@ -113,11 +114,13 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
 
 def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """Return the new values of a change with the form's field names."""
-    if "topology_constraint" not in changed:
-        return changed
-    return {
-        name: value for name, value in changed.items() if name != "topology_constraint"
-    } | initial_from_api_fields({"topology_constraint": changed["topology_constraint"]})
+    rules = job_fields()
+    blank = {
+        rules[name].form_name if name in rules else name: value
+        for name, value in changed.items()
+        if name not in rules or value in (None, "")
+    }
+    return blank | initial_from_api_fields(changed)
 
 
 def _from_timestamp(seconds: float) -> dt.datetime:
@@ -131,9 +134,9 @@ def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
         return []
     fields = initial_from_api_fields(nearest)
     parts = [
-        f"{fields[name]} {words if fields[name] != 1 else _SINGULAR_UNITS.get(name, words)}"
-        for name, words in _UNITS.items()
-        if name in fields
+        f"{fields[rule.form_name]} {rule.nouns[fields[rule.form_name] != 1]}"
+        for rule in job_fields().values()
+        if rule.nouns and rule.form_name in fields
     ]
     parts += [str(fields["gpu_model"])] if fields.get("gpu_model") else []
     if "pool" in nearest:
@@ -142,25 +145,6 @@ def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
     if not fields:
         return []
     return [Suggestion("Nearest feasible request: " + ", ".join(parts), fields)]
-
-
-_UNITS = {
-    "tasks": "tasks",
-    "min_tasks": "tasks at least",
-    "gpus_per_task": "GPUs each",
-    "mig_profile": "slices",
-    "min_compute_capability": "as compute capability",
-    "cores": "CPU cores",
-    "min_gpu_memory_gib": "GiB of GPU memory",
-    "memory_gib": "GiB of memory",
-}
-_SINGULAR_UNITS = {
-    "tasks": "task",
-    "min_tasks": "task at least",
-    "gpus_per_task": "GPU each",
-    "mig_profile": "slice",
-    "cores": "CPU core",
-}
 
 
 def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:

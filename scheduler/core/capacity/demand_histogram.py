@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from portal.domain.feasibility import gpu_constraints
 from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
 DEFAULT_DEMAND = {TaskRequest(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
@@ -52,8 +53,7 @@ def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
         (
             TaskRequest(
                 len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
-                task.memory_mib, row.gpu_model, row.min_gpu_memory_mib, task.share_mib, row.mig_profile,
-                row.min_compute_capability,
+                task.memory_mib, share_mib=task.share_mib, **gpu_constraints(row)._asdict(),
             ),
             1,
         )

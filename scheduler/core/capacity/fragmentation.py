@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import GpuKind, gpu_matches
+from portal.domain.feasibility import GpuKind, gpu_constraints
 from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, TaskRequest
 
 Ints = NDArray[np.int64]
@@ -62,11 +62,8 @@ def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
     return mix
 
 
-def _sortable(ask: TaskRequest) -> tuple[float | str, ...]:
-    return (
-        *ask[:4], ask.gpu_model or "", ask.min_gpu_memory_mib or 0, ask.share_mib or 0,
-        ask.mig_profile or "", ask.min_compute_capability or 0.0,
-    )  # fmt: skip
+def _sortable(ask: TaskRequest) -> tuple[tuple[bool, object], ...]:
+    return tuple((value is not None, value) for value in ask)
 
 
 def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
@@ -114,11 +111,9 @@ class Fragmentation:
         for ask, count in with_gpu.items():
             cpu = self._cpu.needed(_per_share(ask.cpu_milli, ask))
             memory = self._memory.needed(_per_share(ask.memory_mib, ask))
+            constraints = gpu_constraints(ask)
             for k, kind in enumerate(kinds):
-                fits = gpu_matches(
-                    kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
-                )
-                if not fits or _milli(ask, kind) > WHOLE_MILLI:
+                if not constraints.accepts(kind) or _milli(ask, kind) > WHOLE_MILLI:
                     continue
                 if _uses_several_whole_gpus(ask):
                     groups[0, k, ask.gpus, cpu, memory] += count

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_matches, tasks_on_node
+from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_constraints, tasks_on_node
 from scheduler.core.capacity.fragmentation import gpu_kind, milli_by_memory
 from scheduler.core.capacity.gpu_sharing import GpuTenants
 from scheduler.core.model.plan import TaskPlacement
@@ -92,14 +92,14 @@ class NodeCapacity:
 
     def matching_slots(self, shape: TaskShape) -> Bools:
         """Return the GPU slots of the requested kind, free or not; (nodes, slots)."""
-        key = (shape.gpu_model, shape.min_gpu_memory_mib, shape.mig_profile, shape.min_compute_capability)
-        if key not in self._masks:
+        constraints = gpu_constraints(shape)
+        if constraints not in self._masks:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = gpu_matches(gpu_kind(gpu), *key)
-            self._masks[key] = mask
-        return self._masks[key]
+                    mask[i, slot] = constraints.accepts(gpu_kind(gpu))
+            self._masks[constraints] = mask
+        return self._masks[constraints]
 
     def load_tenants(self, running: Iterable[RunningRow] | None) -> None:
         """Load the tenants of running shares; None: shared GPUs are not exclusive to a project."""

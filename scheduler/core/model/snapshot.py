@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
 from portal.domain.feasibility import WHOLE_MILLI as WHOLE_MILLI
+from portal.domain.feasibility import gpu_constraints
 from portal.domain.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
@@ -320,8 +321,8 @@ class PendingRow:
     def task_request(self) -> TaskRequest:
         """The request of each task, where all are equal."""
         return TaskRequest(
-            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib, self.gpu_model,
-            self.min_gpu_memory_mib, self.share_mib, self.mig_profile, self.min_compute_capability,
+            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib,
+            share_mib=self.share_mib, **gpu_constraints(self)._asdict(),
         )  # fmt: skip
 
     @property

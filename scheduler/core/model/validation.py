@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
+from portal.domain.job_spec import job_fields
 from portal.domain.policy_settings import CHOICE_SETTINGS
 from portal.domain.reasons import VerdictCode
 from scheduler.core.model.plan import EvictionReason, JobPlacement, Plan, TaskPlacement
@@ -39,6 +40,12 @@ from scheduler.core.model.snapshot import (
 Row = TypeVar("Row")
 
 
+NULLABLE_AMOUNTS = tuple(
+    name
+    for name, rule in job_fields().items()
+    if rule.affects_placement and rule.nullable and rule.is_number and name != "min_tasks"
+)
+"""Fields of a request that are None for no bound."""
 MAX_TASKS = 10_000
 MAX_GPUS_PER_TASK = 1_000
 """A decision creates an object per task, so these bound its time and memory."""
@@ -295,8 +302,8 @@ def _running_faults(
             _check_known(f"{at}.project", row.project, projects)
             _check_known(f"{at}.pool", row.pool, pools)
             _check_finite(f"{at}.started_s", row.started_s)
-            for name in ("submitted_s", "checkpoint_s", "time_limit_s", "min_compute_capability"):
-                if (value := getattr(row, name)) is not None:
+            for name in ("submitted_s", "checkpoint_s", *NULLABLE_AMOUNTS):
+                if (value := getattr(row, name, None)) is not None:
                     _check_finite(f"{at}.{name}", value)
             for rank, task in enumerate(row.tasks):
                 check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
@@ -356,8 +363,8 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     _check_at_least(f"{at}.memory_mib", row.memory_mib, 0)
     if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
         raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
-    for name in ("min_gpu_memory_mib", "min_compute_capability", "time_limit_s"):
-        if (value := getattr(row, name)) is not None:
+    for name in NULLABLE_AMOUNTS:
+        if (value := getattr(row, name, None)) is not None:
             _check_at_least(f"{at}.{name}", value, 0)
     if row.not_before_s is not None:
         _check_finite(f"{at}.not_before_s", row.not_before_s)
