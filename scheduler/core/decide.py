@@ -104,7 +104,7 @@ class _Decision:
         )
         self._allocate_action.restore_nominations()
         self._run_actions()
-        if "stale_gangs" in self._session.policy.actions:
+        if "stale_gangs" in self._session.policy.semantics.actions:
             self._evict_action.evict_stale_gangs()
         evictions = self._evictions()
         verdicts = self.report(evictions).all() if explain else []
@@ -126,18 +126,17 @@ class _Decision:
 
     def _run_actions(self) -> None:
         """Allocate, then run the eviction actions; repeat while they place jobs."""
-        allocate = "allocate" in self._session.policy.actions
-        if self._session.policy.settles:
-            self._allocate_action.start_nominated()
+        allocate = "allocate" in self._session.policy.semantics.actions
+        self._allocate_action.start_nominated()
         if allocate:
             self._allocate_action.reserve()
             self._allocate_action.allocate()
-        actions = [action for action in EVICTION_REASONS if action in self._session.policy.actions]
+        actions = [action for action in EVICTION_REASONS if action in self._session.policy.semantics.actions]
         left = actions
         for _ in range(MAX_ROUNDS):
             seated = [action for action in left if self._evict_action.run(action)]
-            spared = self._session.policy.settles and self._evict_action.reprieve_victims()
-            if not self._session.policy.settles or not (seated or spared or left != actions):
+            spared = self._evict_action.reprieve_victims()
+            if not (seated or spared or left != actions):
                 break
             # an action that places a job opens GPUs for more of its kind: repeat it before the others
             left = seated if seated and not spared else actions

@@ -134,7 +134,8 @@ class Scenario:
                     self._path, f"$.{field}", f"{value!r} is neither {word!r} nor 'never'"
                 )
             if value == "never":
-                policy = replace(policy, actions=tuple(each for each in policy.actions if each != action))
+                actions = tuple(each for each in policy.semantics.actions if each != action)
+                policy = replace(policy, semantics=replace(policy.semantics, actions=actions))
         return policy
 
     def _sets(self, content: dict[str, Any]) -> list[dict[str, Any]]:

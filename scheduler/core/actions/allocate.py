@@ -227,10 +227,7 @@ class AllocateAction:
     def _start(self, pool_state: PoolState, gang: Gang) -> bool:
         """Start the next tasks of the gang on free slots, or change nothing."""
         tasks = gang.next_to_place()
-        gone = AssumeReleased.NONE if self._session.policy.leaving_counts else AssumeReleased.ALL
-        if pool_state.ledger.is_blocked(
-            gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible, assume_released=gone
-        ):
+        if pool_state.ledger.is_blocked(gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible):
             return False
         if any(task.state is GangTaskState.NOMINATED for task in gang.tasks):
             return False

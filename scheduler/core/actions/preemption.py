@@ -22,7 +22,7 @@ from scheduler.core.session.gang import Gang, GangTask, total_demand
 from scheduler.core.session.pool import PoolState
 from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.ledger import AssumeReleased
-from scheduler.core.shares.reclaim_rules import ReclaimCheck, ReclaimScope, is_within_guarantee, may_reclaim
+from scheduler.core.shares.reclaim_rules import ReclaimCheck, is_within_guarantee, may_reclaim
 
 
 class PreemptionPlanner:
@@ -43,7 +43,6 @@ class PreemptionPlanner:
         self._policy = policy
         self._now_s = now_s
         self._dry_run = simulate_at_s is not None
-        self._reclaim_scope = ReclaimScope(policy.involved_only, policy.every_level)
         self._candidates = VictimCandidates(pool_state, policy, now_s, simulate_at_s)
         self._search = VictimSearch(pool_state, domains, policy, self._candidates)
         self._future_free: tuple[int, int] | None = None
@@ -92,11 +91,11 @@ class PreemptionPlanner:
             gang.leaf_project, asked, assume_released=AssumeReleased.ALL
         ):
             return None
-        most = self._max_held(gang, asked) if self._policy.bounded_preemption else None
+        most = self._max_held(gang, asked)
 
         def allowed(gone: Sequence[GangTask]) -> bool:
             held, path = self._pool_state.ledger.held, self._pool_state.tree.path[gang.leaf_project]
-            return most is None or all(held[level].fits_in(most[level]) for level in path)
+            return all(held[level].fits_in(most[level]) for level in path)
 
         return self._search.find(
             SearchRequest(
@@ -184,7 +183,7 @@ class PreemptionPlanner:
             then = self._dry_run_planners[at_s] = PreemptionPlanner(
                 self._pool_state, self._domains, self._policy, self._now_s, simulate_at_s=at_s
             )
-        before, actions = then.steps_used, self._policy.actions
+        before, actions = then.steps_used, self._policy.semantics.actions
         eviction_set = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
         if eviction_set is None and "preempt" in actions:
             eviction_set = then.preempt(gang, before + budget_steps)
@@ -281,7 +280,6 @@ class PreemptionPlanner:
             gang.leaf_project,
             asked,
             gang.preemptible,
-            self._reclaim_scope,
         )
 
     def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:

@@ -1,4 +1,4 @@
-"""KAI-Scheduler's eviction in fair order: after the victims left, all are placed again in queue order.
+"""Eviction in fair order: after the victims left, all are placed again in queue order.
 
 A gang ahead of the preemptor gets its slots back first, so nothing is evicted that would return at once. A
 task placed on its old node is never evicted, one placed on another node migrates, one without a placement is

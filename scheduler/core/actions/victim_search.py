@@ -24,6 +24,9 @@ from scheduler.core.session.statement import Statement
 from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.ledger import AssumeReleased
 
+MAX_REFUSALS = 64
+"""Sets of victims refused by the rules after which a search ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvictionSet:
@@ -100,15 +103,18 @@ class VictimSearch:
         ):
             self._candidates.mark_infeasible(request.gang, request.reason)
             return None
-        if self._policy.by_turns or request.reason is EvictionReason.MIGRATED:
+        if self._reschedules_victims(request.reason):
             return self._search_with_rescheduling(request, wanted, statement)
-        if not (self._policy.by_price and request.gang.homogeneous and not self._candidates.has_surplus):
+        if not request.gang.homogeneous or self._candidates.has_surplus:
             return self._search_in_order(request, wanted, statement)
         eviction_set = self._search_by_cost(request, wanted, statement)
         if eviction_set is not None or self.truncated or not self._rejected_by_rules:
             return eviction_set
         statement.rollback()
         return self._search_with_rescheduling(request, wanted, statement)
+
+    def _reschedules_victims(self, reason: EvictionReason) -> bool:
+        return reason is EvictionReason.MIGRATED or self._policy.semantics.reschedules_victims
 
     def _search_in_order(
         self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
@@ -181,7 +187,7 @@ class VictimSearch:
             del steps[held_back:]
             missing += more
             prices.reject(node)
-            if tried > self._policy.most_tries:
+            if tried > MAX_REFUSALS:
                 break
         return None
 
@@ -211,7 +217,7 @@ class VictimSearch:
     def _search_with_rescheduling(
         self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
     ) -> EvictionSet | None:
-        """Search as KAI-Scheduler does: task by task, with the victims found for earlier tasks.
+        """Search task by task, with the victims found for earlier tasks.
 
         After each step of the victim queue, evict all victims so far on a node of that step.
         """
@@ -225,7 +231,7 @@ class VictimSearch:
         for count in range(1, len(wanted) + 1):
             eviction_set = None
             for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
-                if tried > self._policy.most_tries and not self._policy.by_turns:
+                if tried > MAX_REFUSALS:
                     break
                 if len({task.gang.job for task in victims}) > most:
                     continue
@@ -263,7 +269,7 @@ class VictimSearch:
                 jobs = {
                     task.gang.job for each in steps for task in each if any(p.node == node for p in task.held)
                 }
-                if not self._policy.by_turns and len(jobs) > 1:
+                if len(jobs) > 1:
                     yield [*found, *step]
                 yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
 
@@ -305,7 +311,7 @@ class VictimSearch:
             return None
         mark = statement.checkpoint()
         gone = [task for step in steps for task in step]
-        if self._policy.by_turns or reason is EvictionReason.MIGRATED:
+        if self._reschedules_victims(reason):
             if not VictimRescheduler(
                 pool_state, statement, gang, wanted, gone, self._placer(statement)
             ).place_all():
@@ -314,13 +320,13 @@ class VictimSearch:
         else:
             if not GangPlacer(statement, self._domains, nominate=True).place(gang, wanted):
                 return None
-            self._restore_or_move_victims(gang, steps, statement, reason)
+            self._restore_or_move_victims(gang, steps, statement)
         left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
         if not request.allowed(left):
             statement.rollback(mark)
             return None
         moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
-        if self._policy.settles and not (
+        if self._policy.semantics.migrates_to_idle_slots and not (
             self._is_idle_already(moved) and all(map(_migrates_whole_gang, moved))
         ):
             statement.rollback(mark)
@@ -335,7 +341,7 @@ class VictimSearch:
                 task.state is GangTaskState.PENDING and task in self._allocated_before for task in tasks
             ):
                 return GangPlacer(statement, self._domains, nominate=True).place(gang, tasks)
-            if self._policy.settles and self._allocate_as_if_migrated(gang, tasks, statement):
+            if self._allocate_as_if_migrated(gang, tasks, statement):
                 return True
             return GangPlacer(statement, self._domains, nominate=False).place(gang, tasks)
 
@@ -365,7 +371,7 @@ class VictimSearch:
         return fits
 
     def _restore_or_move_victims(
-        self, gang: Gang, steps: Sequence[list[GangTask]], statement: Statement, reason: EvictionReason
+        self, gang: Gang, steps: Sequence[list[GangTask]], statement: Statement
     ) -> None:
         """Walk the victims in reverse: restore those not needed, then migrate those that fit elsewhere."""
         later = self._pool_state.idle_and_releasing
@@ -383,8 +389,6 @@ class VictimSearch:
                     continue
                 statement.rollback(mark)
             broken.add(victim.job)
-        if reason is not EvictionReason.MIGRATED and not self._policy.moves_victims:
-            return
         without_minimum: set[JobId] = set()
         for tasks in reversed(steps):
             victim = tasks[0].gang
@@ -409,9 +413,7 @@ class VictimSearch:
             self.steps_used += 1
             if not (self._pool_state.available if fresh else later).capacity(tasks[0].shape).any():
                 continue
-            elsewhere = GangPlacer(
-                statement, self._domains, nominate=not fresh, idle_only=fresh or self._policy.settles
-            )
+            elsewhere = GangPlacer(statement, self._domains, nominate=not fresh, idle_only=True)
             if elsewhere.place(victim, tasks):
                 without_minimum.discard(victim.job)
 

@@ -45,11 +45,11 @@ def _sort_children(
 
 
 def _sort_leaf(pool_state: PoolState, gangs: list[Gang]) -> list[Gang]:
-    """Sort by priority, then past usage of the user (if users are in fair order), then ``gang_sort_key``."""
+    """Sort by priority, then past usage of the user, then ``gang_sort_key``."""
     sort_gangs(gangs)
-    user_rows = pool_state.users_of(gangs[0].leaf_project) if pool_state.policy.users_in_fair_order else None
-    if user_rows is not None and len(users := {gang.user for gang in gangs}) > 1:
-        rank = {user: user_rows.rank_key(user) for user in users}
+    if len(users := {gang.user for gang in gangs}) > 1:
+        by_usage = pool_state.users_of(gangs[0].leaf_project)
+        rank = {user: by_usage.rank_key(user) for user in users}
         gangs.sort(key=lambda gang: rank[gang.user])
     if len({gang.priority for gang in gangs}) > 1:
         gangs.sort(key=lambda gang: -gang.priority)

@@ -90,28 +90,16 @@ class GangPlacer:
         preferred_domains: tuple[Bools, ...],
     ) -> bool:
         """Place tasks of one shape, filling one preferred domain after the other."""
+        if self._nominate and self._pool_state.policy.semantics.nominates_idle_nodes_first:
+            preferred_domains += (self._pool_state.idle.capacity(shape) > 0,)
         for part in preferred_domains:
             if not tasks:
                 break
             nodes = part if allowed_nodes is None else part & allowed_nodes
             here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
-            if here and self._place_idle_first(shape, tasks[:here], nodes):
+            if here and self._place_alike(shape, tasks[:here], nodes):
                 tasks = tasks[here:]
-        return not tasks or self._place_idle_first(shape, tasks, allowed_nodes)
-
-    def _place_idle_first(
-        self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None
-    ) -> bool:
-        """Place tasks of one shape; KAI-Scheduler prefers nodes where they fit now."""
-        if not self._nominate or not self._pool_state.policy.by_turns:
-            return self._place_alike(shape, tasks, allowed_nodes)
-        ready = self._pool_state.idle.capacity(shape) > 0
-        if allowed_nodes is not None:
-            ready = ready & allowed_nodes
-        here = min(len(tasks), int(self._placer().capacity(shape)[ready].sum()))
-        if here and not self._place_alike(shape, tasks[:here], ready):
-            return False
-        return here == len(tasks) or self._place_alike(shape, tasks[here:], allowed_nodes)
+        return not tasks or self._place_alike(shape, tasks, allowed_nodes)
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         placer = self._placer()

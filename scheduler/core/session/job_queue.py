@@ -1,7 +1,7 @@
 """Queues in fair order: pending gangs of one pool, and eviction candidates in reverse order.
 
-Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage
-(if users are in fair order); then gangs below their minimum before those at it before those that grow; then
+Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage;
+then gangs below their minimum before those at it before those that grow; then
 age. The order is updated after each start. Candidates come in reverse order of the project tree, and within a
 project in the policy's victim order.
 """
@@ -39,33 +39,24 @@ class _PriorityLevel:
     Usage only grows during a decision, so a heap entry that is out of date is moved when it reaches the top.
     """
 
-    def __init__(self, users: ProjectUsers | None) -> None:
+    def __init__(self, users: ProjectUsers) -> None:
         self._users = users
         self.waiting: dict[UserId, list[Gang]] = {}
         self._order: list[tuple[float, UserId]] | None = None  # None: not sorted yet
 
-    def user_key(self, gang: Gang) -> UserId:
-        return gang.user if self._users else UserId("")
-
     def put(self, gang: Gang) -> None:
-        mine = self.waiting.setdefault(self.user_key(gang), [])
+        mine = self.waiting.setdefault(gang.user, [])
         mine.append(gang)
         if self._order is not None:
             sort_gangs(mine, last_first=True)
             self._rank_all()
 
     def fill(self, gangs: list[Gang]) -> None:
-        if self._users is None:
-            self.waiting[UserId("")] = gangs
-            return
         for gang in gangs:
             self.waiting.setdefault(gang.user, []).append(gang)
 
-    def _rank(self, user: UserId) -> tuple[float, UserId]:
-        return self._users.rank_key(user) if self._users else (0.0, user)
-
     def _rank_all(self) -> list[tuple[float, UserId]]:
-        self._order = [self._rank(user) for user in self.waiting]
+        self._order = [self._users.rank_key(user) for user in self.waiting]
         heapify(self._order)
         return self._order
 
@@ -80,7 +71,7 @@ class _PriorityLevel:
             mine = self.waiting[key[1]]
             while skip is not None and mine and skip(mine[-1]):
                 mine.pop()
-            now = self._rank(key[1])
+            now = self._users.rank_key(key[1])
             if not mine:
                 heappop(order)
             elif now != key:
@@ -91,7 +82,7 @@ class _PriorityLevel:
 
 
 class _LeafQueue:
-    def __init__(self, users: ProjectUsers | None, skip: Callable[[Gang], bool] | None) -> None:
+    def __init__(self, users: ProjectUsers, skip: Callable[[Gang], bool] | None) -> None:
         self.users = users
         self._skip = skip
         self._levels: dict[int, _PriorityLevel] = {}
@@ -126,13 +117,12 @@ class _LeafQueue:
         if head is None:
             raise IndexError("nobody waits")
         level = self._levels[head.priority]
-        level.waiting[level.user_key(head)].pop()
+        level.waiting[head.user].pop()
         self._head = None
         return head
 
     def charge(self, gang: Gang, milli: float) -> None:
-        if self.users is not None:
-            self.users.charge_start(gang.user, int(milli))
+        self.users.charge_start(gang.user, int(milli))
         self._head = None
 
 
@@ -191,8 +181,7 @@ class JobQueue:
 
     def _leaf(self, leaf: ProjectId) -> _LeafQueue:
         if leaf not in self._leaves:
-            users = self._pool_state.users_of(leaf) if self._pool_state.policy.users_in_fair_order else None
-            self._leaves[leaf] = _LeafQueue(users, self._skip)
+            self._leaves[leaf] = _LeafQueue(self._pool_state.users_of(leaf), self._skip)
         return self._leaves[leaf]
 
     def pop(self) -> Gang | None:
@@ -323,6 +312,6 @@ class VictimQueue:
                     ZERO,
                     pool_state.capacity,
                     leaving,
-                    involved_only=False,
+                    over_share_in_any=False,
                 ),
             )

@@ -277,7 +277,6 @@ class PoolState:
             self.tree.parent.__getitem__,
             0.0 if resource else self.policy.usage_weight,
             1 if resource else WHOLE_MILLI,
-            whole_remainder=self.policy.whole_remainder,
         )
 
     def _claim(self, project: ProjectId, resource: int, requested: float) -> Claim[ProjectId]:
@@ -447,8 +446,8 @@ class PoolState:
         known = self._sibling_keys.get((project, requested))
         if known is None:
             owed, held = self.ledger.entitlements[project], self.ledger.held[project]
-            involved_only = self.policy.involved_only
-            known = sibling_key(project, owed, held, requested, self.capacity, involved_only=involved_only)
+            in_any = self.policy.semantics.over_share_in_any
+            known = sibling_key(project, owed, held, requested, self.capacity, over_share_in_any=in_any)
             self._sibling_keys[project, requested] = known
         return known
 
