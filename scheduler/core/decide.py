@@ -21,7 +21,8 @@ from operator import attrgetter
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.allocate import AllocateAction
 from scheduler.core.actions.evict import EVICTION_REASONS, EvictAction
-from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
+from scheduler.core.actions.preemption import OrderedEviction
+from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, Snapshot

@@ -23,7 +23,7 @@ from scheduler.core.model.snapshot import (
     UsageRow,
     UserId,
 )
-from scheduler.core.model.validation import SnapshotError, check_plan
+from scheduler.core.model.validation import SnapshotError
 from tests.core.cluster_builder import (
     MAIN,
     NOW_S,
@@ -36,6 +36,7 @@ from tests.core.cluster_builder import (
     started,
     waits,
 )
+from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
 VISION, NLP = project("vision", created_s=1.0), project("nlp", created_s=2.0)

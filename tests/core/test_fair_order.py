@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.decide import _Decision
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import Snapshot
-from scheduler.core.session.fair_order import sort_fairly
-from scheduler.core.session.job_queue import JobQueue
+from scheduler.core.session.job_queue import JobQueue, sort_fairly
 from tests.core.cluster_builder import cluster, crowded, node, project, quota, snapshots, waits
 
 

@@ -17,9 +17,10 @@ from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, Snapshot
-from scheduler.core.model.validation import check_plan, check_snapshot
+from scheduler.core.model.validation import check_snapshot
 from scheduler.core.session.cache import DecisionCache
 from tests.core.cluster_builder import crowded, snapshots
+from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.model.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
-from scheduler.core.shares.fairshare import Claim, divide
+from scheduler.core.shares.fairshare import (
+    Claim,
+    UsageInterval,
+    decayed_gpu_seconds,
+    divide,
+    usage_over_capacity,
+)
 from scheduler.core.shares.reclaim_rules import ReclaimCheck, may_reclaim
-from scheduler.core.shares.usage import UsageInterval, decayed_gpu_seconds, usage_over_capacity
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
 

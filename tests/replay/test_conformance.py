@@ -16,13 +16,13 @@ from scheduler.core.decide import decide
 from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, Plan, TaskPlacement
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import UNLIMITED_MILLI, JobId
-from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import MALFORMED, main
 from scheduler.replay.conformance import predicates, run_case, select_cases
 from scheduler.replay.conformance.case_cluster import CaseCluster, next_states
 from scheduler.replay.conformance.format import read_cases
 from scheduler.replay.conformance.kai_policy import kai_policy
 from scheduler.replay.conformance.scheduling import apply
+from tests.core.plan_rules import check_plan
 
 FILE = Path(__file__).parents[1] / "data" / "conformance" / "scheduler_cases.json.gz"
 CASES = read_cases(FILE)

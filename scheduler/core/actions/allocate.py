@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from scheduler.core.actions.backfill_reservations import BackfillReservations
-from scheduler.core.actions.scheduling_session import SchedulingSession
+from scheduler.core.actions.backfill import BackfillReservations
 from scheduler.core.model.snapshot import PoolId, RunningTask
 from scheduler.core.model.task_shape import HeldSlots
 from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
@@ -14,6 +14,9 @@ from scheduler.core.session.job_queue import JobQueue
 from scheduler.core.session.pool import PoolState
 from scheduler.core.session.statement import Statement
 from scheduler.core.shares.ledger import AssumeReleased
+
+if TYPE_CHECKING:
+    from scheduler.core.actions.scheduling_session import SchedulingSession
 
 
 class AllocateAction:

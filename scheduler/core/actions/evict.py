@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from scheduler.core.actions.incomplete_gangs import stale_gangs
-from scheduler.core.actions.preemption import PreemptionPlanner
-from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
+from scheduler.core.actions.preemption import OrderedEviction, PreemptionPlanner, preemption_allowed_from_s
 from scheduler.core.actions.victim_search import EvictionSet
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
@@ -18,12 +17,8 @@ from scheduler.core.session.pool import PoolState
 from scheduler.core.session.statement import Statement
 from scheduler.core.shares.ledger import AssumeReleased
 
-
-def preemption_allowed_from_s(gang: Gang, policy: Policy) -> float:
-    """Return the earliest time at which ``gang`` may evict others: after its own delay, else the pool's."""
-    own_s = gang.pending_row.preemption_delay_s if gang.pending_row else None
-    return gang.submitted_s + (policy.preemption_delay_s if own_s is None else own_s)
-
+if TYPE_CHECKING:
+    from scheduler.core.actions.scheduling_session import SchedulingSession
 
 EVICTION_REASONS = {
     "consolidate": EvictionReason.MIGRATED,
@@ -200,3 +195,21 @@ class EvictAction:
                         self._session.evictions[task] = OrderedEviction(
                             task, EvictionReason.GANG_INCOMPLETE, gang.job
                         )
+
+
+def stale_gangs(pool_state: PoolState, now_s: float, policy: Policy) -> list[Gang]:
+    """Return the gangs to evict whole, ordered by job."""
+    found = []
+    for job in sorted(pool_state.gangs):
+        gang = pool_state.gangs[job]
+        row = gang.running_row
+        if row is None or row.stale_since_s is None or row.stopping:
+            continue
+        if gang.root.is_satisfied:  # the tasks that this plan starts complete it again
+            continue
+        grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
+        if grace_s < 0 or now_s - row.stale_since_s < grace_s:
+            continue
+        if any(task.state is GangTaskState.RUNNING for task in gang.tasks):
+            found.append(gang)
+    return found

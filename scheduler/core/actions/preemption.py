@@ -11,6 +11,7 @@ restored if it is not needed, or migrated if another placement exists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 
 from scheduler.core.actions.victim_search import EvictionSet, SearchRequest, VictimSearch
 from scheduler.core.actions.victims import VictimCandidates
@@ -23,6 +24,21 @@ from scheduler.core.session.pool import PoolState
 from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.ledger import AssumeReleased
 from scheduler.core.shares.reclaim_rules import ReclaimCheck, is_within_guarantee, may_reclaim
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedEviction:
+    """The eviction of one task, its reason, and the job it frees resources for."""
+
+    task: GangTask
+    reason: EvictionReason
+    for_job: JobId
+
+
+def preemption_allowed_from_s(gang: Gang, policy: Policy) -> float:
+    """Return the earliest time at which ``gang`` may evict others: after its own delay, else the pool's."""
+    own_s = gang.pending_row.preemption_delay_s if gang.pending_row else None
+    return gang.submitted_s + (policy.preemption_delay_s if own_s is None else own_s)
 
 
 class PreemptionPlanner:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
-from scheduler.core.actions.backfill_reservations import BackfillReservations
-from scheduler.core.actions.preemption import PreemptionPlanner
-from scheduler.core.model.plan import EvictionReason
+from scheduler.core.actions.backfill import BackfillReservations
+from scheduler.core.actions.preemption import OrderedEviction, PreemptionPlanner
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
 from scheduler.core.model.resources import ResourceVector
@@ -19,17 +17,8 @@ from scheduler.core.model.validation import check_snapshot
 from scheduler.core.session.admin_reservations import AdminReservations
 from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import Gang, GangTask, add_pending_tasks, build_pending_gang
+from scheduler.core.session.job_queue import effective_submit_s
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
-from scheduler.core.session.queue_age import effective_submit_s
-
-
-@dataclass(frozen=True, slots=True)
-class OrderedEviction:
-    """The eviction of one task, its reason, and the job it frees resources for."""
-
-    task: GangTask
-    reason: EvictionReason
-    for_job: JobId
 
 
 class ReadyClasses:

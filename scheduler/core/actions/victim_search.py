@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.actions.node_eviction_costs import NodeEvictionCosts, NodeVictims
-from scheduler.core.actions.victim_rescheduling import VictimRescheduler
-from scheduler.core.actions.victims import VictimCandidates
+from scheduler.core.actions.victims import NodeEvictionCosts, NodeVictims, VictimCandidates, VictimRescheduler
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, ProjectId

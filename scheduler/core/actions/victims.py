@@ -1,16 +1,33 @@
-"""Eviction candidates: gangs that hold slots, by project, in order of eviction."""
+"""Eviction candidates: gangs that hold slots, by project, in order of eviction.
+
+``NodeEvictionCosts`` gives the eviction cost of a node, which is the work that its candidates lose together,
+evicted in order until one more task of a shape fits. It is at least what the first of them loses, so nodes are
+visited by that bound and few costs are computed per search.
+
+``VictimRescheduler`` places the preemptor and its victims again in fair order. A gang ahead of the preemptor gets
+its slots back first, so nothing is evicted that would return at once. A task placed on its old node is never
+evicted, one placed on another node migrates, one without a placement is evicted. Each gang is placed once: its
+minimum, or one task beyond it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId
-from scheduler.core.session.gang import Gang, GangTask, GangTaskState
-from scheduler.core.session.pool import PoolState
-from scheduler.core.session.queue_age import ends_soon
+from scheduler.core.model.snapshot import WHOLE_MILLI, JobId, ProjectId
+from scheduler.core.model.task_shape import SlotBatch, TaskShape
+from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
+from scheduler.core.session.job_queue import ends_soon, gang_sort_key
+from scheduler.core.session.statement import Statement
+from scheduler.core.shares.ledger import AssumeReleased
+
+if TYPE_CHECKING:
+    from scheduler.core.session.pool import PoolState
 
 
 class VictimCandidates:
@@ -170,3 +187,216 @@ class VictimCandidates:
                         mine.remove(gang)
                 if self._by_project is not None and gang in self._by_project.get(gang.leaf_project, ()):
                     self._by_project[gang.leaf_project].remove(gang)
+
+
+class NodeVictims:
+    """A set of eviction candidates: those on each node, and the free capacity with all of them gone."""
+
+    def __init__(
+        self, pool_state: PoolState, gangs: Iterable[Gang], lost_gpu_seconds: Callable[[Gang], float]
+    ) -> None:
+        """``gangs`` are in order of eviction."""
+        gangs = list(gangs)
+        self.lost_gpu_seconds = {gang.job: lost_gpu_seconds(gang) for gang in gangs}
+        held = [gang.evictable_slots for gang in gangs]
+        self.by_node: dict[int, list[Gang]] = {}
+        for gang, places in zip(gangs, held, strict=True):
+            for node in {place.node for place in places}:
+                self.by_node.setdefault(node, []).append(gang)
+        self.capacity_without = pool_state.idle_and_releasing.copy()
+        self.capacity_without.release_batch(SlotBatch(held), len(held))
+
+    def min_cost(self, node: int) -> float:
+        """Return what the first candidate left on the node would lose."""
+        for gang in self.by_node[node]:
+            if gang.evictable_tasks:
+                return self.lost_gpu_seconds[gang.job]
+        return math.inf
+
+
+class NodeEvictionCosts:
+    """Eviction costs of the nodes of a pool for one shape and one set of candidates."""
+
+    def __init__(self, pool_state: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
+        self._pool_state = pool_state
+        self._shape = shape
+        self._victims = victims
+        holds = victims.capacity_without.capacity(shape)
+        self.max_tasks = int(holds.sum())
+        """Upper bound of the tasks that fit with all candidates gone."""
+        lost = victims.lost_gpu_seconds
+        self._min_costs = [
+            (lost[there[0].job], node) for node, there in victims.by_node.items() if holds[node]
+        ]
+        heapify(self._min_costs)
+        self._rejected: set[int] = set()
+
+    def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[int]:
+        """Yield nodes by cost of evicting ``victim_projects``, each again while it can free more."""
+        self._rejected = set()
+        looked: list[tuple[float, int]] = []  # entries to restore to ``_min_costs``
+        priced: list[tuple[float, int]] = []
+        try:
+            while True:
+                while self._min_costs and (not priced or self._min_costs[0][0] < priced[0][0]):
+                    least, node = heappop(self._min_costs)
+                    now = self._victims.min_cost(node)
+                    if now > least:
+                        if not math.isinf(now):
+                            heappush(self._min_costs, (now, node))
+                        continue
+                    looked.append((least, node))
+                    if not math.isinf(price := self._cost(node, victim_projects)):
+                        heappush(priced, (price, node))
+                if not priced:
+                    return
+                _, node = heappop(priced)
+                yield node
+                if node not in self._rejected and not math.isinf(price := self._cost(node, victim_projects)):
+                    heappush(priced, (price, node))
+        finally:
+            for entry in looked:
+                heappush(self._min_costs, entry)
+
+    def reject(self, node: int) -> None:
+        """Exclude ``node``, the last one yielded, from this search."""
+        self._rejected.add(node)
+
+    def victims_on(self, node: int) -> list[Gang]:
+        """Return the candidates on a node, in order of eviction."""
+        return self._victims.by_node.get(node, [])
+
+    def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:
+        later, lost = self._pool_state.idle_and_releasing, 0.0
+        before = later.capacity_on(self._shape, node)
+        taken = []
+        price = math.inf
+        for gang in self._victims.by_node[node]:
+            if gang.leaf_project not in victim_projects:
+                continue
+            places = [place for task in gang.evictable_tasks for place in task.held if place.node == node]
+            if not places:
+                continue
+            lost += self._victims.lost_gpu_seconds[gang.job]
+            for place in places:
+                later.adjust(place, +1)
+                taken.append(place)
+            if later.capacity_on(self._shape, node) > before:
+                price = lost
+                break
+        for place in taken:
+            later.adjust(place, -1)
+        return price
+
+
+class VictimRescheduler:
+    """Places one preemptor and the tasks evicted for it again, in an undo log."""
+
+    def __init__(
+        self,
+        pool_state: PoolState,
+        statement: Statement,
+        preemptor: Gang,
+        preemptor_tasks: Sequence[GangTask],
+        evicted: Sequence[GangTask],
+        place: Callable[[Gang, Sequence[GangTask]], bool],
+    ) -> None:
+        """``place`` nominates slots for all tasks of a gang, or for none."""
+        self._pool_state = pool_state
+        self._statement = statement
+        self._preemptor = preemptor
+        self._preemptor_tasks = preemptor_tasks
+        self._evicted = evicted
+        self._left = set(evicted)
+        self._place = place
+
+    def place_all(self) -> bool:
+        """Place every gang that fits; return False if the preemptor does not (then roll back)."""
+        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
+        waiting[self._preemptor.job] = self._preemptor
+        while waiting:
+            gang = self._first(waiting.values())
+            del waiting[gang.job]
+            tasks = self._next_tasks(gang)
+            seated = bool(tasks) and not self._quota_blocked(gang, tasks) and self._place(gang, tasks)
+            if gang is self._preemptor and not seated:
+                return False
+        for task in self._evicted:
+            self._restore_on_same_node(task)
+        return True
+
+    def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
+        """Return the tasks of a gang to place together."""
+        if gang is self._preemptor:
+            return self._preemptor_tasks
+        return gang.root.next_to_place(self._is_reschedulable)
+
+    def _is_reschedulable(self, task: GangTask) -> bool:
+        return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
+
+    def _quota_blocked(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        return self._pool_state.ledger.is_blocked(
+            gang.leaf_project,
+            gang.user,
+            total_demand(tasks),
+            gang.preemptible,
+            assume_released=AssumeReleased.EVICTED,
+        )
+
+    # -- fair order -----------------------------------------------------------------------------------
+
+    def _first(self, gangs: Iterable[Gang]) -> Gang:
+        """Return the next gang in fair order: first of its project, first project at every level."""
+        tree = self._pool_state.tree
+        heads: dict[ProjectId, Gang] = {}
+        below: dict[ProjectId | None, set[ProjectId]] = {}
+        for gang in gangs:
+            best = heads.get(gang.leaf_project)
+            if best is None or (-gang.priority, gang_sort_key(gang)) < (-best.priority, gang_sort_key(best)):
+                heads[gang.leaf_project] = gang
+            for level in tree.path[gang.leaf_project]:
+                below.setdefault(tree.parent[level], set()).add(level)
+        return self._head(None, heads, below)
+
+    def _head(
+        self,
+        parent: ProjectId | None,
+        heads: dict[ProjectId, Gang],
+        below: dict[ProjectId | None, set[ProjectId]],
+    ) -> Gang:
+        found = {}
+        for project in sorted(below[parent]):
+            head = heads[project] if project in heads else self._head(project, heads, below)
+            key = self._pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
+            found[key] = head
+        return found[min(found)]
+
+    # -- tasks that stay ------------------------------------------------------------------------------
+
+    def _restore_on_same_node(self, task: GangTask) -> None:
+        """Restore a task nominated on its own node; whole GPUs are interchangeable, so others swap theirs."""
+        place = task.nominated
+        if task.state is not GangTaskState.NOMINATED or place is None or not task.held:
+            return
+        if any(stood.node != place.node for stood in task.held):
+            return
+        own = {slot for stood in task.held for slot in stood.slots}
+        spare = [slot for slot in place.slots if slot not in own]
+        missing = own.difference(place.slots)
+        if missing and place.milli != WHOLE_MILLI:
+            return
+        for other in (*self._preemptor_tasks, *self._evicted):
+            there = other.nominated
+            if (
+                other is task
+                or other.state is not GangTaskState.NOMINATED
+                or there is None
+                or there.node != place.node
+            ):
+                continue
+            if taken := missing.intersection(there.slots):
+                kept = tuple(slot for slot in there.slots if slot not in taken)
+                given = tuple(spare.pop() for _ in taken)
+                self._statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
+                missing -= taken
+        self._statement.restore(task)

@@ -19,9 +19,8 @@ from scheduler.core.capacity.fragmentation import (
     GpuKind,
     typical_mix,
 )
-from scheduler.core.capacity.gpu_sharing import SharedGpuCapacity
-from scheduler.core.capacity.node_capacity import UNBOUNDED_TASKS, NodeCapacity
-from scheduler.core.capacity.throughput_tie_break import (
+from scheduler.core.capacity.node_capacity import UNBOUNDED_TASKS, NodeCapacity, SharedGpuCapacity
+from scheduler.core.capacity.throughput import (
     UNKNOWN_LAYOUT,
     LayoutTable,
     NodeLayout,

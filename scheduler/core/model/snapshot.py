@@ -182,7 +182,7 @@ class UsageRow:
     """Decayed GPU-seconds (whole GPUs x seconds) of one user in one project and pool.
 
     A project's own usage is the sum over its rows; ``user`` None is usage without a user.
-    ``scheduler.core.shares.usage.decayed_gpu_seconds`` computes it from allocation intervals.
+    ``scheduler.core.shares.fairshare.decayed_gpu_seconds`` computes it from allocation intervals.
     """
 
     project: ProjectId

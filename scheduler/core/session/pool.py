@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from scheduler.core.capacity.demand_histogram import DemandHistogram
+from scheduler.core.capacity.fragmentation import DemandHistogram
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.plan import FairShareBreakdown
 from scheduler.core.model.policy import Policy
@@ -33,7 +34,6 @@ from scheduler.core.model.snapshot import (
     UserId,
 )
 from scheduler.core.model.task_shape import HeldSlots, TaskShape
-from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import (
     BatchRequest,
     Gang,
@@ -44,10 +44,12 @@ from scheduler.core.session.gang import (
     total_demand,
 )
 from scheduler.core.session.topology_domains import TopologyDomains
-from scheduler.core.shares.fairshare import Claim, FairShare, divide_tree
+from scheduler.core.shares.fairshare import Claim, FairShare, ProjectUsers, divide_tree, project_usage
 from scheduler.core.shares.ledger import PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
-from scheduler.core.shares.usage import ProjectUsers, project_usage
+
+if TYPE_CHECKING:
+    from scheduler.core.session.cache import DecisionCache
 
 
 class PoolState:

@@ -5,11 +5,13 @@ Every action of a decision is tentative: tasks are placed and evicted, and rolle
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.core.model.task_shape import HeldSlots
 from scheduler.core.session.gang import GangTask, GangTaskState
-from scheduler.core.session.pool import PoolState
+
+if TYPE_CHECKING:
+    from scheduler.core.session.pool import PoolState
 
 
 class _LogEntry(NamedTuple):

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from portal.domain.reasons import VerdictCode
-from scheduler.core.actions.evict import preemption_allowed_from_s
-from scheduler.core.actions.scheduling_session import SchedulingSession
+from scheduler.core.actions.preemption import preemption_allowed_from_s
 from scheduler.core.model.plan import Eviction, Verdict
 from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, ReservationRow
 from scheduler.core.model.task_shape import HeldSlots
-from scheduler.core.session.fair_order import sort_fairly
 from scheduler.core.session.gang import Gang, GangTaskState
+from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
 from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
+
+if TYPE_CHECKING:
+    from scheduler.core.actions.scheduling_session import SchedulingSession
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
 
