@@ -45,6 +45,14 @@ def gpu_matches(
     )
 
 
+def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
+    """Return the milli of a GPU that hold ``share_mib`` of its memory, rounded up.
+
+    Return more than 1000, which fits nowhere, if the GPU has less memory.
+    """
+    return -(-share_mib * WHOLE_MILLI // gpu_memory_mib) if gpu_memory_mib > 0 else WHOLE_MILLI + 1
+
+
 def tasks_on_node(
     free_milli: Iterable[int],
     gpus: int,

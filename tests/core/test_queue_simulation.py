@@ -22,7 +22,7 @@ from scheduler.core.forecast.queue_simulation import (
 )
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, QuotaRow, UserId
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 from tests.core.cluster_builder import quota
 
 P, Q = ProjectId("p"), ProjectId("q")

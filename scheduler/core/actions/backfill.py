@@ -19,13 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler.core.capacity.node_capacity import Bools, SlotBatch
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import JobId, NodeRow
-from scheduler.core.model.task_shape import Bools, HeldSlots, SlotBatch, TaskShape
+from scheduler.core.model.snapshot import HeldSlots, JobId, NodeRow, TaskShape
 from scheduler.core.session.gang import Gang, GangTaskState
-from scheduler.core.session.job_queue import JobQueue
 from scheduler.core.session.pool import PoolState
-from scheduler.core.shares.ledger import AssumeReleased
+from scheduler.core.shares.quota_ledger import AssumeReleased
+
+MAX_RESERVED_GANGS = 4
+"""Reservations in one pool at a time; more would block the pool for all others."""
 
 
 class JobEnd(NamedTuple):
@@ -173,63 +175,52 @@ def _fits(placer: NodePlacer, shape: TaskShape, tasks: int) -> bool:
     return placer.fit_count(shape) >= tasks
 
 
-MAX_RESERVED_GANGS = 4
-"""Reservations in one pool at a time; more would block the pool for all others."""
+def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float) -> list[Gang]:
+    """Return the gangs of ``ready``, given by class, that have waited long enough for a reservation."""
+    return [
+        gang
+        for group in ready
+        if len(group[0].tasks) > 1
+        for gang in group
+        if gang.homogeneous
+        and now_s - gang.submitted_s >= pool_state.policy.backfill_reserve_after_s
+        and len(gang.next_to_place()) > 1
+        and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
+    ]
 
 
 class BackfillReservations:
-    def __init__(
-        self, pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float, max_steps: int
-    ) -> None:
+    def __init__(self, pool_state: PoolState, late: Iterable[Gang], now_s: float, max_steps: int) -> None:
+        """Reserve for the first of the ``late`` gangs, given in fair order."""
         self._now_s = now_s
-        self.steps_used = 0
         self._planner: ReservationPlanner | None = None
-        after_s = pool_state.policy.backfill_reserve_after_s
-        gangs = (gang for group in ready if len(group[0].tasks) > 1 for gang in group)
-        late = [gang for gang in gangs if self._waits_too_long(gang, after_s)]
-        if late:
-            self._reserve(pool_state, late, max_steps)
-
-    def _waits_too_long(self, gang: Gang, after_s: float) -> bool:
-        return (
-            gang.homogeneous
-            and self._now_s - gang.submitted_s >= after_s
-            and len(gang.next_to_place()) > 1
-            and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
-        )
-
-    def _reserve(self, pool_state: PoolState, late: list[Gang], max_steps: int) -> None:
-        endings = []
-        for gang in pool_state.gangs.values():
-            if (row := gang.running_row) is not None:
-                ends_s = expected_end_s(self._now_s, row.started_s, row.time_limit_s, row.predicted_end_s)
-                held = [
-                    place for task in gang.tasks if task.state is GangTaskState.RUNNING for place in task.held
-                ]
-                endings.append(JobEnd(gang.job, ends_s, held))
-        made = ReservationPlanner(pool_state.available, endings, self._now_s, max_steps)
-        queue = JobQueue(pool_state, late)
-        while len(made.reservations) < MAX_RESERVED_GANGS and (turn := queue.pop()) is not None:
-            tasks = turn.next_to_place()
-            near = turn.root.topology_constraint
-            if pool_state.domains.max_tasks_together(near, pool_state.available, tasks[0].shape) >= len(
-                tasks
-            ):
+        for gang in late:
+            tasks, near = gang.next_to_place(), gang.root.topology_constraint
+            shape, domains = tasks[0].shape, pool_state.domains
+            if domains.max_tasks_together(near, pool_state.available, shape) >= len(tasks):
                 continue  # it fits on free slots when its turn comes
-            if not pool_state.ledger.is_blocked(
-                turn.leaf_project,
-                turn.user,
-                turn.next_demand,
-                turn.preemptible,
+            if pool_state.ledger.is_blocked(
+                gang.leaf_project,
+                gang.user,
+                gang.next_demand,
+                gang.preemptible,
                 assume_released=AssumeReleased.ALL,
             ):
-                made.reserve(turn.job, tasks[0].shape, len(tasks), pool_state.domains.required_domains(near))
-        self.steps_used = made.steps_used
-        self._planner = made if made.reservations else None
+                continue
+            if self._planner is None:
+                ends = _job_ends(pool_state, now_s)
+                self._planner = ReservationPlanner(pool_state.available, ends, now_s, max_steps)
+            self._planner.reserve(gang.job, shape, len(tasks), domains.required_domains(near))
+            if len(self._planner.reservations) == MAX_RESERVED_GANGS:
+                break
+
+    @property
+    def steps_used(self) -> int:
+        return self._planner.steps_used if self._planner else 0
 
     @property
     def is_empty(self) -> bool:
-        return self._planner is None
+        return not (self._planner and self._planner.reservations)
 
     def for_job(self, job: JobId) -> GangReservation | None:
         made = self._planner.reservations if self._planner else ()
@@ -257,3 +248,15 @@ class BackfillReservations:
             s for s in (gang.pending_row.predicted_duration_s, gang.pending_row.time_limit_s) if s is not None
         ]
         return self._now_s + min(lasts) if lasts else None
+
+
+def _job_ends(pool_state: PoolState, now_s: float) -> list[JobEnd]:
+    ends = []
+    for gang in pool_state.gangs.values():
+        if (row := gang.running_row) is not None:
+            end_s = expected_end_s(now_s, row.started_s, row.time_limit_s, row.predicted_end_s)
+            held = [
+                place for task in gang.tasks if task.state is GangTaskState.RUNNING for place in task.held
+            ]
+            ends.append(JobEnd(gang.job, end_s, held))
+    return ends

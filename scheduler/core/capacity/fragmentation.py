@@ -29,9 +29,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import GpuKind, gpu_matches
-from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, PendingRow, PoolId, RunningRow, TaskRequest
+from portal.domain.feasibility import GpuKind, gpu_matches, milli_by_memory
+from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+TYPICAL_FRACTION = 0.95
+"""The typical mix is the most frequent requests that make up this fraction of all."""
+WEIGHT_TOTAL = 20
+GROUP_WEIGHT = 3
+"""Weight, of ``WEIGHT_TOTAL``, of the sum over tasks that fit at once; the rest is FGD's own sum."""
+MAX_LEVELS = 40
+"""Distinct amounts of CPU, memory or milli; with more, amounts are rounded up to the next kept one."""
 DEFAULT_DEMAND = {TaskRequest(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
 """Prior for pools with few jobs: whole GPUs, one or more on one node."""
 
@@ -94,23 +104,6 @@ def _pending_requests(row: PendingRow) -> list[tuple[TaskRequest, int]]:
     ]
 
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-TYPICAL_FRACTION = 0.95
-"""The typical mix is the most frequent requests that make up this fraction of all."""
-WEIGHT_TOTAL = 20
-GROUP_WEIGHT = 3
-"""Weight, of ``WEIGHT_TOTAL``, of the sum over tasks that fit at once; the rest is FGD's own sum."""
-MAX_LEVELS = 40
-"""Distinct amounts of CPU, memory or milli; with more, amounts are rounded up to the next kept one."""
-
-
-def gpu_kind(gpu: GpuRow) -> GpuKind:
-    """Return the properties of a GPU that requests distinguish."""
-    return GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
-
-
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
     """Return the most frequent requests that make up ``TYPICAL_FRACTION`` of all, with their counts.
 
@@ -132,14 +125,6 @@ def _sortable(ask: TaskRequest) -> tuple[float | str, ...]:
         *ask[:4], ask.gpu_model or "", ask.min_gpu_memory_mib or 0, ask.share_mib or 0,
         ask.mig_profile or "", ask.min_compute_capability or 0.0,
     )  # fmt: skip
-
-
-def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
-    """Return the milli of a GPU that hold ``share_mib`` of its memory, rounded up.
-
-    Return more than 1000, which fits nowhere, if the GPU has less memory.
-    """
-    return -(-share_mib * WHOLE_MILLI // gpu_memory_mib) if gpu_memory_mib > 0 else WHOLE_MILLI + 1
 
 
 class CandidateTask(NamedTuple):

@@ -1,6 +1,6 @@
 """Free capacity of one pool's nodes as numpy arrays, and how many tasks of a shape fit there.
 
-A *shape* (``task_shape.py``) is all that decides where one task fits. ``placement.NodePlacer`` chooses among
+A *shape* (``TaskShape``) is all that decides where one task fits. ``placement.NodePlacer`` chooses among
 the nodes where it fits.
 
 Sharing of GPUs is exclusive: all shares of one GPU belong to one *tenant*, a project as a small integer. A GPU
@@ -11,23 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_matches, tasks_on_node
-from scheduler.core.capacity.fragmentation import gpu_kind, milli_by_memory
-from scheduler.core.model.plan import TaskPlacement
+from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_matches, milli_by_memory, tasks_on_node
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
-    GpuShare,
+    HeldSlots,
     NodeId,
     NodeRow,
     ProjectId,
     RunningRow,
     RunningTask,
+    TaskShape,
 )
-from scheduler.core.model.task_shape import Bools, HeldSlots, Ints, SlotBatch, TaskShape
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 MIXED_TENANTS = -1
 """Shares of several projects are on the GPU: no further share may be placed until all are gone."""
@@ -136,6 +139,30 @@ class SharedGpuCapacity:
                 self._extra_by_tenant[tenant] = self._extra_by_tenant.get(tenant, 0) + more
 
 
+class SlotBatch:
+    """The slots of many owners as arrays, one owner after the other.
+
+    ``held_counts[n]`` and ``gpu_counts[n]`` are the numbers of entries and of GPUs of the first ``n`` owners.
+    """
+
+    def __init__(self, owners: Sequence[Sequence[HeldSlots]]) -> None:
+        held = [one for mine in owners for one in mine]
+        slots = [len(one.slots) for one in held]
+        self.held_counts = [0, *accumulate(map(len, owners))]
+        until = [0, *accumulate(slots)]
+        self.gpu_counts = [until[places] for places in self.held_counts]
+        self.node = _ints([one.node for one in held])
+        self.cpu_milli = _ints([one.cpu_milli for one in held])
+        self.memory_mib = _ints([one.memory_mib for one in held])
+        self.gpu_node = np.repeat(self.node, slots)
+        self.gpu_slot = _ints([slot for one in held for slot in one.slots])
+        self.gpu_milli = np.repeat(_ints([one.milli for one in held]), slots)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64, count=len(values))
+
+
 class NodeCapacity:
     """The free capacity of the nodes of one pool.
 
@@ -205,7 +232,7 @@ class NodeCapacity:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = gpu_matches(gpu_kind(gpu), *key)
+                    mask[i, slot] = gpu_matches(gpu.kind, *key)
             self._masks[key] = mask
         return self._masks[key]
 
@@ -399,14 +426,6 @@ class NodeCapacity:
         milli = task.gpus[0].milli if task.gpus else WHOLE_MILLI
         taken = tuple(slot[1] for slot in slots if slot)
         return HeldSlots(node, taken, milli, task.cpu_milli, task.memory_mib, self._tenants.id_of(tenant))
-
-    def to_task_placement(self, rank: int, held: HeldSlots) -> TaskPlacement:
-        """Convert slots to a placement of the plan."""
-        return TaskPlacement(
-            rank,
-            self.nodes[held.node].id,
-            tuple(GpuShare(self.gpus[held.node][slot].uuid, held.milli) for slot in held.slots),
-        )
 
     # -- numbers for messages -------------------------------------------------------------------------------
 

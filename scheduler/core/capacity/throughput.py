@@ -17,9 +17,11 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from portal.domain.throughput import Layout, LayoutSpeed, compare_layouts, joined_models, median_rates
-from scheduler.core.model.task_shape import Ints
+
+Ints = NDArray[np.int64]
 
 
 class ThroughputHistory:

@@ -28,7 +28,7 @@ from scheduler.core.forecast.capacity_buckets import (
 )
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 
 
 class JobOwner(NamedTuple):

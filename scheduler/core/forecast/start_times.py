@@ -44,13 +44,13 @@ from scheduler.core.model.snapshot import (
     ReservationRow,
     RunningRow,
     Snapshot,
+    TaskShape,
     UserId,
 )
-from scheduler.core.model.task_shape import TaskShape
 from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.session.gang import build_task_shape
 from scheduler.core.session.job_queue import effective_submit_s
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 
 GOLDEN = 0.618_033_988_749_895
 DEFAULT_DURATION_S = 600.0

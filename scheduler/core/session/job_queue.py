@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from typing import TYPE_CHECKING
 
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ZERO, ResourceVector
-from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, ProjectId, RunningRow, UserId
+from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, ProjectId, UserId
 from scheduler.core.session.gang import Gang, GangTask, total_demand
+from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.fairshare import ProjectUsers
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
-
-if TYPE_CHECKING:
-    from scheduler.core.session.pool import PoolState
 
 
 def effective_submit_s(row: PendingRow, policy: Policy) -> float:
@@ -33,13 +30,6 @@ def effective_submit_s(row: PendingRow, policy: Policy) -> float:
     if row.predicted_duration_s is not None:
         shift_s += policy.predicted_duration_weight * row.predicted_duration_s
     return row.submitted_s + shift_s
-
-
-def ends_soon(row: RunningRow, now_s: float, policy: Policy) -> bool:
-    """Return True if the predicted end is so near that the job is not evicted."""
-    return (
-        row.predicted_end_s is not None and 0.0 <= row.predicted_end_s - now_s < policy.near_end_protection_s
-    )
 
 
 GangSortKey = tuple[int, float, str]

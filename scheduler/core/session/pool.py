@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from scheduler.core.capacity.fragmentation import DemandHistogram
 from scheduler.core.capacity.placement import NodePlacer
@@ -22,6 +21,7 @@ from scheduler.core.model.project_tree import ProjectTree
 from scheduler.core.model.resources import ZERO, ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
+    HeldSlots,
     JobId,
     NodeId,
     NodeRow,
@@ -30,10 +30,11 @@ from scheduler.core.model.snapshot import (
     ProjectId,
     Snapshot,
     TaskRequest,
+    TaskShape,
     TopologyConstraint,
     UserId,
 )
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import (
     BatchRequest,
     Gang,
@@ -45,11 +46,8 @@ from scheduler.core.session.gang import (
 )
 from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.fairshare import Claim, FairShare, ProjectUsers, divide_tree, project_usage
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
-
-if TYPE_CHECKING:
-    from scheduler.core.session.cache import DecisionCache
 
 
 class PoolState:

@@ -8,17 +8,15 @@ of its preferred level, it fills those with the most free capacity first, so tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from scheduler.core.capacity.node_capacity import Bools
+from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.capacity.topology import DomainPath, TopologyIndex
-from scheduler.core.model.snapshot import NodeRow, TopologyConstraint, TopologyRow
-from scheduler.core.model.task_shape import Bools, TaskShape
+from scheduler.core.model.snapshot import NodeRow, TaskShape, TopologyConstraint, TopologyRow
 from scheduler.core.session.gang import GangTask
-
-if TYPE_CHECKING:
-    from scheduler.core.capacity.placement import NodePlacer
 
 FULLNESS_WITHOUT_CAPACITY = 1000.0
 

@@ -14,12 +14,20 @@ from scheduler.core.actions.backfill import GangReservation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    HeldSlots,
+    JobId,
+    NodeRow,
+    PendingRow,
+    PoolId,
+    Snapshot,
+    TaskShape,
+)
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
-from scheduler.core.shares.ledger import ExceededQuota
+from scheduler.core.shares.quota_ledger import ExceededQuota
 from scheduler.core.verdicts.alternatives import AlternativeSearch
 from scheduler.core.verdicts.formatting import (
     format_closed_nodes,

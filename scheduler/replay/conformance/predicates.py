@@ -12,7 +12,7 @@ from typing import Any
 
 from scheduler.core.model.resources import UNBOUNDED, ZERO, Entitlement, ResourceVector, build_entitlement
 from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 from scheduler.core.shares.reclaim_rules import (
     ReclaimCheck,
     is_over_share,
