@@ -24,7 +24,7 @@ from scheduler.core.actions.preemption import EVICTION_REASONS, EvictAction
 from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
 from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview, TaskPlacement
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import GpuShare, HeldSlots, JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.model.snapshot import GpuShare, HeldSlots, JobId, PendingRow, Snapshot
 from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import GangTaskState
 from scheduler.core.session.pool import PoolState
@@ -83,11 +83,6 @@ class _Decision:
         self.explainer = Explainer(session.snapshot, policy, session.pool_states, session.cache.variants)
         self._allocate_action = AllocateAction(self._session)
         self._evict_action = EvictAction(self._session)
-
-    @property
-    def pool_states(self) -> dict[PoolId, PoolState]:
-        """The pools in their state after the decision."""
-        return self._session.pool_states
 
     def row(self, job: JobId) -> PendingRow:
         """Return the row of a pending job, restricted by admin reservations."""

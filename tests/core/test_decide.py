@@ -9,7 +9,7 @@ import pytest
 from portal.domain.reasons import VerdictCode
 from portal.domain.throughput import Layout, LayoutSpeed
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
 from scheduler.core.model.policy import Policy, PolicyError
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
@@ -32,6 +32,7 @@ from tests.core.cluster_builder import (
     places,
     project,
     quota,
+    release_stopping_jobs,
     runs,
     started,
     waits,

@@ -130,9 +130,6 @@ class SimulationInput:
         self.size_of = np.array([place_of[request.size] for request, _ in firsts])
         self.count_of = np.array([count for _, count in firsts])
         """By fit class: the index in ``sizes`` of its first task, and the number of such tasks."""
-        self.heterogeneous = [
-            kind for kind, job_class in enumerate(self.fit_classes) if len(job_class.requests) > 1
-        ]
         self.arrivals: dict[float, list[int]] = {}
         """Job classes with a later earliest start, by seconds from now."""
         for number, job_class in enumerate(job_classes):
@@ -181,7 +178,6 @@ MAX_STEPS = 2_000_000
 def simulate_queue(
     simulation_input: SimulationInput,
     targets: Collection[int],
-    runs: int = SIMULATION_RUNS,
     max_steps: int = MAX_STEPS,
 ) -> dict[int, list[float | None]]:
     """Return the start of each target position in seconds from now, by run.
@@ -196,7 +192,7 @@ def simulate_queue(
     }
     found = [
         _Simulation(simulation_input, play, feasible).starts_s(max_steps) if feasible else {}
-        for play in range(runs)
+        for play in range(SIMULATION_RUNS)
     ]
     return {position: [each.get(position, math.inf) for each in found] for position in targets}
 

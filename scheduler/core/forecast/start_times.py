@@ -66,9 +66,9 @@ GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
 """Shapes of a gang's tasks with their counts, and the total demand."""
 
 
-def draw_quantiles(number: int, runs: int = SIMULATION_RUNS) -> list[float]:
+def draw_quantiles(number: int) -> list[float]:
     """Return the duration quantile of a job in each run, evenly spread over runs and jobs."""
-    return [(number * GOLDEN + (play + 0.5) / runs) % 1.0 for play in range(runs)]
+    return [(number * GOLDEN + (run + 0.5) / SIMULATION_RUNS) % 1.0 for run in range(SIMULATION_RUNS)]
 
 
 def queue_pool_of(row: PendingRow, verdict: Verdict | None) -> PoolId | None:

@@ -186,7 +186,7 @@ class UsageRow:
     """Decayed GPU-seconds (whole GPUs x seconds) of one user in one project and pool.
 
     A project's own usage is the sum over its rows; ``user`` None is usage without a user.
-    ``scheduler.core.shares.fairshare.decayed_gpu_seconds`` computes it from allocation intervals.
+    Each second counts ``0.5 ** (age / usage_half_life_s)`` (``portal/selectors/scheduling/decayed_usage.py``).
     """
 
     project: ProjectId

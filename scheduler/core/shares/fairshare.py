@@ -22,33 +22,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from scheduler.core.model.plan import ShareStep
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import PoolId, ProjectId, Snapshot, UserId
-
-
-class UsageInterval(NamedTuple):
-    """An interval during which ``milli`` thousandths of a GPU were held."""
-
-    start_s: float
-    end_s: float
-    milli: int
-
-
-def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, usage_half_life_s: float) -> float:
-    """Return GPU-seconds of ``intervals``, with each second weighted by ``0.5 ** (age / usage_half_life_s)``.
-
-    The integral in closed form is ``milli / 1000 * tau * (exp(-a / tau) - exp(-b / tau))`` with
-    ``tau = usage_half_life_s / ln 2`` and ages a <= b of an interval's end and start.
-    """
-    tau_s = usage_half_life_s / math.log(2)
-    total = 0.0
-    for start_s, end_s, milli in intervals:
-        young_s, old_s = max(0.0, now_s - end_s), max(0.0, now_s - start_s)
-        total += milli / 1000 * tau_s * (math.exp(-young_s / tau_s) - math.exp(-old_s / tau_s))
-    return total
 
 
 def usage_over_capacity(gpu_seconds: float, capacity_milli: int, usage_half_life_s: float) -> float:

@@ -506,10 +506,9 @@ class Explainer:
         self,
         job: PendingRow,
         reason: Reason,
-        jobs_ahead: tuple[JobId, ...] = (),
         suggestion: Alternative | None = None,
     ) -> Verdict:
-        return Verdict(job.job, reason.code, reason.message, reason.details, jobs_ahead, suggestion)
+        return Verdict(job.job, reason.code, reason.message, reason.details, (), suggestion)
 
     def _project_label(self, job: PendingRow, pool_state: PoolState, bound: ExceededQuota) -> str:
         name = pool_state.tree.name[bound.project]
