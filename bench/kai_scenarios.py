@@ -20,8 +20,8 @@ from bench.report import print_figure
 from scheduler.core.model import snapshot as c
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.validation import check_plan
 from scheduler.incremental import IncrementalDecider
+from tests.core.plan_rules import check_plan
 
 GPUS_PER_NODE = 8
 NOW_S = 1_000_000.0

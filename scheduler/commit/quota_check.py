@@ -12,7 +12,7 @@ from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 
 
 class QuotaCheck:

@@ -132,7 +132,8 @@ class Scenario:
             if value not in (word, "never"):
                 raise MalformedFileError(self._path, f"$.{field}", f"{value!r} is not {word!r} or 'never'")
             if value == "never":
-                policy = replace(policy, actions=tuple(each for each in policy.actions if each != action))
+                actions = tuple(each for each in policy.semantics.actions if each != action)
+                policy = replace(policy, semantics=replace(policy.semantics, actions=actions))
         return policy
 
     def _sets(self, content: dict[str, Any]) -> list[dict[str, Any]]:

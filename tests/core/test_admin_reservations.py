@@ -11,9 +11,10 @@ from scheduler.core.decide import decide, preview_request
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeId, PoolId, PoolRow, ProjectId, ReservationRow, Snapshot
-from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from scheduler.core.model.validation import SnapshotError, check_snapshot
 from scheduler.core.session.cache import DecisionCache
 from tests.core.cluster_builder import NOW_S, cluster, node, places, project, quota, runs, started, waits
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 HOUR = 3_600.0

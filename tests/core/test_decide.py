@@ -9,7 +9,7 @@ import pytest
 from portal.domain.reasons import VerdictCode
 from portal.domain.throughput import Layout, LayoutSpeed
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
 from scheduler.core.model.policy import Policy, PolicyError
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
@@ -23,7 +23,7 @@ from scheduler.core.model.snapshot import (
     UsageRow,
     UserId,
 )
-from scheduler.core.model.validation import SnapshotError, check_plan
+from scheduler.core.model.validation import SnapshotError
 from tests.core.cluster_builder import (
     MAIN,
     NOW_S,
@@ -32,10 +32,12 @@ from tests.core.cluster_builder import (
     places,
     project,
     quota,
+    release_stopping_jobs,
     runs,
     started,
     waits,
 )
+from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
 VISION, NLP = project("vision", created_s=1.0), project("nlp", created_s=2.0)

@@ -14,8 +14,9 @@ from scheduler.core.model.plan import Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import JobDependency, JobId, PendingRow
-from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from scheduler.core.model.validation import SnapshotError, check_snapshot
 from tests.core.cluster_builder import MAIN, cluster, node, project, started, waits
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 VISION, NLP = project("vision"), project("nlp", created_s=1.0)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import GpuShare, ProjectId
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import GpuShare, ProjectId, TaskShape
 from tests.core.cluster_builder import cluster, node, project, runs, waits
 
 

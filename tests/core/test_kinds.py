@@ -11,9 +11,9 @@ from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import GpuRow, GpuUuid, NodeRow
-from scheduler.core.model.validation import PlanError, check_plan
 from scheduler.core.session.cache import DecisionCache
 from tests.core.cluster_builder import PLACEMENTS, cluster, node, project, started, waits
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 SLICE = "1g.10gb"

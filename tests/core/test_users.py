@@ -8,13 +8,25 @@ import pytest
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import PoolId, PoolRow, Snapshot, UserId
-from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
-from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, quota, runs, started, waits
+from scheduler.core.model.validation import SnapshotError, check_snapshot
+from tests.core.cluster_builder import (
+    MAIN,
+    NOW_S,
+    cluster,
+    node,
+    project,
+    quota,
+    release_stopping_jobs,
+    runs,
+    started,
+    waits,
+)
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 BOB = UserId("bob")

@@ -14,7 +14,7 @@ from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeRow, PendingRow, RunningRow, Snapshot
-from scheduler.core.model.validation import check_plan, check_snapshot
+from scheduler.core.model.validation import check_snapshot
 from scheduler.replay.__main__ import main
 from scheduler.replay.metrics import ReplayResult
 from scheduler.replay.prediction_hook import PredictionHook
@@ -25,6 +25,7 @@ from scheduler.replay.reference_policies import (
 )
 from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
 from scheduler.replay.trace import ClusterSize, TraceJob, read_trace
+from tests.core.plan_rules import check_plan
 
 MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"
 HEAD = "timestamp,duration,num_gpus,gpu_time,cluster\n"

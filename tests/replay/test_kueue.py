@@ -10,11 +10,11 @@ import pytest
 
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
-from scheduler.core.model.policy import ACTIONS, Policy
+from scheduler.core.model.policy import ACTIONS, Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import JobId, Snapshot
-from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import main
 from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
+from tests.core.plan_rules import check_plan
 
 SETS = [
     {
@@ -82,7 +82,8 @@ def admitted(clock: KueueSimulator, name: str) -> float:
 def ran(cohorts: Cohorts, *workloads: Workload, each_s: float = 0.0, without: str = "") -> KueueSimulator:
     """The clock after everything; deciding takes ``each_s``."""
     watch = Watch(each_s)
-    policy = Policy(actions=tuple(action for action in ACTIONS if action != without))
+    actions = tuple(action for action in ACTIONS if action != without)
+    policy = Policy(semantics=SchedulingSemantics(actions=actions))
     clock = KueueSimulator(cohorts, workloads, policy, watch.decide, lambda: watch.now_s)
     assert clock.run() == set()
     return clock

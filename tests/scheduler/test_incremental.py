@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.core.decide import decide
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
@@ -15,7 +15,7 @@ from scheduler.core.model.snapshot import PendingRow, Snapshot
 from scheduler.core.model.validation import SnapshotError
 from scheduler.core.session.cache import DecisionCache
 from scheduler.incremental import IncrementalDecider
-from tests.core.cluster_builder import cluster, node, project, quota, waits
+from tests.core.cluster_builder import cluster, node, project, quota, release_stopping_jobs, waits
 
 
 def scene() -> Snapshot:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from portal.models import Job, JobVerdict, NodePool, Task
 from scheduler import leases
 from scheduler.commit import plan_writer
-from scheduler.core.model.network_isolation import IsolationClass, isolation_excluded_nodes, must_be_separated
 from scheduler.core.model.plan import JobPlacement, TaskPlacement
 from scheduler.core.model.snapshot import GpuShare, NodeId, ProjectId
 from scheduler.cycle import run_cycle
+from scheduler.snapshot.network_isolation import IsolationClass, isolation_excluded_nodes, must_be_separated
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import PendingRow, PoolId
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import PendingRow, PoolId, TaskShape
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits

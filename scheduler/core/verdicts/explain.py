@@ -11,28 +11,37 @@ from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.backfill import GangReservation
-from scheduler.core.model import network_isolation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    HeldSlots,
+    JobId,
+    NodeRow,
+    PendingRow,
+    PoolId,
+    Snapshot,
+    TaskShape,
+)
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
-from scheduler.core.shares.ledger import ExceededQuota
-from scheduler.core.verdicts import driver_messages
+from scheduler.core.shares.quota_ledger import ExceededQuota
 from scheduler.core.verdicts.alternatives import AlternativeSearch
 from scheduler.core.verdicts.formatting import (
     format_closed_nodes,
     format_cpu_and_memory,
+    format_drivers_too_old,
     format_gib,
     format_gpu_count,
+    format_isolation,
     format_job_names,
     format_level,
     format_missing_requirements,
     format_request,
     format_shared_elsewhere,
+    format_skipped_drivers,
     format_time,
 )
 
@@ -213,9 +222,7 @@ class Explainer:
                 f"Needs {need} and the host network ({job.launcher}), which gangs may not use in "
                 f"{self._pool_names(job)}. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
             )
-        elif most_tasks == 0 and (
-            too_old := driver_messages.format_drivers_too_old(job.required_cuda, self._nodes_for(job))
-        ):
+        elif most_tasks == 0 and (too_old := format_drivers_too_old(job.required_cuda, self._nodes_for(job))):
             message = f"No node of {self._pool_names(job)} can run it: {too_old}."
         elif most_tasks == 0 and self._all_ineligible(job):
             message = (
@@ -490,10 +497,8 @@ class Explainer:
         too_few = closed is None and free * WHOLE_MILLI < job.required_milli
         message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
         if job.required_cuda:
-            message += driver_messages.format_skipped_drivers(job.required_cuda, placer.nodes)
-        message += network_isolation.format_isolation(
-            len(placer.index_of.keys() & set(job.isolation_excluded_nodes))
-        )
+            message += format_skipped_drivers(job.required_cuda, placer.nodes)
+        message += format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
         message += format_missing_requirements(job, placer.nodes)
         return FreeCapacity(message, numbers, too_few)
 
@@ -503,10 +508,9 @@ class Explainer:
         self,
         job: PendingRow,
         reason: Reason,
-        jobs_ahead: tuple[JobId, ...] = (),
         suggestion: Alternative | None = None,
     ) -> Verdict:
-        return Verdict(job.job, reason.code, reason.message, reason.details, jobs_ahead, suggestion)
+        return Verdict(job.job, reason.code, reason.message, reason.details, (), suggestion)
 
     def _project_label(self, job: PendingRow, pool_state: PoolState, bound: ExceededQuota) -> str:
         name = pool_state.tree.name[bound.project]

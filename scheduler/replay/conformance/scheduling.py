@@ -58,7 +58,8 @@ UNSUPPORTED = {
 
 def run_case(case: Case, policy: Policy) -> CaseResult:
     """Run the case and compare; expectations are read only after the run."""
-    policy = replace(policy, actions=tuple(ACTION_NAMES[action] for action in case["actions"]))
+    actions = tuple(ACTION_NAMES[action] for action in case["actions"])
+    policy = replace(policy, semantics=replace(policy.semantics, actions=actions))
     try:
         cluster = CaseCluster(case)
         states = cluster.initial_states()
