@@ -1,4 +1,4 @@
-"""REST: network settings of pools for gangs, and the interface at which a node is reached."""
+"""REST: network settings of pools for gangs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
-from portal.api.cluster.node_operations import NodeActionView
 from portal.api.framework.request_parsing import StrictBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.views import ApiView, operation
 from portal.api.serializers import cluster as representations
 from portal.domain.gang_fabric import MAX_DEVICES, GangFabric
 from portal.selectors.nodes.nodes import get_by_key, list_pools
 from portal.services.accounts.tokens import Scope
-from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
+from portal.services.nodes.gang_fabric import do_set_gang_fabric
 
 
 class NetworkBody(StrictSerializer):
@@ -55,15 +54,6 @@ class NetworkBody(StrictSerializer):
     reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-class InterfaceBody(StrictSerializer):
-    """The interface of a node."""
-
-    interface = StrictCharField(
-        max_length=15, allow_blank=True, help_text="Its name; blank: the one its agent found."
-    )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
-
-
 @access_policy(AccessPolicy.ADMIN)
 class PoolNetworkView(ApiView):
     @operation(
@@ -93,21 +83,3 @@ class PoolNetworkView(ApiView):
             reason=self.body["reason"],
         )
         return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeInterfaceView(NodeActionView):
-    @operation(
-        "nodes_interface_put",
-        "Choose the interface by which ranks of gangs reach a node",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=InterfaceBody,
-        response=representations.Node,
-        error_statuses=(404,),
-        detail="For gangs that start from now on.",
-    )
-    def put(self, request: Request, node: str) -> HttpResponse:
-        """The changed node."""
-        do_set_interface(self.user, self.node, self.body["interface"], reason=self.body["reason"])
-        return self.json_response(self.action_response())

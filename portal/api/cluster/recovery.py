@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from django.http import HttpResponse
+from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
+from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework import pagination
 from portal.api.framework.pagination import OLDEST
-from portal.api.framework.request_parsing import EmptyBody
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers import cluster as representations
 from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
 from portal.errors import NotFound
 from portal.models import OrphanContainer as Row
+from portal.models import User
 from portal.selectors.nodes.recovery import UnreconciledNode, open_orphans, orphan_views, recovery_status
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
-
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
 class UnreconciledNodeDetail(Reference):
@@ -144,59 +143,44 @@ class OrphanContainersView(ApiView):
         return self.json_response({**page, "items": serialize_containers(found)})
 
 
-class BaseOrphanContainerView(ApiView):
-    """Base of routes that decide on one container."""
-
-    def decision_response(self, public_id: str, decide: Callable[[Row], object]) -> HttpResponse:
-        """Run ``decide`` at most once per Idempotency-Key and return the container."""
-        rows = Row.objects.select_related("node")
-        row = rows.filter(public_id=public_id).first()
-        if row is None:
-            raise NotFound("There is no such container.")
-        pk = row.pk
-
-        def work() -> dict[str, Any]:
-            decide(row)
-            return serialize_containers([rows.get(pk=pk)])[0]
-
-        return self.idempotent_response(work, 200)
+def _get_container(user: User, public_id: str) -> Row:
+    row = Row.objects.filter(public_id=public_id).select_related("node").first()
+    if row is None:
+        raise NotFound("There is no such container.")
+    return row
 
 
-def _decision(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
-    return operation(
-        name,
-        summary,
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=EmptyBody,
-        response=OrphanContainer,
-        idempotent=True,
-        error_statuses=(404,),
-        detail=detail,
-    )
+def _represent_container(user: User, row: Row, _result: object) -> dict[str, Any]:
+    return serialize_containers([_get_container(user, row.public_id)])[0]
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AdoptContainerView(BaseOrphanContainerView):
-    @_decision(
+CONTAINER_ACTIONS = (
+    RowAction(
+        "adopt",
         "recovery_adopt",
         "Keep an unknown container",
         "It runs on as an attempt of its job, or as a stub job of the owner and project on its labels, else of "
         "you; the other ranks of its attempt with it. Refused with `gpu_taken`, `job_running`, `job_ended` or "
         "`attempt_ended` where the record stands against it.",
-    )
-    def post(self, request: Request, container: str) -> HttpResponse:
-        """The adopted container; ``job`` is the job that it runs as."""
-        return self.decision_response(container, lambda row: do_adopt_orphan(self.user, row))
-
-
-@access_policy(AccessPolicy.ADMIN)
-class StopContainerView(BaseOrphanContainerView):
-    @_decision(
+        do_adopt_orphan,
+        _represent_container,
+        OrphanContainer,
+    ),
+    RowAction(
+        "stop",
         "recovery_stop",
         "Stop an unknown container",
         "Its whole attempt is forbidden for ever and asked to end; `removed_at` is set once its node proves it.",
-    )
-    def post(self, request: Request, container: str) -> HttpResponse:
-        """The container, which is being stopped."""
-        return self.decision_response(container, lambda row: do_stop_orphan(self.user, row))
+        do_stop_orphan,
+        _represent_container,
+        OrphanContainer,
+    ),
+)
+ROUTES = [
+    path("recovery/", RecoveryView.as_view()),
+    path("recovery/containers/", OrphanContainersView.as_view()),
+    *(
+        action_route("recovery/containers/<slug:container>/", _get_container, action)
+        for action in CONTAINER_ACTIONS
+    ),
+]
