@@ -112,7 +112,7 @@ class AlertAcknowledgeView(ApiView):
         scope=Scope.ADMIN,
         body=AcknowledgeBody,
         response=Alert,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Somebody has looked; the next time begins a new alarm. A GPU in quarantine stays there until it is "
         "given back.",
     )
@@ -186,7 +186,7 @@ class InvalidRowAcknowledgeView(ApiView):
         scope=Scope.ADMIN,
         body=AcknowledgeBody,
         response=InvalidRowSummary,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="The alarm itself ends once the row is valid.",
     )
     def post(self, request: Request, row: str) -> HttpResponse:

@@ -64,7 +64,6 @@ def _read(
         scope=Scope.READ,
         query=query,
         response=list_schema(answer) if lists else answer,
-        error_statuses=() if lists else (404,),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -14,6 +16,8 @@ from portal.domain.gang_fabric import MAX_DEVICES, GangFabric
 from portal.selectors.nodes.nodes import get_by_key, list_pools
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.gang_fabric import do_set_gang_fabric
+
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
 
 class NetworkBody(StrictSerializer):
@@ -59,13 +63,11 @@ class PoolNetworkView(ApiView):
     @operation(
         "pools_network_put",
         "Allow gangs the network of a pool's nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=NetworkBody,
         response=representations.Pool,
-        error_statuses=(404,),
         detail="Such tasks can reach what listens on their node, so they share none with a workspace of another "
         "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
+        **_ADMIN,
     )
     def put(self, request: Request, pool: str) -> HttpResponse:
         """The changed pool."""

@@ -269,7 +269,6 @@ class AgentRolloutView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         response=representations.AgentRollout,
-        error_statuses=(404,),
     )
     def get(self, request: Request, rollout: str) -> HttpResponse:
         """The rollout with the status of every node."""
@@ -287,7 +286,6 @@ class NodeOperationView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         response=representations.NodeOperation,
-        error_statuses=(404,),
     )
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
         """The operation with its finished steps."""

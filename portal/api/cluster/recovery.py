@@ -23,6 +23,8 @@ from portal.selectors.nodes.recovery import UnreconciledNode, open_orphans, orph
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+
 
 class UnreconciledNodeDetail(Reference):
     """A node that was not compared with the database yet."""
@@ -111,11 +113,10 @@ class RecoveryView(ApiView):
     @operation(
         "recovery_get",
         "What is missing after a restore",
-        tag="cluster",
-        scope=Scope.ADMIN,
         response=RecoveryStatus,
         detail="After `manage.py restore` nothing starts until every node was compared with the record or "
         "declared fenced.",
+        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Progress by node."""
@@ -130,11 +131,10 @@ class OrphanContainersView(ApiView):
     @operation(
         "recovery_containers",
         "List unknown containers",
-        tag="cluster",
-        scope=Scope.ADMIN,
         query=ListQuery,
         response=list_schema(OrphanContainer),
         detail="Those on which somebody has to decide, and those that are being stopped.",
+        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Unknown containers, oldest first."""

@@ -25,6 +25,8 @@ from portal.services.images.registries import (
     get_login,
 )
 
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+
 
 class RegistryLoginBody(StrictSerializer):
     """The credentials of nodes at a registry."""
@@ -58,10 +60,9 @@ class RegistriesView(ApiView):
     @operation(
         "registries_list",
         "List logins to registries",
-        tag="cluster",
-        scope=Scope.ADMIN,
         query=ListQuery,
         response=list_schema(RegistryLoginDetail),
+        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Logins by host, without passwords."""
@@ -70,11 +71,10 @@ class RegistriesView(ApiView):
     @operation(
         "registries_save",
         "Keep the login of a registry",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=RegistryLoginBody,
         response=RegistryLoginDetail,
         detail="Over the one of that host, if there is one. Nodes use it for the next image that they bring.",
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The login without its password."""
@@ -84,15 +84,7 @@ class RegistriesView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistryView(ApiView):
-    @operation(
-        "registries_remove",
-        "Forget the login of a registry",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        response=None,
-        status=204,
-        error_statuses=[404],
-    )
+    @operation("registries_remove", "Forget the login of a registry", response=None, status=204, **_ADMIN)
     def delete(self, request: Request, registry: str) -> HttpResponse:
         """Images that nodes have already pulled stay there."""
         do_delete_login(self.user, get_login(registry))

@@ -42,6 +42,9 @@ from portal.services.cluster.reservations import (
     reservable_nodes,
 )
 
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+
 
 class ReservationsQuery(ListQuery):
     """Filters of the reservation list."""
@@ -127,10 +130,9 @@ class ReservationsView(BaseReservationView):
     @operation(
         "reservations_list",
         "List reservations",
-        tag="cluster",
-        scope=Scope.READ,
         query=ReservationsQuery,
         response=list_schema(representations.Reservation),
+        **_READ,
     )
     def get(self, request: Request) -> HttpResponse:
         """Reservations, newest first, with the jobs that still block them."""
@@ -145,16 +147,15 @@ class ReservationsView(BaseReservationView):
     @operation(
         "reservations_create",
         "Reserve nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=ReservationBody,
         response=representations.Reservation,
         status=201,
         idempotent=True,
-        error_statuses=[404, 409],
+        error_statuses=[404],
         detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
         "unless it `drain_at_start`. "
         "Refused with `already_reserved` when another reservation keeps one of the nodes at that time.",
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
@@ -166,14 +167,7 @@ class ReservationsView(BaseReservationView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
-    @operation(
-        "reservations_get",
-        "Get a reservation",
-        tag="cluster",
-        scope=Scope.READ,
-        response=representations.Reservation,
-        error_statuses=[404],
-    )
+    @operation("reservations_get", "Get a reservation", response=representations.Reservation, **_READ)
     def get(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
@@ -182,14 +176,13 @@ class ReservationDetailView(BaseReservationView):
     @operation(
         "reservations_change",
         "Change a reservation",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=ReservationBody,
         partial=True,
         response=representations.Reservation,
         if_match=True,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Only what is named changes. The begin of one that has begun stays.",
+        **_ADMIN,
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
         """The changed reservation."""
@@ -206,12 +199,11 @@ class ReservationDetailView(BaseReservationView):
     @operation(
         "reservations_cancel",
         "Cancel a reservation",
-        tag="cluster",
-        scope=Scope.ADMIN,
         response=None,
         status=204,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="It can be brought back until its end.",
+        **_ADMIN,
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
         """Empty."""
@@ -224,12 +216,10 @@ class ReservationRestoreView(BaseReservationView):
     @operation(
         "reservations_restore",
         "Bring a cancelled reservation back",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=EmptyBody,
         response=representations.Reservation,
         idempotent=True,
-        error_statuses=[404, 409],
+        **_ADMIN,
     )
     def post(self, request: Request, reservation: str) -> HttpResponse:
         """The restored reservation."""

@@ -61,7 +61,6 @@ def action_route(route: str, get_row: Callable[[User, str], Any], action: RowAct
         response=action.response,
         status=action.status,
         idempotent=action.method == "post",
-        error_statuses=(404,),
         detail=action.detail,
     )
     view: type[ApiView] = type("RowActionView", (ApiView,), {action.method: declare(handle)})

@@ -20,6 +20,10 @@ from portal.selectors.nodes.topologies import get_topology, labelled_node_counte
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.topologies import do_delete_topology, do_save_topology
 
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+
+
 REASON_OPTIONS: dict[str, Any] = {"required": False, "default": "", "allow_blank": True, "max_length": 500}
 
 
@@ -48,10 +52,9 @@ class TopologiesView(ApiView):
     @operation(
         "topologies_list",
         "List topologies",
-        tag="cluster",
-        scope=Scope.READ,
         query=ListQuery,
         response=list_schema(representations.Topology),
+        **_READ,
     )
     def get(self, request: Request) -> HttpResponse:
         """Topologies by name, each with the number of nodes that have its labels."""
@@ -66,12 +69,11 @@ class TopologiesView(ApiView):
     @operation(
         "topologies_create",
         "Add a topology",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=TopologyBody,
         response=representations.Topology,
         status=201,
         idempotent=True,
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new topology."""
@@ -87,14 +89,7 @@ class TopologiesView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TopologyView(ApiView):
-    @operation(
-        "topologies_get",
-        "Get a topology",
-        tag="cluster",
-        scope=Scope.READ,
-        response=representations.Topology,
-        error_statuses=[404],
-    )
+    @operation("topologies_get", "Get a topology", response=representations.Topology, **_READ)
     def get(self, request: Request, topology: str) -> HttpResponse:
         """A topology by id or name."""
         row = get_topology(self.user, topology)
@@ -103,12 +98,10 @@ class TopologyView(ApiView):
     @operation(
         "topologies_put",
         "Give a topology other levels",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=LevelsBody,
         response=representations.Topology,
-        error_statuses=[404],
         detail="What runs stays where it is. A waiting job that asks for a level which is gone can never start.",
+        **_ADMIN,
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
         """The topology with these levels."""
@@ -119,12 +112,11 @@ class TopologyView(ApiView):
     @operation(
         "topologies_remove",
         "Remove a topology",
-        tag="cluster",
-        scope=Scope.ADMIN,
         response=None,
         status=204,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Refused with `topology_in_use` while waiting jobs ask to stand near by it.",
+        **_ADMIN,
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
         """Empty."""

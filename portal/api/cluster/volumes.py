@@ -28,6 +28,9 @@ from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
 
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+
 
 class VolumeFields(StrictSerializer):
     """The changeable fields of a volume; omitted fields become empty."""
@@ -94,10 +97,9 @@ class VolumesView(_BaseVolumeView):
     @operation(
         "volumes_list",
         "List volumes",
-        tag="cluster",
-        scope=Scope.READ,
         query=ListQuery,
         response=list_schema(representations.Volume),
+        **_READ,
     )
     def get(self, request: Request) -> HttpResponse:
         """Volumes by name."""
@@ -106,13 +108,12 @@ class VolumesView(_BaseVolumeView):
     @operation(
         "volumes_create",
         "Declare a volume",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=VolumeBody,
         response=representations.Volume,
         status=201,
         idempotent=True,
         detail="A node shows only what its own settings lend (`allowed_mount_roots`).",
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new volume."""
@@ -126,14 +127,7 @@ class VolumesView(_BaseVolumeView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
-    @operation(
-        "volumes_get",
-        "Get a volume",
-        tag="cluster",
-        scope=Scope.READ,
-        response=representations.Volume,
-        error_statuses=[404],
-    )
+    @operation("volumes_get", "Get a volume", response=representations.Volume, **_READ)
     def get(self, request: Request, volume: str) -> HttpResponse:
         """A volume by id or name."""
         return self.json_response(representations.volume(get_volume(self.user, volume)))
@@ -141,13 +135,11 @@ class VolumeView(_BaseVolumeView):
     @operation(
         "volumes_put",
         "Change a volume",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=VolumeChangeBody,
         response=representations.Volume,
-        error_statuses=[404],
         detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
         "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
+        **_ADMIN,
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
         """The changed volume."""
@@ -161,12 +153,11 @@ class VolumeView(_BaseVolumeView):
     @operation(
         "volumes_remove",
         "Forget a volume",
-        tag="cluster",
-        scope=Scope.ADMIN,
         response=None,
         status=204,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Its files stay. Refused with `volume_in_use` while jobs that have not ended name it.",
+        **_ADMIN,
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
         """Empty."""

@@ -171,7 +171,7 @@ class ClusterPolicyView(BasePolicyView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class PoolPolicyView(BasePolicyView):
-    @operation("pool_policy_get", "Get the policy of a pool", error_statuses=[404], **_READ)
+    @operation("pool_policy_get", "Get the policy of a pool", **_READ)
     def get(self, request: Request, pool: str) -> HttpResponse:
         """The settings with their ETag."""
         return self.policy_response(get_pool(pool))
@@ -180,7 +180,6 @@ class PoolPolicyView(BasePolicyView):
         "pool_policy_change",
         "Change the policy of a pool",
         body=PoolPolicyBody,
-        error_statuses=[404],
         **_WRITE,
     )
     def patch(self, request: Request, pool: str) -> HttpResponse:

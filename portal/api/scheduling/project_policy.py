@@ -21,6 +21,8 @@ from portal.selectors.scheduling.project_settings import ProjectSettingsSheet, p
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.policy_settings import do_change_policy
 
+_READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ}
+
 
 class ProjectPolicyBody(PolicyBody):
     """Changes of a project's policy."""
@@ -76,10 +78,8 @@ class ProjectPolicyView(ApiView):
     @operation(
         "project_policy_get",
         "Get what a project holds of idle workspaces",
-        tag="policy",
-        scope=Scope.READ,
         response=ProjectPolicyDocument,
-        error_statuses=[404],
+        **_READ,
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """The settings with their ETag."""
@@ -93,7 +93,6 @@ class ProjectPolicyView(ApiView):
         body=ProjectPolicyBody,
         response=ProjectPolicyDocument,
         if_match=True,
-        error_statuses=[404],
         detail="For managers of the project and administrators. Only the knobs that are named are turned; they "
         "count from the next look at workspaces on, for the projects below, too. A value less strict than any pool "
         "or a project above lets it have is refused, and nothing is changed.",

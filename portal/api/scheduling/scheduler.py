@@ -157,7 +157,7 @@ class FailedCycleView(ApiView):
         scope=Scope.ADMIN,
         response=str,
         media_type="application/gzip",
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Snapshot and policy as gzip JSON, for `python -m scheduler.replay snapshot FILE`. Audited.",
     )
     def get(self, request: Request, cycle: str) -> HttpResponseBase:
