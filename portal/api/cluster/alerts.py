@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -12,9 +10,10 @@ from agents.xid_catalog import XidSeverity
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
-from portal.models import GpuAlert, InvalidRow
+from portal.api.serializers.references import Reference, UserReference
+from portal.models import GpuAlert
 from portal.models.alerts import AlertKind
 from portal.selectors.nodes.alerts import AlertView, alerts, invalid_rows
 from portal.services.accounts.tokens import Scope
@@ -33,10 +32,17 @@ class AcknowledgeBody(StrictSerializer):
     note = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Audited.")
 
 
-class Alert(serializers.Serializer[Any]):
+class _Acknowledged(ResponseSerializer):
+    id = serializers.CharField(source="public_id")
+    first_at = serializers.DateTimeField()
+    acknowledged_at = serializers.DateTimeField(allow_null=True)
+    acknowledged_by = UserReference(allow_null=True)
+    note = serializers.CharField(allow_blank=True)
+
+
+class Alert(_Acknowledged):
     """An event of a GPU that an administrator acknowledges."""
 
-    id = serializers.CharField()
     kind = serializers.ChoiceField(AlertKind.values)
     xid = serializers.IntegerField(
         allow_null=True, help_text="null: of another kind; 0: uncorrected memory errors were counted."
@@ -49,41 +55,30 @@ class Alert(serializers.Serializer[Any]):
     description = serializers.CharField(
         help_text="Of the XID after NVIDIA's catalog; whose the foreign program is; which node reports it too."
     )
-    node = Reference(help_text="The node to which the GPU counts.")
+    node = Reference(source="gpu.node", help_text="The node to which the GPU counts.")
     claiming_node = Reference(
-        allow_null=True, help_text="Another node that reports the same GPU, and cannot use it."
+        allow_null=True,
+        source="claimant",
+        help_text="Another node that reports the same GPU, and cannot use it.",
     )
-    gpu = serializers.CharField(help_text="Its UUID.")
-    first_at = serializers.DateTimeField()
+    gpu = serializers.CharField(source="gpu.uuid", help_text="Its UUID.")
     last_at = serializers.DateTimeField()
     repeat_count = serializers.IntegerField()
     resolved_at = serializers.DateTimeField(
         allow_null=True, help_text="When the foreign program was gone, or the claimant stopped."
     )
-    acknowledged_at = serializers.DateTimeField(allow_null=True)
-    acknowledged_by = UserReference(allow_null=True)
-    note = serializers.CharField(allow_blank=True)
 
+    @staticmethod
+    def get_xid(row: GpuAlert, context: None) -> int | None:
+        return row.code if row.kind == AlertKind.XID else None
 
-def serialize_alert(row: GpuAlert) -> dict[str, Any]:
-    alarm = AlertView(row)
-    return {
-        "id": row.public_id,
-        "kind": row.kind,
-        "xid": row.code if row.kind == AlertKind.XID else None,
-        "severity": alarm.severity,
-        "description": alarm.meaning,
-        "node": reference(row.gpu.node),
-        "claiming_node": reference(row.claimant) if row.claimant else None,
-        "gpu": row.gpu.uuid,
-        "first_at": timestamp(row.first_at),
-        "last_at": timestamp(row.last_at),
-        "repeat_count": row.repeat_count,
-        "resolved_at": timestamp(row.resolved_at),
-        "acknowledged_at": timestamp(row.acknowledged_at),
-        "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
-        "note": row.note,
-    }
+    @staticmethod
+    def get_severity(row: GpuAlert, context: None) -> str:
+        return AlertView(row).severity
+
+    @staticmethod
+    def get_description(row: GpuAlert, context: None) -> str:
+        return AlertView(row).meaning
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -99,7 +94,7 @@ class AlertsView(ApiView):
     def get(self, request: Request) -> HttpResponse:
         """Alerts, newest first; by default only unacknowledged ones."""
         return self.paginated_response(
-            alerts(acknowledged=self.query["acknowledged"]), serialize_alert, NEWEST
+            alerts(acknowledged=self.query["acknowledged"]), Alert.represent, NEWEST
         )
 
 
@@ -118,7 +113,7 @@ class AlertAcknowledgeView(ApiView):
     )
     def post(self, request: Request, alert: str) -> HttpResponse:
         """The acknowledged alert."""
-        return self.json_response(serialize_alert(do_acknowledge_alert(self.user, alert, self.body["note"])))
+        return self.json_response(Alert.represent(do_acknowledge_alert(self.user, alert, self.body["note"])))
 
 
 class InvalidRowsQuery(ListQuery):
@@ -129,34 +124,14 @@ class InvalidRowsQuery(ListQuery):
     )
 
 
-class InvalidRowSummary(serializers.Serializer[Any]):
+class InvalidRowSummary(_Acknowledged):
     """A row that the scheduler ignores until it is valid."""
 
-    id = serializers.CharField()
     kind = serializers.CharField(help_text="node, running, pending, project, quota, pool, reservation ...")
     row = serializers.CharField(help_text="Its id; of a quota those of project and pool.")
     field = serializers.CharField(help_text="The value that is wrong, such as nodes[n1].cpu_milli.")
     message = serializers.CharField()
-    first_at = serializers.DateTimeField()
     resolved_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
-    acknowledged_at = serializers.DateTimeField(allow_null=True)
-    acknowledged_by = UserReference(allow_null=True)
-    note = serializers.CharField(allow_blank=True)
-
-
-def serialize_invalid_row(row: InvalidRow) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "kind": row.kind,
-        "row": row.row,
-        "field": row.field,
-        "message": row.message,
-        "first_at": timestamp(row.first_at),
-        "resolved_at": timestamp(row.resolved_at),
-        "acknowledged_at": timestamp(row.acknowledged_at),
-        "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
-        "note": row.note,
-    }
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -173,7 +148,7 @@ class InvalidRowsView(ApiView):
     def get(self, request: Request) -> HttpResponse:
         """Invalid rows, newest first."""
         return self.paginated_response(
-            invalid_rows(resolved=self.query["resolved"]), serialize_invalid_row, NEWEST
+            invalid_rows(resolved=self.query["resolved"]), InvalidRowSummary.represent, NEWEST
         )
 
 
@@ -192,5 +167,5 @@ class InvalidRowAcknowledgeView(ApiView):
     def post(self, request: Request, row: str) -> HttpResponse:
         """The acknowledged row."""
         return self.json_response(
-            serialize_invalid_row(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
+            InvalidRowSummary.represent(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
         )

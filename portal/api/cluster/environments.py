@@ -23,7 +23,7 @@ def _get_environment(user: User, key: str) -> Environment:
 
 
 def _represent(user: User, row: Environment, _result: object) -> dict[str, Any]:
-    return representations.environment(_get_environment(user, row.public_id))
+    return representations.Environment.represent(_get_environment(user, row.public_id))
 
 
 ENVIRONMENT_ACTIONS = (

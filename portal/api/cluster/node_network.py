@@ -84,4 +84,4 @@ class PoolNetworkView(ApiView):
             ),
             reason=self.body["reason"],
         )
-        return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
+        return self.json_response(representations.Pool.represent(get_by_key(list_pools(self.user), pool)))

@@ -84,7 +84,7 @@ def _get_node(user: User, key: str) -> Node:
 def _represent_node(user: User, node: Node, _result: object) -> dict[str, Any]:
     """Return the node after the action, also when it is retired."""
     row = get_nodes_by_id([node.pk]).get()
-    return representations.node(row, gpu_holders(user, row.gpus.all()))
+    return representations.Node.represent(row, gpu_holders(user, row.gpus.all()))
 
 
 def _represent_returning_node(user: User, node: Node, check: NodeOperation | None) -> dict[str, Any]:
@@ -92,12 +92,12 @@ def _represent_returning_node(user: User, node: Node, check: NodeOperation | Non
 
 
 def _represent_operation(user: User, node: Node, started: NodeOperation) -> dict[str, Any]:
-    return representations.node_operation(started)
+    return representations.NodeOperation.represent(started)
 
 
 def _represent_gpu(user: User, gpu: Gpu, _result: object) -> dict[str, Any]:
     now = Gpu.objects.select_related("node__pool").get(pk=gpu.pk)
-    return representations.gpu(now, gpu_holders(user, [now]))
+    return representations.Gpu.represent(now, gpu_holders(user, [now]))
 
 
 def _get_gpu(user: User, uuid: str) -> Gpu:
@@ -258,7 +258,9 @@ class AgentRolloutsView(ApiView):
     )
     def post(self, request: Request) -> HttpResponse:
         """The started rollout."""
-        return self.idempotent_response(lambda: representations.agent_rollout(do_upgrade_all(self.user)))
+        return self.idempotent_response(
+            lambda: representations.AgentRollout.represent(do_upgrade_all(self.user))
+        )
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -275,7 +277,7 @@ class AgentRolloutView(ApiView):
         row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
             raise NotFound("There is no such upgrade.")
-        return self.json_response(representations.agent_rollout(row))
+        return self.json_response(representations.AgentRollout.represent(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -292,7 +294,7 @@ class NodeOperationView(ApiView):
         row = _get_node(self.user, node).operations.filter(public_id=operation_id).first()
         if row is None:
             raise NotFound("There is no such test of this node.")
-        return self.json_response(representations.node_operation(row))
+        return self.json_response(representations.NodeOperation.represent(row))
 
 
 ROUTES = [

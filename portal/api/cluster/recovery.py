@@ -11,11 +11,11 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
 from portal.api.cluster.row_actions import RowAction, action_route
-from portal.api.framework import pagination
 from portal.api.framework.pagination import OLDEST
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import cluster as representations
-from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
+from portal.api.serializers.cluster import NODE_STATES
+from portal.api.serializers.references import Reference, UserReference
 from portal.errors import NotFound
 from portal.models import OrphanContainer as Row
 from portal.models import User
@@ -26,86 +26,63 @@ from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 _ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
 
-class UnreconciledNodeDetail(Reference):
+class UnreconciledNodeDetail(ResponseSerializer):
     """A node that was not compared with the database yet."""
 
-    state = serializers.ChoiceField(representations.NODE_STATES)
-    reachable = serializers.BooleanField()
-    message = serializers.CharField(help_text="What is missing, as a message.")
+    id = serializers.CharField(source="node.public_id")
+    name = serializers.CharField(source="node.name")
+    state = serializers.ChoiceField(NODE_STATES, source="node.state")
+    reachable = serializers.BooleanField(source="node.reachable")
+    message = serializers.CharField(source="reason", help_text="What is missing, as a message.")
     containers = serializers.IntegerField(help_text="Unknown containers there.")
     undecided = serializers.IntegerField(help_text="Of these, those that wait for a decision.")
 
+    @staticmethod
+    def get_containers(left: UnreconciledNode, context: None) -> int:
+        return len(left.containers)
 
-class RecoveryStatus(serializers.Serializer[Any]):
+
+class RecoveryStatus(ResponseSerializer):
     """Progress of the recovery after a restore."""
 
-    recovery_mode = serializers.BooleanField(help_text="true: nothing starts yet.")
+    recovery_mode = serializers.BooleanField(source="in_recovery", help_text="true: nothing starts yet.")
     nodes = UnreconciledNodeDetail(many=True, help_text="Nodes to be compared or fenced; empty: none.")
 
 
-class ContainerGpu(serializers.Serializer[Any]):
+class ContainerGpu(ResponseSerializer):
     """A GPU, or a part of one, that a container holds on its node."""
 
     uuid = serializers.CharField()
     milli = serializers.IntegerField()
 
 
-class OrphanContainer(serializers.Serializer[Any]):
+class OrphanContainer(ResponseSerializer):
     """A running container that the restored database does not contain."""
 
-    id = serializers.CharField()
-    node = Reference()
-    name = serializers.CharField()
-    job_id = serializers.CharField(help_text="On its labels.")
-    attempt = serializers.IntegerField()
-    rank = serializers.IntegerField()
+    id = serializers.CharField(source="row.public_id")
+    node = Reference(source="row.node")
+    name = serializers.CharField(source="row.name")
+    job_id = serializers.CharField(source="row.job", help_text="On its labels.")
+    attempt = serializers.IntegerField(source="row.attempt")
+    rank = serializers.IntegerField(source="row.rank")
     job = Reference(allow_null=True, help_text="null: the record knows no such job.")
     owner = UserReference(allow_null=True, help_text="null: the record knows no such person.")
     project = Reference(allow_null=True)
-    gpus = ContainerGpu(many=True)
-    started_at = serializers.DateTimeField(allow_null=True)
-    first_seen_at = serializers.DateTimeField()
-    decision = serializers.ChoiceField(["", "stop", "adopt"], help_text="Blank: nobody has decided.")
-    decided_at = serializers.DateTimeField(allow_null=True)
+    gpus = ContainerGpu(many=True, source="row.gpus")
+    started_at = serializers.DateTimeField(source="row.started_at", allow_null=True)
+    first_seen_at = serializers.DateTimeField(source="row.first_seen_at")
+    decision = serializers.ChoiceField(
+        ["", "stop", "adopt"], source="row.decision", help_text="Blank: nobody has decided."
+    )
+    decided_at = serializers.DateTimeField(source="row.decided_at", allow_null=True)
     removed_at = serializers.DateTimeField(
-        allow_null=True, help_text="Its node proved that it lives no more."
+        source="row.removed_at", allow_null=True, help_text="Its node proved that it lives no more."
     )
 
 
-def serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
+def _serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
     """Return the rows as JSON, in four queries regardless of their number."""
-    return [
-        {
-            "id": held.row.public_id,
-            "node": reference(held.row.node),
-            "name": held.row.name,
-            "job_id": held.row.job,
-            "attempt": held.row.attempt,
-            "rank": held.row.rank,
-            "job": reference(held.job),
-            "owner": user_reference(held.owner) if held.owner else None,
-            "project": reference(held.project),
-            "gpus": held.row.gpus,
-            "started_at": timestamp(held.row.started_at),
-            "first_seen_at": timestamp(held.row.first_seen_at),
-            "decision": held.row.decision,
-            "decided_at": timestamp(held.row.decided_at),
-            "removed_at": timestamp(held.row.removed_at),
-        }
-        for held in orphan_views(rows)
-    ]
-
-
-def _serialize_node(left: UnreconciledNode) -> dict[str, Any]:
-    return {
-        "id": left.node.public_id,
-        "name": left.node.name,
-        "state": left.node.state,
-        "reachable": left.node.reachable,
-        "message": left.reason,
-        "containers": len(left.containers),
-        "undecided": left.undecided,
-    }
+    return list(map(OrphanContainer.represent, orphan_views(rows)))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -120,10 +97,7 @@ class RecoveryView(ApiView):
     )
     def get(self, request: Request) -> HttpResponse:
         """Progress by node."""
-        now = recovery_status()
-        return self.json_response(
-            {"recovery_mode": now.in_recovery, "nodes": list(map(_serialize_node, now.nodes))}
-        )
+        return self.json_response(RecoveryStatus.represent(recovery_status()))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -138,9 +112,7 @@ class OrphanContainersView(ApiView):
     )
     def get(self, request: Request) -> HttpResponse:
         """Unknown containers, oldest first."""
-        found: list[Row] = []
-        page = pagination.paginate(request, open_orphans(), OLDEST, self.query, found.append)
-        return self.json_response({**page, "items": serialize_containers(found)})
+        return self.paginated_batch(open_orphans(), _serialize_containers, OLDEST)
 
 
 def _get_container(user: User, public_id: str) -> Row:
@@ -151,7 +123,7 @@ def _get_container(user: User, public_id: str) -> Row:
 
 
 def _represent_container(user: User, row: Row, _result: object) -> dict[str, Any]:
-    return serialize_containers([_get_container(user, row.public_id)])[0]
+    return _serialize_containers([_get_container(user, row.public_id)])[0]
 
 
 CONTAINER_ACTIONS = (

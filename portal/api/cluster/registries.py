@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Model
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -12,8 +11,8 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers.references import timestamp
 from portal.models import RegistryLogin
 from portal.services.accounts.tokens import Scope
 from portal.services.images.registries import (
@@ -45,10 +44,10 @@ class RegistryLoginBody(StrictSerializer):
     )
 
 
-class RegistryLoginDetail(serializers.Serializer[Any]):
+class RegistryLoginDetail(ResponseSerializer):
     """A registry login without its password."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     host = serializers.CharField(help_text="As images name it, port included.")
     username = serializers.CharField()
     changed_at = serializers.DateTimeField()
@@ -66,7 +65,9 @@ class RegistriesView(ApiView):
     )
     def get(self, request: Request) -> HttpResponse:
         """Logins by host, without passwords."""
-        return self.paginated_response(RegistryLogin.objects.all(), _serialize_login, Order("host"))
+        return self.paginated_response(
+            RegistryLogin.objects.all(), RegistryLoginDetail.represent, Order("host")
+        )
 
     @operation(
         "registries_save",
@@ -79,7 +80,7 @@ class RegistriesView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """The login without its password."""
         row = do_save_login(self.user, self.body["host"], self.body["username"], self.body["password"])
-        return self.json_response(_serialize_login(row))
+        return self.json_response(RegistryLoginDetail.represent(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -89,14 +90,3 @@ class RegistryView(ApiView):
         """Images that nodes have already pulled stay there."""
         do_delete_login(self.user, get_login(registry))
         return self.no_content()
-
-
-def _serialize_login(row: Model) -> dict[str, Any]:
-    assert isinstance(row, RegistryLogin)  # noqa: S101
-    return {
-        "id": row.public_id,
-        "host": row.host,
-        "username": row.username,
-        "changed_at": timestamp(row.changed_at),
-        "changed_by": row.changed_by,
-    }

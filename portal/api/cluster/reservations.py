@@ -9,8 +9,6 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy, require_admin
-from portal.api.framework import pagination
-from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import (
     EmptyBody,
     StrictBooleanField,
@@ -18,13 +16,16 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
     StrictSerializer,
 )
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import reservations as representations
+from portal.api.serializers.references import Reference
 from portal.errors import InvalidRequest, PreconditionFailed
-from portal.models import NodePool, Reservation
+from portal.models import NodePool
+from portal.models import Reservation as ReservationRow
 from portal.selectors.nodes.nodes import get_by_key, list_pools
 from portal.selectors.scheduling.reservations import (
     ReservationPhase,
+    ReservationView,
     filter_by_phase,
     get_reservation,
     list_reservations,
@@ -81,16 +82,55 @@ class ReservationBody(StrictSerializer):
     )
 
 
+class BlockingJob(ResponseSerializer):
+    """A job of another project that runs on reserved nodes."""
+
+    job = Reference(allow_null=True, help_text="null: a job that you may not see.")
+    nodes = serializers.ListField(child=serializers.CharField())
+    until = serializers.DateTimeField(allow_null=True, help_text="By its time limit; null: it has none.")
+
+
+class Reservation(ResponseSerializer):
+    """Nodes reserved for projects and their descendants; without projects: maintenance."""
+
+    id = serializers.CharField(source="row.public_id")
+    name = serializers.CharField(source="row.name")
+    pool = Reference(source="row.pool")
+    phase = serializers.ChoiceField([phase.value for phase in ReservationPhase], source="phase.value")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="By name.")
+    projects = Reference(many=True)
+    hidden_projects = serializers.IntegerField(
+        source="hidden_project_count", help_text="How many more, which you may not see."
+    )
+    maintenance = serializers.BooleanField(source="is_maintenance", help_text="It is for nobody.")
+    starts_at = serializers.DateTimeField(source="row.starts_at")
+    ends_at = serializers.DateTimeField(source="row.ends_at", help_text="Not included.")
+    reason = serializers.CharField(allow_blank=True, source="row.reason")
+    drain_at_start = serializers.BooleanField(
+        source="row.drain_at_start", help_text="Who still stands there when it begins is asked to leave."
+    )
+    cancelled_at = serializers.DateTimeField(allow_null=True, source="row.cancelled_at")
+    etag = serializers.CharField(help_text="For If-Match.")
+    blocking_jobs = BlockingJob(many=True, help_text="Who stands there and may stay beyond its begin.")
+
+    @staticmethod
+    def get_etag(shown: ReservationView, context: None) -> str:
+        return _etag_of(shown.row)
+
+
+def _etag_of(row: ReservationRow) -> str:
+    return f'"{row.public_id}-{row.version}"'
+
+
 class BaseReservationView(ApiView):
     """Base of reservation routes."""
 
-    def serialize(self, row: Reservation) -> dict[str, Any]:
+    def serialize(self, row: ReservationRow) -> dict[str, Any]:
         """Return the reservation as the user may see it."""
-        return representations.reservation(
-            reservation_views(self.user, [get_reservation(self.user, row.public_id)])[0]
-        )
+        rows = [get_reservation(self.user, row.public_id)]
+        return Reservation.represent(reservation_views(self.user, rows)[0])
 
-    def build_input(self, row: Reservation | None = None) -> ReservationInput:
+    def build_input(self, row: ReservationRow | None = None) -> ReservationInput:
         """Return the input of the service; fields that the body omits keep their value in ``row``."""
         given = self.body
         if {"nodes", "count"} <= set(given):
@@ -119,7 +159,7 @@ class BaseReservationView(ApiView):
         drain_at_start = given.get("drain_at_start", row is not None and row.drain_at_start)
         return ReservationInput(name, pool, nodes, projects, begin, end, reason, drain_at_start)
 
-    def _pool(self, given: dict[str, Any], row: Reservation | None) -> NodePool:
+    def _pool(self, given: dict[str, Any], row: ReservationRow | None) -> NodePool:
         if "pool" not in given and row is not None:
             return row.pool
         return get_by_key(list_pools(self.user), given["pool"])
@@ -131,7 +171,7 @@ class ReservationsView(BaseReservationView):
         "reservations_list",
         "List reservations",
         query=ReservationsQuery,
-        response=list_schema(representations.Reservation),
+        response=list_schema(Reservation),
         **_READ,
     )
     def get(self, request: Request) -> HttpResponse:
@@ -139,16 +179,16 @@ class ReservationsView(BaseReservationView):
         rows = list_reservations(self.user)
         if "phase" in self.query:
             rows = filter_by_phase(rows, ReservationPhase(self.query["phase"]))
-        found: list[Reservation] = []
-        page = pagination.paginate(request, rows, NEWEST, self.query, found.append)
-        items = [representations.reservation(each) for each in reservation_views(self.user, found)]
-        return self.json_response({**page, "items": items})
+        return self.paginated_batch(
+            rows,
+            lambda found: list(map(Reservation.represent, reservation_views(self.user, found))),
+        )
 
     @operation(
         "reservations_create",
         "Reserve nodes",
         body=ReservationBody,
-        response=representations.Reservation,
+        response=Reservation,
         status=201,
         idempotent=True,
         error_statuses=[404],
@@ -167,18 +207,18 @@ class ReservationsView(BaseReservationView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
-    @operation("reservations_get", "Get a reservation", response=representations.Reservation, **_READ)
+    @operation("reservations_get", "Get a reservation", response=Reservation, **_READ)
     def get(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
-        return self.json_response(self.serialize(row), headers={"ETag": representations.etag_of(row)})
+        return self.json_response(self.serialize(row), headers={"ETag": _etag_of(row)})
 
     @operation(
         "reservations_change",
         "Change a reservation",
         body=ReservationBody,
         partial=True,
-        response=representations.Reservation,
+        response=Reservation,
         if_match=True,
         error_statuses=[409],
         detail="Only what is named changes. The begin of one that has begun stays.",
@@ -188,13 +228,13 @@ class ReservationDetailView(BaseReservationView):
         """The changed reservation."""
         require_admin(self.user, "reserve nodes")  # before any lookup
         row = get_reservation(self.user, reservation)
-        if not self.if_match(representations.etag_of(row)):
+        if not self.if_match(_etag_of(row)):
             raise PreconditionFailed(
                 "Somebody else changed this reservation while you were editing it.",
                 details={"current": self.serialize(row)},
             )
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
-        return self.json_response(self.serialize(saved), headers={"ETag": representations.etag_of(saved)})
+        return self.json_response(self.serialize(saved), headers={"ETag": _etag_of(saved)})
 
     @operation(
         "reservations_cancel",
@@ -217,7 +257,7 @@ class ReservationRestoreView(BaseReservationView):
         "reservations_restore",
         "Bring a cancelled reservation back",
         body=EmptyBody,
-        response=representations.Reservation,
+        response=Reservation,
         idempotent=True,
         **_ADMIN,
     )

@@ -18,9 +18,10 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
     StrictSerializer,
 )
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
-from portal.api.serializers import volumes as representations
+from portal.api.serializers.references import Reference
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
 from portal.models import NodePool
@@ -65,6 +66,31 @@ class VolumeBody(VolumeFields):
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
 
 
+class Volume(ResponseSerializer):
+    """A directory that jobs mount."""
+
+    id = serializers.CharField(source="public_id")
+    name = serializers.CharField(help_text="Jobs ask by it.")
+    kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
+    scope = serializers.ChoiceField(
+        [reach.value for reach in VolumeScope],
+        help_text="node: each node has its own content; shared: all the same.",
+    )
+    path = serializers.CharField(allow_blank=True, help_text="On the nodes; blank: their settings say where.")
+    description = serializers.CharField(allow_blank=True)
+    read_only = serializers.BooleanField()  # type: ignore[assignment]
+    quota_mib = serializers.IntegerField(
+        allow_null=True,
+        help_text="What one folder may hold, where the file system sees to it; null: no limit.",
+    )
+    pool = Reference(allow_null=True, help_text="null: any.")
+    nodes = Reference(many=True, help_text="Only these have it; empty: all.")
+    projects = Reference(
+        many=True, help_text="Only these, and those below them, may use it, of those you may see; empty: all."
+    )
+    created_at = serializers.DateTimeField()
+
+
 class _BaseVolumeView(ApiView):
     def build_input(self, name: str, kind: str) -> VolumeInput:
         """Return the input of the service, with names resolved to rows."""
@@ -94,22 +120,16 @@ class _BaseVolumeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
-    @operation(
-        "volumes_list",
-        "List volumes",
-        query=ListQuery,
-        response=list_schema(representations.Volume),
-        **_READ,
-    )
+    @operation("volumes_list", "List volumes", query=ListQuery, response=list_schema(Volume), **_READ)
     def get(self, request: Request) -> HttpResponse:
         """Volumes by name."""
-        return self.paginated_response(list_volumes(self.user), representations.volume, Order("name"))
+        return self.paginated_response(list_volumes(self.user), Volume.represent, Order("name"))
 
     @operation(
         "volumes_create",
         "Declare a volume",
         body=VolumeBody,
-        response=representations.Volume,
+        response=Volume,
         status=201,
         idempotent=True,
         detail="A node shows only what its own settings lend (`allowed_mount_roots`).",
@@ -120,23 +140,23 @@ class VolumesView(_BaseVolumeView):
 
         def work() -> dict[str, Any]:
             words = self.build_input(self.body["name"], self.body["kind"])
-            return representations.volume(do_save_volume(self.user, words, reason=self.body["reason"]))
+            return Volume.represent(do_save_volume(self.user, words, reason=self.body["reason"]))
 
         return self.idempotent_response(work)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
-    @operation("volumes_get", "Get a volume", response=representations.Volume, **_READ)
+    @operation("volumes_get", "Get a volume", response=Volume, **_READ)
     def get(self, request: Request, volume: str) -> HttpResponse:
         """A volume by id or name."""
-        return self.json_response(representations.volume(get_volume(self.user, volume)))
+        return self.json_response(Volume.represent(get_volume(self.user, volume)))
 
     @operation(
         "volumes_put",
         "Change a volume",
         body=VolumeChangeBody,
-        response=representations.Volume,
+        response=Volume,
         detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
         "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
         **_ADMIN,
@@ -148,7 +168,7 @@ class VolumeView(_BaseVolumeView):
         saved = do_save_volume(
             self.user, words, row, reason=self.body["reason"], choice=parse_job_choice(self.body)
         )
-        return self.json_response(representations.volume(saved))
+        return self.json_response(Volume.represent(saved))
 
     @operation(
         "volumes_remove",
