@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.http import JsonResponse
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.schema import openapi_document
 from portal.api.serializers.references import Reference
+from tests.described_answers import check_described
 
 AT = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone(dt.timedelta(hours=2)))
 
@@ -87,3 +90,20 @@ def test_the_document_requires_every_property_and_allows_no_others() -> None:
     described = openapi_document()["components"]["schemas"]["Reference"]
     assert described["required"] == ["id", "name"]
     assert described["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"items": []}, "secrets_list, 200: .*'next' is a required property"),
+        ({"items": [], "next": None, "more": 1}, r"secrets_list, 200: .*\('more' was unexpected\)"),
+        ({"items": [], "next": 3}, r"secrets_list, 200: \$\.next: 3 is not of type"),
+        ({"items": [], "next": None}, None),
+    ],
+)
+def test_an_answer_that_is_not_as_described_fails_its_test(body: Any, problem: str | None) -> None:
+    answer: Any = JsonResponse(body)
+    match = SimpleNamespace(route="api/v1/secrets/")
+    answer.wsgi_request = SimpleNamespace(resolver_match=match)
+    with pytest.raises(AssertionError, match=problem) if problem else nullcontext():
+        check_described("get", answer)

@@ -90,7 +90,8 @@ def _compile(declaration: type[ResponseSerializer]) -> Callable[..., dict[str, A
                 return row
             raise
         answer = blank.copy()
-        answer.update(zip(names, values))  # noqa: B905
+        for name, value in zip(names, values):  # noqa: B905
+            answer[name] = value
         for name in times:
             answer[name] = timestamp(answer[name])
         for name, to_json in convert:
