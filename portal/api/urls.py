@@ -25,7 +25,7 @@ from portal.api.jobs import idle, jobs, logs, preview, queue, signals, time_limi
 from portal.api.monitoring import health, metrics
 from portal.api.projects import projects, quotas, secrets, usage, users
 from portal.api.scheduling import policy as policy_routes
-from portal.api.scheduling import project_policy, scheduler
+from portal.api.scheduling import scheduler
 
 V1: list[URLPattern | URLResolver] = [
     path("me/", users.CurrentUserView.as_view()),
@@ -76,7 +76,7 @@ V1: list[URLPattern | URLResolver] = [
     path("queue/", queue.QueueView.as_view()),
     *inventory.ROUTES,
     path("pools/<slug:pool>/network/", node_network.PoolNetworkView.as_view()),
-    path("projects/<slug:project>/policy/", project_policy.ProjectPolicyView.as_view()),
+    path("projects/<slug:project>/policy/", policy_routes.ProjectPolicyView.as_view()),
     path("pools/<slug:pool>/policy/", policy_routes.PoolPolicyView.as_view()),
     path("policy/", policy_routes.ClusterPolicyView.as_view()),
     *node_operations.ROUTES,
