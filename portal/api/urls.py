@@ -75,7 +75,7 @@ V1: list[URLPattern | URLResolver] = [
     path("workspaces/<slug:workspace>/resubmit/", workspaces.WorkspaceResubmitView.as_view()),
     path("queue/", queue.QueueView.as_view()),
     *inventory.ROUTES,
-    path("pools/<slug:pool>/network/", node_network.PoolNetworkView.as_view()),
+    node_network.ROUTE,
     path("projects/<slug:project>/policy/", policy_routes.ProjectPolicyView.as_view()),
     path("pools/<slug:pool>/policy/", policy_routes.PoolPolicyView.as_view()),
     path("policy/", policy_routes.ClusterPolicyView.as_view()),

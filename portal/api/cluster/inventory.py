@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse
@@ -13,7 +14,7 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import OLDEST, Order
-from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers import cluster as representations
@@ -31,7 +32,7 @@ from portal.selectors.nodes.nodes import (
 from portal.services.accounts.tokens import Scope
 
 BY_NAME = Order("name")
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
 
 
 class NodesQuery(ListQuery):
@@ -51,21 +52,22 @@ class GpusQuery(ListQuery):
     free = QueryBooleanField(required=False, default=None, help_text="Wholly free.")
 
 
-def _read(
-    name: str,
-    summary: str,
-    answer: type[ResponseSerializer],
-    query: type[StrictSerializer] | None = None,
-) -> Callable[[_Method], _Method]:
-    lists = query is not None
-    return operation(
-        name,
-        summary,
-        tag="cluster",
-        scope=Scope.READ,
-        query=query,
-        response=list_schema(answer) if lists else answer,
-    )
+def represent_nodes(user: User, nodes: list[Node]) -> list[dict[str, Any]]:
+    """Return the nodes with the jobs on their GPUs that the user may see; the GPUs must be prefetched."""
+    holders = gpu_holders(user, [gpu for node in nodes for gpu in node.gpus.all()])
+    return [representations.Node.represent(node, holders) for node in nodes]
+
+
+def represent_gpus(user: User, gpus: list[Gpu]) -> list[dict[str, Any]]:
+    holders = gpu_holders(user, gpus)
+    return [representations.Gpu.represent(gpu, holders) for gpu in gpus]
+
+
+def get_gpu(user: User, uuid: str) -> Gpu:
+    row = list_gpus(user).filter(uuid=uuid).first()
+    if row is None:
+        raise NotFound("There is no such GPU.")
+    return row
 
 
 def _named_routes(
@@ -78,13 +80,13 @@ def _named_routes(
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class RowsView(ApiView):
-        @_read(f"{name}_list", f"List {name}", serializer, ListQuery)
+        @operation(f"{name}_list", f"List {name}", query=ListQuery, response=list_schema(serializer), **_READ)
         def get(self, request: Request) -> HttpResponse:
             return self.paginated_response(list_rows(self.user), serializer.represent, BY_NAME)
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class RowView(ApiView):
-        @_read(f"{name}_get", f"Get {singular}", serializer)
+        @operation(f"{name}_get", f"Get {singular}", response=serializer, **_READ)
         def get(self, request: Request, **keys: str) -> HttpResponse:
             (key,) = keys.values()
             return self.json_response(serializer.represent(get_by_key(list_rows(self.user), key)))
@@ -97,7 +99,9 @@ def _named_routes(
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodesView(ApiView):
-    @_read("nodes_list", "List nodes", representations.Node, NodesQuery)
+    @operation(
+        "nodes_list", "List nodes", query=NodesQuery, response=list_schema(representations.Node), **_READ
+    )
     def get(self, request: Request) -> HttpResponse:
         """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
         rows = list_nodes(self.user)
@@ -107,26 +111,20 @@ class NodesView(ApiView):
             rows = rows.filter(state=self.query["state"])
         if self.query["reachable"] is not None:
             rows = rows.filter(reachable=self.query["reachable"])
-
-        def serialize(nodes: list[Node]) -> list[dict[str, Any]]:
-            holders = gpu_holders(self.user, [gpu for node in nodes for gpu in node.gpus.all()])
-            return [representations.Node.represent(node, holders) for node in nodes]
-
-        return self.paginated_batch(rows, serialize, BY_NAME)
+        return self.paginated_batch(rows, partial(represent_nodes, self.user), BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodeView(ApiView):
-    @_read("nodes_get", "Get a node", representations.Node)
+    @operation("nodes_get", "Get a node", response=representations.Node, **_READ)
     def get(self, request: Request, node: str) -> HttpResponse:
         """A node by id or name."""
-        row = get_by_key(list_nodes(self.user), node)
-        return self.json_response(representations.Node.represent(row, gpu_holders(self.user, row.gpus.all())))
+        return self.json_response(represent_nodes(self.user, [get_by_key(list_nodes(self.user), node)])[0])
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpusView(ApiView):
-    @_read("gpus_list", "List GPUs", representations.Gpu, GpusQuery)
+    @operation("gpus_list", "List GPUs", query=GpusQuery, response=list_schema(representations.Gpu), **_READ)
     def get(self, request: Request) -> HttpResponse:
         """GPUs with their allocated part and the visible jobs that hold them."""
         rows = list_gpus(self.user)
@@ -138,23 +136,15 @@ class GpusView(ApiView):
             rows = rows.filter(model=self.query["model"])
         if self.query["free"] is not None:
             rows = rows.filter(used_milli=0) if self.query["free"] else rows.filter(used_milli__gt=0)
-
-        def serialize(gpus: list[Gpu]) -> list[dict[str, Any]]:
-            holders = gpu_holders(self.user, gpus)
-            return [representations.Gpu.represent(gpu, holders) for gpu in gpus]
-
-        return self.paginated_batch(rows, serialize, OLDEST)
+        return self.paginated_batch(rows, partial(represent_gpus, self.user), OLDEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpuView(ApiView):
-    @_read("gpus_get", "Get a GPU", representations.Gpu)
+    @operation("gpus_get", "Get a GPU", response=representations.Gpu, **_READ)
     def get(self, request: Request, uuid: str) -> HttpResponse:
         """A GPU by UUID."""
-        row = list_gpus(self.user).filter(uuid=uuid).first()
-        if row is None:
-            raise NotFound("There is no such GPU.")
-        return self.json_response(representations.Gpu.represent(row, gpu_holders(self.user, [row])))
+        return self.json_response(represent_gpus(self.user, [get_gpu(self.user, uuid)])[0])
 
 
 ROUTES = [

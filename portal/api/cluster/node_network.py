@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpResponse
 from rest_framework import serializers
-from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
-from portal.api.framework.request_parsing import StrictBooleanField, StrictCharField, StrictSerializer
-from portal.api.framework.views import ApiView, operation
-from portal.api.serializers import cluster as representations
+from portal.api.cluster.row_actions import RowAction, action_route
+from portal.api.framework.request_parsing import ReasonBody, StrictBooleanField, StrictCharField
+from portal.api.serializers.cluster import Pool
 from portal.domain.gang_fabric import MAX_DEVICES, GangFabric
+from portal.models import NodePool, User
 from portal.selectors.nodes.nodes import get_by_key, list_pools
-from portal.services.accounts.tokens import Scope
 from portal.services.nodes.gang_fabric import do_set_gang_fabric
 
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
-
-class NetworkBody(StrictSerializer):
+class NetworkBody(ReasonBody):
     """The network settings of a pool."""
 
     allow_host_network = StrictBooleanField(
@@ -55,33 +50,36 @@ class NetworkBody(StrictSerializer):
         max_length=200,
         help_text="What NCCL_IB_HCA says: mlx5_0.",
     )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-@access_policy(AccessPolicy.ADMIN)
-class PoolNetworkView(ApiView):
-    @operation(
+def _get_pool(user: User, key: str) -> NodePool:
+    return get_by_key(list_pools(user), key)
+
+
+def _set_network(user: User, pool: NodePool, *, allow_host_network: bool, reason: str, **fabric: Any) -> None:
+    interface, network, adapters = (fabric[f"fabric_{name}"] for name in ("interface", "network", "adapters"))
+    do_set_gang_fabric(
+        user,
+        pool,
+        allowed=allow_host_network,
+        fabric=GangFabric(interface, network, tuple(fabric["fabric_devices"]), adapters),
+        reason=reason,
+    )
+
+
+ROUTE = action_route(
+    "pools/<slug:pool>/",
+    _get_pool,
+    RowAction(
+        "network",
         "pools_network_put",
         "Allow gangs the network of a pool's nodes",
-        body=NetworkBody,
-        response=representations.Pool,
-        detail="Such tasks can reach what listens on their node, so they share none with a workspace of another "
+        "Such tasks can reach what listens on their node, so they share none with a workspace of another "
         "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
-        **_ADMIN,
-    )
-    def put(self, request: Request, pool: str) -> HttpResponse:
-        """The changed pool."""
-        row = get_by_key(list_pools(self.user), pool)
-        do_set_gang_fabric(
-            self.user,
-            row,
-            allowed=self.body["allow_host_network"],
-            fabric=GangFabric(
-                self.body["fabric_interface"],
-                self.body["fabric_network"],
-                tuple(self.body["fabric_devices"]),
-                self.body["fabric_adapters"],
-            ),
-            reason=self.body["reason"],
-        )
-        return self.json_response(representations.Pool.represent(get_by_key(list_pools(self.user), pool)))
+        _set_network,
+        lambda user, pool, _result: Pool.represent(_get_pool(user, pool.public_id)),
+        Pool,
+        NetworkBody,
+        method="put",
+    ),
+)

@@ -11,9 +11,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
+from portal.api.cluster.inventory import get_gpu, represent_gpus, represent_nodes
 from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework.request_parsing import (
     EmptyBody,
+    ReasonBody,
     StrictBooleanField,
     StrictCharField,
     StrictSerializer,
@@ -25,7 +27,7 @@ from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
-from portal.selectors.nodes.nodes import get_by_key, get_nodes_by_id, gpu_holders, list_gpus, list_nodes
+from portal.selectors.nodes.nodes import get_by_key, get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.gang_fabric import do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service
@@ -34,12 +36,6 @@ from portal.services.nodes.operations import do_request_operation, do_start_conn
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
 from portal.services.nodes.uncordon import do_uncordon_node
-
-
-class ReasonBody(StrictSerializer):
-    """A reason, shown on the page of the node and in the audit trail."""
-
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
 class UncordonBody(ReasonBody):
@@ -83,8 +79,7 @@ def _get_node(user: User, key: str) -> Node:
 
 def _represent_node(user: User, node: Node, _result: object) -> dict[str, Any]:
     """Return the node after the action, also when it is retired."""
-    row = get_nodes_by_id([node.pk]).get()
-    return representations.Node.represent(row, gpu_holders(user, row.gpus.all()))
+    return represent_nodes(user, [get_nodes_by_id([node.pk]).get()])[0]
 
 
 def _represent_returning_node(user: User, node: Node, check: NodeOperation | None) -> dict[str, Any]:
@@ -96,15 +91,7 @@ def _represent_operation(user: User, node: Node, started: NodeOperation) -> dict
 
 
 def _represent_gpu(user: User, gpu: Gpu, _result: object) -> dict[str, Any]:
-    now = Gpu.objects.select_related("node__pool").get(pk=gpu.pk)
-    return representations.Gpu.represent(now, gpu_holders(user, [now]))
-
-
-def _get_gpu(user: User, uuid: str) -> Gpu:
-    row = list_gpus(user).filter(uuid=uuid).first()
-    if row is None:
-        raise NotFound("There is no such GPU.")
-    return row
+    return represent_gpus(user, [Gpu.objects.select_related("node__pool").get(pk=gpu.pk)])[0]
 
 
 _CHANGE: dict[str, Any] = {
@@ -299,7 +286,7 @@ class NodeOperationView(ApiView):
 
 ROUTES = [
     *(action_route("nodes/<slug:node>/", _get_node, action) for action in NODE_ACTIONS),
-    action_route("gpus/<slug:uuid>/", _get_gpu, RETURN_GPU),
+    action_route("gpus/<slug:uuid>/", get_gpu, RETURN_GPU),
     path("nodes/<slug:node>/operations/<slug:operation_id>/", NodeOperationView.as_view()),
     path("rollouts/", AgentRolloutsView.as_view()),
     path("rollouts/<slug:rollout>/", AgentRolloutView.as_view()),

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
-from portal.api.framework.request_parsing import NameField, StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import NameField, ReasonBody, StrictCharField
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers.cluster import Topology
 from portal.domain.labels import KEY_PATTERN, MAX_KEY_LENGTH, MAX_LEVELS
@@ -23,7 +23,7 @@ _READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
 _ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
 
-class LevelsBody(StrictSerializer):
+class LevelsBody(ReasonBody):
     """The levels of a topology."""
 
     levels = serializers.ListField(
@@ -34,7 +34,6 @@ class LevelsBody(StrictSerializer):
         max_length=MAX_LEVELS,
         help_text="Label keys of nodes, outermost first.",
     )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
 class TopologyBody(LevelsBody):

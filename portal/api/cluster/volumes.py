@@ -13,10 +13,10 @@ from portal.access import AccessPolicy, access_policy, require_admin, visible_no
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import (
     NameField,
+    ReasonBody,
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
-    StrictSerializer,
 )
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
@@ -33,7 +33,7 @@ _READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
 _ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
 
-class VolumeFields(StrictSerializer):
+class VolumeFields(ReasonBody):
     """The changeable fields of a volume; omitted fields become empty."""
 
     scope = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
@@ -52,7 +52,6 @@ class VolumeFields(StrictSerializer):
     projects = serializers.ListField(
         child=StrictCharField(max_length=63), required=False, default=list, max_length=1000
     )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
 class VolumeChangeBody(VolumeFields, AffectedJobsFields):

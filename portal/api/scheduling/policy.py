@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, Permission, access_policy, require_admin, require_permission
-from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import ReasonBody
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, operation
 from portal.api.serializers.idle import IdleSettingDetail
@@ -51,13 +51,10 @@ def _value_schema(name: str) -> dict[str, Any]:
     return {"type": [kind, "null"], **bounds, "description": setting.description}
 
 
-class PolicyBody(StrictSerializer):
+class PolicyBody(ReasonBody):
     """Changes of the cluster's policy."""
 
     settings = settings_field(setting_names())
-    reason = StrictCharField(
-        required=False, max_length=500, allow_blank=True, default="", help_text="Why; audited."
-    )
 
 
 class PoolPolicyBody(PolicyBody):
