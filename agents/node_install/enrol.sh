@@ -87,6 +87,9 @@ if [ "$engine" = rootless ]; then
     if command -v loginctl > /dev/null && [ -d /run/systemd/system ]; then
         loginctl enable-linger "$account" || stop "loginctl could not let $account's containers outlive a login."
     fi
+    # Podman covers this directory in its network namespace, or, where it is missing, all of /var/lib with $home in it;
+    # with netavark it then does not find its networks.
+    mkdir -p /var/lib/cni
     owner=$account
 else
     chown "root:$account" "$home"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 from django.db.models import Sum
@@ -10,10 +10,13 @@ from django.db.models import Sum
 from portal.domain.project_tree import path_to_root
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
+from scheduler.core.shares.ledger import PoolLedger
 
 
 class QuotaCheck:
-    """Remaining limits of projects, their ancestors and their users within one transaction.
+    """The decision's own ledger of each pool, filled from locked rows within one transaction.
 
     The quota rows stay locked until the transaction ends, so concurrent edits and starts wait.
     """
@@ -22,28 +25,31 @@ class QuotaCheck:
         """``project_pools``: primary keys of (project, pool). Call in a transaction."""
         pairs = set(project_pools)
         tree = {
-            id_: (parent, name)
+            _project(id_): (None if parent is None else _project(parent), name)
             for id_, parent, name in Project.objects.values_list("pk", "parent_id", "name")
         }
-        self._ancestors = {project: path_to_root(project, lambda each: tree[each][0]) for project in tree}
+        paths = {each: tuple(path_to_root(each, lambda one: tree[one][0])) for each in tree}
         self._name = {project: name for project, (_, name) in tree.items()}
         pools = {pool for _, pool in pairs}
-        projects = {each for project, _ in pairs for each in self._ancestors[project]}
+        projects = {int(each) for project, _ in pairs for each in paths[_project(project)]}
         quotas = Quota.objects.select_for_update().filter(pool__in=pools, project__in=projects).order_by("pk")
-        self._limit: dict[tuple[int, int], int] = {}
-        self._user_limit: dict[tuple[int, int], int] = {}
+        rows: defaultdict[int, dict[ProjectId, QuotaRow]] = defaultdict(dict)
         for project, pool, limit, user_limit in quotas.values_list(
             "project_id", "pool_id", "limit_milli", "user_limit_milli"
         ):
-            if limit is not None:
-                self._limit[project, pool] = limit
-            if user_limit is not None:
-                self._user_limit[project, pool] = user_limit
-        self._held_milli: Counter[tuple[int, int]] = Counter()
-        self._user_milli: Counter[tuple[int, int, int]] = Counter()
-        if self._limit or self._user_limit:  # read after locking: earlier lock holders have committed
-            rows = UsageInterval.objects.filter(ended_at__isnull=True, pool__in=pools)
-            for project, pool, user, milli in rows.values_list("project_id", "pool_id", "user_id").annotate(
+            row = QuotaRow(_project(project), PoolId(str(pool)), 0, limit, user_limit_milli=user_limit)
+            rows[pool][row.project] = row
+        self._ledgers = {
+            pool: PoolLedger(
+                {each: rows[pool].get(each) or QuotaRow(each, PoolId(str(pool)), 0, None) for each in tree},
+                paths,
+            )
+            for pool in pools
+        }
+        if any(ledger.can_block(preemptible=True) for ledger in self._ledgers.values()):
+            # Read after locking: earlier lock holders have committed.
+            held = UsageInterval.objects.filter(ended_at__isnull=True, pool__in=pools)
+            for project, pool, user, milli in held.values_list("project_id", "pool_id", "user_id").annotate(
                 Sum("milli")
             ):
                 self._add(project, pool, user, milli)
@@ -54,27 +60,30 @@ class QuotaCheck:
         Raise Conflict when the project, an ancestor, or the owner within one of them would exceed a limit.
         """
         milli = tasks * job.task_milli
-        for project in self._ancestors[job.project_id]:
-            held_milli, limit_milli = self._held_milli[project, pool.pk], self._limit.get((project, pool.pk))
-            if limit_milli is not None and held_milli + milli > limit_milli:
-                raise Conflict(
-                    f"{self._name[project]} holds {held_milli / 1000:g} of its {limit_milli / 1000:g} GPUs "
-                    f"in {pool.name}.",
-                    code="project_limit",
-                )
-        for project in self._ancestors[job.project_id] if milli else ():
-            held_milli = self._user_milli[project, pool.pk, job.owner_id]
-            most_milli = self._user_limit.get((project, pool.pk))
-            if most_milli is not None and held_milli + milli > most_milli:
-                raise Conflict(
-                    f"{job.owner.username} holds {held_milli / 1000:g} of the {most_milli / 1000:g} GPUs that one "
-                    f"person may hold of {self._name[project]} in {pool.name}.",
-                    code="user_limit",
-                )
+        ledger, project = self._ledgers[pool.pk], _project(job.project_id)
+        exceeded = ledger.exceeded_limit(project, ResourceVector(milli, 0, 0))
+        if exceeded is not None:
+            raise Conflict(
+                f"{self._name[exceeded.project]} holds {exceeded.held / 1000:g} of its "
+                f"{exceeded.allowed / 1000:g} GPUs in {pool.name}.",
+                code="project_limit",
+            )
+        exceeded = ledger.exceeded_user_limit(project, _user(job.owner_id), ResourceVector(milli, 0, 0))
+        if exceeded is not None:
+            raise Conflict(
+                f"{job.owner.username} holds {exceeded.held / 1000:g} of the {exceeded.allowed / 1000:g} GPUs "
+                f"that one user may hold in {self._name[exceeded.project]} in {pool.name}.",
+                code="user_limit",
+            )
         self._add(job.project_id, pool.pk, job.owner_id, milli)
 
     def _add(self, project: int, pool: int, user: int, milli: int) -> None:
-        for each in self._ancestors[project]:
-            self._held_milli[each, pool] += milli
-            if (each, pool) in self._user_limit:
-                self._user_milli[each, pool, user] += milli
+        self._ledgers[pool].add(_project(project), _user(user), ResourceVector(milli, 0, 0), preemptible=True)
+
+
+def _project(key: int) -> ProjectId:
+    return ProjectId(str(key))
+
+
+def _user(key: int) -> UserId:
+    return UserId(str(key))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -93,7 +93,8 @@ def walls(request: pytest.FixtureRequest, rig_cluster: RigCluster, tiny_image: R
         stack.enter_context(machine_lock("metadata"))  # the address is this machine's, and another run's too
         rig.add_address(METADATA)
         control_port = stack.enter_context(Listener(rig.portal_address, 0)).port
-        stack.enter_context(Listener(METADATA, 80))
+        # Not port 80, which another process of this machine may hold.
+        metadata_port = stack.enter_context(Listener(METADATA, 0)).port
         if request.param == "docker":
             start_docker(node, tiny_image)
         denied = (rig.portal_address,)
@@ -105,10 +106,20 @@ def walls(request: pytest.FixtureRequest, rig_cluster: RigCluster, tiny_image: R
             choices = EnrolmentOptions("rootful", runtime=request.param, denied_networks=denied)
             rig_cluster.enrol(node, choices)
         link = stack.enter_context(rig_cluster.open(node))
-        yield look_around(rig, node, link, tiny_image.name, control_port, request.param == "rootless")
+        ports = ControlPorts(metadata_port, control_port)
+        yield look_around(rig, node, link, tiny_image.name, ports, request.param == "rootless")
 
 
-def look_around(rig: Rig, node: RigNode, link: Link, image: str, control_port: int, rootless: bool) -> Walls:
+class ControlPorts(NamedTuple):
+    """Ports outside the node that listen during the test."""
+
+    metadata: int
+    portal: int
+
+
+def look_around(
+    rig: Rig, node: RigNode, link: Link, image: str, ports: ControlPorts, rootless: bool
+) -> Walls:
     neighbour = spec(
         link, NEIGHBOUR, image, uid=20002, gid=20002, user="eve", ports=[8888],
         secret_files={"token": OTHER_SECRET}, gpus=[{"uuid": link.hello.gpus[1].uuid, "milli": 1000}],
@@ -124,7 +135,11 @@ def look_around(rig: Rig, node: RigNode, link: Link, image: str, control_port: i
     facts = ask_engine("container", "inspect", f"fw-rig-{NEIGHBOUR}-1-0")
     [network] = facts["NetworkSettings"]["Networks"].values()
     job_places = [(network["IPAddress"], 8888), ("127.77.0.1", published), (network["Gateway"], published)]
-    control_places = [(METADATA, 80), (rig.portal_address, control_port), (node.address, node.port)]
+    control_places = [
+        (METADATA, ports.metadata),
+        (rig.portal_address, ports.portal),
+        (node.address, node.port),
+    ]
     # The neighbour made its network itself; with podman the one that the other will have stands ready.
     if engine == "podman":
         network_name = wait_for_spare(node)

@@ -196,12 +196,21 @@ def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(scene:
     assert scene.reached(link, "jafter", [f"{scene.outside}:{scene.outside_port}"]) != []
 
 
-def test_rules_that_somebody_removed_are_set_again_by_the_next_agent(scene: Scene, link: Link) -> None:
-    scene.start(link, "jruns", "import time; time.sleep(600)")
-    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "FORWARD")
+@pytest.mark.parametrize("flushed", ["the jump", "the rules"])
+def test_rules_that_somebody_removed_are_set_again_by_the_next_agent(
+    scene: Scene, link: Link, flushed: str
+) -> None:
+    def list_rules(*chain: str) -> list[str]:
+        return in_namespace(scene.node, "iptables", "-t", "mangle", "-S", *chain).splitlines()
+
+    scene.start(link, f"jruns{len(flushed)}", "import time; time.sleep(600)")
+    before = list_rules()
+    (own,) = (rule.split()[-1] for rule in list_rules("FORWARD") if "-j FAIRWAY-FORWARD-" in rule)
+    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "FORWARD" if flushed == "the jump" else own)
+    assert list_rules() != before
     with scene.cluster.open(scene.node) as again:
         assert again.hello.egress == {"podman": True}
-    assert "-j FAIRWAY-FORWARD-" in in_namespace(scene.node, "iptables", "-t", "mangle", "-S", "FORWARD")
+    assert sorted(list_rules()) == sorted(before)
 
 
 @pytest.mark.parametrize("had_rules", [False, True], ids=["never had rules", "had rules once"])

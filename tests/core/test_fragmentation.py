@@ -6,13 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from portal.domain.feasibility import GpuKind, gpu_matches
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     MAX_LEVELS,
     WEIGHT_TOTAL,
     Fragmentation,
-    GpuKind,
-    gpu_matches,
     milli_by_memory,
     typical_mix,
 )

@@ -490,6 +490,10 @@ def parse_container(row: Dict[str, Any]) -> Optional[ContainerInfo]:
         return None
     facts = row["State"]
     state = _STATES.get(str(facts.get("Status", "")).lower(), RUNNING)
+    started_s, ended_s = _parse_time_s(facts.get("StartedAt")), _parse_time_s(facts.get("FinishedAt"))
+    if started_s and ended_s:
+        # Docker notes the start after the process runs, so a very short one may end before its noted start.
+        ended_s = max(started_s, ended_s)
     return ContainerInfo(
         name=str(row["Name"]).lstrip("/"),
         cluster=marks["fairway.cluster"],
@@ -501,8 +505,8 @@ def parse_container(row: Dict[str, Any]) -> Optional[ContainerInfo]:
         exit_code=facts.get("ExitCode") if state == EXITED else None,
         oom=bool(facts.get("OOMKilled")) if state == EXITED else None,
         pid=facts.get("Pid") or None,
-        started_s=_parse_time_s(facts.get("StartedAt")),
-        ended_s=_parse_time_s(facts.get("FinishedAt")) if state == EXITED else None,
+        started_s=started_s,
+        ended_s=ended_s if state == EXITED else None,
         owner=marks.get("fairway.owner"),
         project=marks.get("fairway.project"),
     )

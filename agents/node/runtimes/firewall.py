@@ -152,16 +152,20 @@ class Firewall:
             )
             digest = hashlib.sha256(text.encode()).hexdigest()
             pairs = list(zip(("FORWARD", "INPUT"), chain_names(settings.cluster)))
+            listed = self._run_checked(["iptables", "-w", "5", "-t", "mangle", "-S"]).splitlines()
             in_force = [
                 line
-                for line in self._run_checked(["iptables", "-w", "5", "-t", "mangle", "-S"]).splitlines()
+                for line in listed
                 if any(
                     line.startswith(f"-A {hook} ") and line.endswith(f"-j {chain}") for hook, chain in pairs
                 )
             ]
             # the digest is a comment of the jump rule, so a recreated namespace or table is detected
             jumps = [f"{hook} -m comment --comment {digest} -j {chain}" for hook, chain in pairs]
-            if sorted(in_force) == [f"-A {jump}" for jump in jumps]:
+            complete = all(
+                _count_rules(listed, chain) == _count_rules(text.splitlines(), chain) for _, chain in pairs
+            )
+            if complete and sorted(in_force) == [f"-A {jump}" for jump in jumps]:
                 return
             changes = [*(f"-D{line[2:]}" for line in in_force), *(f"-I {jump}" for jump in jumps)]
             text = text.replace("COMMIT\n", "\n".join([*changes, "COMMIT", ""]))
@@ -196,3 +200,7 @@ class Firewall:
                 f"The network rules for containers cannot be set: {said}",
             )
         return answer.stdout.decode(errors="replace")
+
+
+def _count_rules(lines: Sequence[str], chain: str) -> int:
+    return sum(line.startswith(f"-A {chain} ") for line in lines)

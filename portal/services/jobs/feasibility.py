@@ -10,6 +10,7 @@ import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+from portal.domain.feasibility import WHOLE_MILLI, GpuKind, gpu_matches, tasks_on_node
 from portal.domain.formatting import format_distinct_memories, format_memory
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
@@ -49,22 +50,15 @@ class EmptyNodeCapacity:
 
     def task_count(self, request: ResourceRequest) -> int:
         """Return the number of the request's tasks that fit."""
-        by_cpu = self.node.cpu_milli // request.cpu_milli if request.cpu_milli else UNBOUNDED_TASKS
-        by_memory = self.node.memory_mib // request.memory_mib if request.memory_mib else UNBOUNDED_TASKS
-        return min(self.task_count_by_gpus(request), by_cpu, by_memory)
-
-    def task_count_by_gpus(self, request: ResourceRequest) -> int:
-        """Return the number of tasks that fit by GPUs alone."""
-        if not request.gpus_per_task:
-            return UNBOUNDED_TASKS
-        if request.milli_per_gpu == 1000:
-            return len(self.gpus) // request.gpus_per_task
-        if len(self.gpus) < request.gpus_per_task:
-            return 0
-        return len(self.gpus) * (1000 // request.milli_per_gpu) // request.gpus_per_task
+        return tasks_on_node(
+            [WHOLE_MILLI] * len(self.gpus),
+            request.gpus_per_task,
+            request.milli_per_gpu,
+            cpu_milli=(self.node.cpu_milli, request.cpu_milli),
+            memory_mib=(self.node.memory_mib, request.memory_mib),
+        )
 
 
-UNBOUNDED_TASKS = 10**6
 InfeasibleReason = tuple[str, dict[str, object]]
 
 
@@ -96,15 +90,15 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
         nodes = nodes.filter(pool=request.pool)
     capacities = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
     for gpu in Gpu.objects.filter(node_id__in=capacities, present=True).order_by("index"):
-        if request.gpu_model and gpu.model != request.gpu_model:
-            continue
-        if request.min_gpu_memory_mib and gpu.memory_mib < request.min_gpu_memory_mib:
-            continue
-        if gpu.mig_profile != request.mig_profile:
-            continue
-        if (gpu.compute_capability or 0.0) < (request.min_compute_capability or 0.0):
-            continue
-        capacities[gpu.node_id].gpus.append(gpu)
+        kind = GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile, gpu.compute_capability or 0.0)
+        if gpu_matches(
+            kind,
+            request.gpu_model,
+            request.min_gpu_memory_mib,
+            request.mig_profile,
+            request.min_compute_capability,
+        ):
+            capacities[gpu.node_id].gpus.append(gpu)
     return list(capacities.values())
 
 
@@ -251,7 +245,7 @@ def _node_too_small_reason(
         needed, largest = format_distinct_memories(request.memory_mib, most_memory)
         return f"Needs {needed} of memory; the largest node has {largest}.", {"memory_mib": most_memory}
     best = max(
-        (each for each in nodes if each.task_count_by_gpus(request)),
+        (each for each in nodes if each.task_count(replace(request, cpu_milli=0, memory_mib=0))),
         key=lambda each: min(
             each.node.cpu_milli / max(request.cpu_milli, 1), each.node.memory_mib / max(request.memory_mib, 1)
         ),

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from portal.domain.feasibility import GpuKind, gpu_matches
 from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, TaskRequest
 
 Ints = NDArray[np.int64]
@@ -40,36 +41,9 @@ MAX_LEVELS = 40
 """Distinct amounts of CPU, memory or milli; with more, amounts are rounded up to the next kept one."""
 
 
-class GpuKind(NamedTuple):
-    """The properties of a GPU that requests distinguish."""
-
-    model: str
-    memory_mib: int
-    mig_profile: str = ""  # of a slice
-    compute_capability: float = 0.0  # 0 is unknown
-
-    @classmethod
-    def of(cls, gpu: GpuRow) -> GpuKind:
-        return cls(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
-
-
-def gpu_matches(
-    kind: GpuKind,
-    gpu_model: str | None,
-    min_gpu_memory_mib: int | None,
-    mig_profile: str | None = None,
-    min_compute_capability: float | None = None,
-) -> bool:
-    """Return True if the GPU has the requested model (any, one, or one of "A|B"), memory and capability.
-
-    MIG slices match only requests for their profile, and whole GPUs only requests without one.
-    """
-    return (
-        (gpu_model is None or gpu_model == kind.model or kind.model in gpu_model.split("|"))
-        and (min_gpu_memory_mib is None or kind.memory_mib >= min_gpu_memory_mib)
-        and (mig_profile or "") == kind.mig_profile
-        and (min_compute_capability is None or kind.compute_capability >= min_compute_capability)
-    )
+def gpu_kind(gpu: GpuRow) -> GpuKind:
+    """Return the properties of a GPU that requests distinguish."""
+    return GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
 
 
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:

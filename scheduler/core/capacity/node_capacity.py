@@ -12,7 +12,8 @@ from typing import Self
 
 import numpy as np
 
-from scheduler.core.capacity.fragmentation import GpuKind, gpu_matches, milli_by_memory
+from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_matches, tasks_on_node
+from scheduler.core.capacity.fragmentation import gpu_kind, milli_by_memory
 from scheduler.core.capacity.gpu_sharing import GpuTenants
 from scheduler.core.model.plan import TaskPlacement
 from scheduler.core.model.snapshot import (
@@ -25,9 +26,6 @@ from scheduler.core.model.snapshot import (
     RunningTask,
 )
 from scheduler.core.model.task_shape import Bools, HeldSlots, Ints, SlotBatch, TaskShape
-
-UNBOUNDED_TASKS = 1_000_000
-"""Capacity for a shape without countable resources: effectively unlimited."""
 
 
 class NodeCapacity:
@@ -99,7 +97,7 @@ class NodeCapacity:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = gpu_matches(GpuKind.of(gpu), *key)
+                    mask[i, slot] = gpu_matches(gpu_kind(gpu), *key)
             self._masks[key] = mask
         return self._masks[key]
 
@@ -169,21 +167,19 @@ class NodeCapacity:
 
     def capacity_on(self, shape: TaskShape, node: int) -> int:
         """Return ``capacity`` of one node, recomputed without the cost of arrays."""
-        if shape.share_mib is not None or not (shape.uses_whole_gpus or shape.gpus <= 1):
-            return int(self.capacity_of(shape, np.array([node]))[0])
         if not self.eligible_nodes(shape)[node]:
             return 0
-        most = UNBOUNDED_TASKS
+        free: list[int] = []
         if shape.gpus:
-            milli = shape.milli
-            eligible = self.allowed_slots(shape, node).tolist()
-            free = self.free_milli[node].tolist()
-            most = sum(amount // milli for amount, ok in zip(free, eligible, strict=True) if ok) // shape.gpus
-        if shape.cpu_milli:
-            most = min(most, max(int(self.cpu_free[node]), 0) // shape.cpu_milli)
-        if shape.memory_mib:
-            most = min(most, max(int(self.memory_free[node]), 0) // shape.memory_mib)
-        return most
+            allowed = self.allowed_slots(shape, node).tolist()
+            free = [milli for milli, ok in zip(self.free_milli[node].tolist(), allowed, strict=True) if ok]
+        return tasks_on_node(
+            free,
+            shape.gpus,
+            shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node]),
+            cpu_milli=(int(self.cpu_free[node]), shape.cpu_milli),
+            memory_mib=(int(self.memory_free[node]), shape.memory_mib),
+        )
 
     def capacity_of(self, shape: TaskShape, rows: Ints) -> Ints:
         """Return ``capacity`` of the nodes in ``rows``, recomputed."""

@@ -11,16 +11,17 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from portal.domain.feasibility import UNBOUNDED_TASKS, GpuKind
 from portal.domain.throughput import LayoutSpeed, joined_models
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     CandidateTask,
     Fragmentation,
-    GpuKind,
+    gpu_kind,
     typical_mix,
 )
 from scheduler.core.capacity.gpu_sharing import SharedGpuCapacity
-from scheduler.core.capacity.node_capacity import UNBOUNDED_TASKS, NodeCapacity
+from scheduler.core.capacity.node_capacity import NodeCapacity
 from scheduler.core.capacity.throughput_tie_break import (
     UNKNOWN_LAYOUT,
     LayoutTable,
@@ -118,7 +119,7 @@ class NodePlacer(NodeCapacity):
 
     def _measure_fragmentation(self, demand: Mapping[TaskRequest, int], group_weight: int) -> None:
         """Prepare scoring by fragmentation. A node with several kinds of GPU counts as its first one."""
-        first = [GpuKind.of(gpus[0]) if gpus else GpuKind("", 0) for gpus in self.gpus]
+        first = [gpu_kind(gpus[0]) if gpus else GpuKind("", 0) for gpus in self.gpus]
         kinds = sorted(set(first))
         self._gpu_kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
         self._typical_mix = typical_mix(demand)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
+from portal.domain.feasibility import WHOLE_MILLI as WHOLE_MILLI
 from portal.domain.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
@@ -17,9 +18,6 @@ UserId = NewType("UserId", str)
 PoolId = NewType("PoolId", str)
 NodeId = NewType("NodeId", str)
 GpuUuid = NewType("GpuUuid", str)
-
-WHOLE_MILLI = 1000
-"""One whole GPU."""
 
 
 class GpuShare(NamedTuple):

@@ -172,9 +172,17 @@ def podman_node(own_engine: None, node: LoneNode, tiny_image: RigImage) -> LoneN
 def _drop_firewall() -> None:
     from agents.node.runtimes.firewall import chain_names
 
-    for hook, chain in zip(("FORWARD", "INPUT"), chain_names(CLUSTER), strict=True):
-        for words in (["-D", hook, "-j", chain], ["-F", chain], ["-X", chain]):
-            subprocess.run(["iptables", "-w", "5", "-t", "mangle", *words], capture_output=True, timeout=10)
+    def iptables(*words: str) -> str:
+        command = ["iptables", "-w", "5", "-t", "mangle", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+
+    chains = chain_names(CLUSTER)
+    for rule in iptables("-S").splitlines():
+        if rule.endswith(tuple(f"-j {chain}" for chain in chains)):
+            iptables("-D", *rule.split()[1:])
+    for chain in chains:
+        iptables("-F", chain)
+        iptables("-X", chain)
 
 
 def wait_for(link: Link, kind: str, timeout_s: float = 10.0, **facts: Any) -> dict[str, Any]:

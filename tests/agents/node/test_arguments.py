@@ -17,6 +17,7 @@ import pytest
 
 from agents.node.errors import AgentError
 from agents.node.runtimes import ContainerConfig, arguments
+from agents.node.runtimes.arguments import LABELS
 from agents.node.runtimes.container import parse_container
 from agents.node.runtimes.firewall import UserStack, build_rules, user_stack
 from agents.node.settings import SettingsError, parse_settings
@@ -452,3 +453,11 @@ def test_networks_that_people_made_are_told_with_what_they_give_out_and_ours_are
     ]
     assert arguments.parse_external_network(docker | {"Labels": {"fairway.cluster": "lab"}}) is None
     assert arguments.parse_external_network({"Name": "host", "Driver": "host"}) is None
+
+
+def test_a_task_never_ends_before_its_start() -> None:
+    labels = {f"fairway.{label}": "1" for label in LABELS}
+    times = {"StartedAt": "2026-11-23T16:00:00.8669808Z", "FinishedAt": "2026-11-23T16:00:00.8655808Z"}
+    row = {"Name": "fw", "Config": {"Labels": labels}, "State": {"Status": "exited", "ExitCode": 7, **times}}
+    found = parse_container(row)
+    assert found is not None and found.started_s == found.ended_s == pytest.approx(1795449600.8669808)
