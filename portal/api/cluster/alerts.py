@@ -23,13 +23,17 @@ from portal.services.nodes.alerts import do_acknowledge_alert, do_acknowledge_in
 class AlertsQuery(ListQuery):
     """Filters of the alert list."""
 
-    acknowledged = QueryBooleanField(required=False, default=False, help_text="Those instead.")
+    acknowledged = QueryBooleanField(
+        required=False, default=False, help_text="true: acknowledged alerts instead of unacknowledged ones."
+    )
 
 
 class AcknowledgeBody(StrictSerializer):
     """The acknowledgement of an alert."""
 
-    note = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Audited.")
+    note = StrictCharField(
+        required=False, max_length=500, allow_blank=True, default="", help_text="Kept in the audit trail."
+    )
 
 
 class _Acknowledged(ResponseSerializer):
@@ -45,27 +49,28 @@ class Alert(_Acknowledged):
 
     kind = serializers.ChoiceField(AlertKind.values)
     xid = serializers.IntegerField(
-        allow_null=True, help_text="null: of another kind; 0: uncorrected memory errors were counted."
+        allow_null=True, help_text="null: not an XID alert; 0: uncorrected memory errors."
     )
     severity = serializers.ChoiceField(
         [*(each.value for each in XidSeverity), "foreign", "claimed"],
-        help_text="fatal: the GPU is out and its work was ended; quarantine: it takes nothing new; "
-        "program: of a program, no alarm; claimed: another node reports the same GPU.",
+        help_text="fatal: the GPU is lost and its tasks were stopped; quarantine: it gets no new work; "
+        "program: caused by a program; foreign: a foreign process uses it; claimed: another node reports the GPU.",
     )
     description = serializers.CharField(
-        help_text="Of the XID after NVIDIA's catalog; whose the foreign program is; which node reports it too."
+        help_text="The XID according to NVIDIA's catalog, the owner of the foreign process, or the other node."
     )
-    node = Reference(source="gpu.node", help_text="The node to which the GPU counts.")
+    node = Reference(source="gpu.node", help_text="The node for which the GPU counts.")
     claiming_node = Reference(
         allow_null=True,
         source="claimant",
-        help_text="Another node that reports the same GPU, and cannot use it.",
+        help_text="Another node that reports the same GPU; the GPU does not count for it.",
     )
     gpu = serializers.CharField(source="gpu.uuid", help_text="Its UUID.")
     last_at = serializers.DateTimeField()
     repeat_count = serializers.IntegerField()
     resolved_at = serializers.DateTimeField(
-        allow_null=True, help_text="When the foreign program was gone, or the claimant stopped."
+        allow_null=True,
+        help_text="When the foreign process had ended, or the claimant no longer reported the GPU.",
     )
 
     @staticmethod
@@ -85,7 +90,7 @@ class Alert(_Acknowledged):
 class AlertsView(ApiView):
     @operation(
         "alerts_list",
-        "List alarms about GPUs",
+        "List GPU alerts",
         tag="nodes",
         scope=Scope.ADMIN,
         query=AlertsQuery,
@@ -102,14 +107,13 @@ class AlertsView(ApiView):
 class AlertAcknowledgeView(ApiView):
     @operation(
         "alerts_acknowledge",
-        "Acknowledge an alarm",
+        "Acknowledge a GPU alert",
         tag="nodes",
         scope=Scope.ADMIN,
         body=AcknowledgeBody,
         response=Alert,
         error_statuses=[409],
-        detail="Somebody has looked; the next time begins a new alarm. A GPU in quarantine stays there until it is "
-        "given back.",
+        detail="The next event creates a new alert. A quarantined GPU stays so until it is returned to service.",
     )
     def post(self, request: Request, alert: str) -> HttpResponse:
         """The acknowledged alert."""
@@ -120,7 +124,7 @@ class InvalidRowsQuery(ListQuery):
     """Filters of the list of invalid rows."""
 
     resolved = serializers.BooleanField(
-        required=False, default=False, help_text="Those that are valid again instead."
+        required=False, default=False, help_text="true: rows that are valid again instead of invalid ones."
     )
 
 
@@ -128,10 +132,12 @@ class InvalidRowSummary(_Acknowledged):
     """A row that the scheduler ignores until it is valid."""
 
     kind = serializers.CharField(help_text="node, running, pending, project, quota, pool, reservation ...")
-    row = serializers.CharField(help_text="Its id; of a quota those of project and pool.")
-    field = serializers.CharField(help_text="The value that is wrong, such as nodes[n1].cpu_milli.")
+    row = serializers.CharField(help_text="Its id; for a quota, the ids of project and pool.")
+    field = serializers.CharField(help_text="The invalid column, such as nodes[n1].cpu_milli.")
     message = serializers.CharField()
-    resolved_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
+    resolved_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the row was valid again or deleted."
+    )
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -143,7 +149,7 @@ class InvalidRowsView(ApiView):
         scope=Scope.ADMIN,
         query=InvalidRowsQuery,
         response=list_schema(InvalidRowSummary),
-        detail="All that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
+        detail="Jobs that depend on an invalid row get the verdict `invalid_data`; all others are scheduled.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Invalid rows, newest first."""
@@ -162,7 +168,7 @@ class InvalidRowAcknowledgeView(ApiView):
         body=AcknowledgeBody,
         response=InvalidRowSummary,
         error_statuses=[409],
-        detail="The alarm itself ends once the row is valid.",
+        detail="The alert is resolved when the row is valid.",
     )
     def post(self, request: Request, row: str) -> HttpResponse:
         """The acknowledged row."""

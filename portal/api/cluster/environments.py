@@ -30,10 +30,10 @@ ENVIRONMENT_ACTIONS = (
     RowAction(
         "check-tag",
         "environments_check_tag",
-        "Look for a newer image",
-        "One node pulls the tag. When it names another image, `image_claims` says so; jobs go on with "
-        "`image_digest`. Refused with `no_tag` for an image that is named by its digest, and with `no_node` while "
-        "none answers.",
+        "Check the tag for a newer image",
+        "One node pulls the tag. If it names another image, `image_claims` lists it; jobs continue to use "
+        "`image_digest`. Rejected with `no_tag` for an image that is named by its digest, and with `no_node` if no "
+        "node is reachable.",
         do_check_tag,
         _represent,
         representations.Environment,
@@ -41,10 +41,10 @@ ENVIRONMENT_ACTIONS = (
     RowAction(
         "update-image",
         "environments_update_image",
-        "Use an image that the tag names on a node",
-        "New jobs run `image_digest`, one of `image_claims`; leave it out where nodes report a single image other "
-        "than the present one. Jobs that were submitted before keep theirs. Refused with `image_unchanged` while no "
-        "node reports another image under the tag, and with `ambiguous_image` where one has to be named.",
+        "Update the image of an environment",
+        "New jobs run `image_digest`, one of `image_claims`; it may be omitted if nodes report a single other image. "
+        "Submitted jobs keep theirs. Rejected with `image_unchanged` if no node reports another image for the tag, "
+        "and with `ambiguous_image` if several do and none is named.",
         lambda user, row, image_digest: do_update_image(user, row, image_digest),
         _represent,
         representations.Environment,

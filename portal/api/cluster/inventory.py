@@ -49,7 +49,9 @@ class GpusQuery(ListQuery):
     pool = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     node = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     model = StrictCharField(required=False, max_length=100)
-    free = QueryBooleanField(required=False, default=None, help_text="Wholly free.")
+    free = QueryBooleanField(
+        required=False, default=None, help_text="true: without tasks; false: with tasks."
+    )
 
 
 def represent_nodes(user: User, nodes: list[Node]) -> list[dict[str, Any]]:

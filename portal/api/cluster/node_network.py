@@ -19,28 +19,28 @@ class NetworkBody(ReasonBody):
     """The network settings of a pool."""
 
     allow_host_network = StrictBooleanField(
-        help_text="true: gangs on several nodes use the network of these nodes."
+        help_text="true: multi-node gangs use the host network of these nodes."
     )
     fabric_interface = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
         max_length=50,
-        help_text="By this interface, or in this network (10.9.0.0/16), nodes reach each other; blank: as found.",
+        help_text="Interface or network (10.9.0.0/16) by which nodes reach each other; blank: detected by agents.",
     )
     fabric_network = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
         max_length=63,
-        help_text="A network of the engine, made by you on each node; such tasks join it in place of their node's.",
+        help_text="Container network that gang tasks join instead of the host network; create it on each node.",
     )
     fabric_devices = serializers.ListField(
         child=StrictCharField(max_length=300),
         required=False,
         default=list,
         max_length=MAX_DEVICES,
-        help_text="Devices that they get, or patterns, such as /dev/infiniband/uverbs*; with them they may lock "
+        help_text="Devices of gang tasks, or patterns, such as /dev/infiniband/uverbs*. Tasks with devices may lock "
         "memory.",
     )
     fabric_adapters = StrictCharField(
@@ -48,7 +48,7 @@ class NetworkBody(ReasonBody):
         default="",
         allow_blank=True,
         max_length=200,
-        help_text="What NCCL_IB_HCA says: mlx5_0.",
+        help_text="Value of NCCL_IB_HCA, such as mlx5_0.",
     )
 
 
@@ -73,9 +73,10 @@ ROUTE = action_route(
     RowAction(
         "network",
         "pools_network_put",
-        "Allow gangs the network of a pool's nodes",
-        "Such tasks can reach what listens on their node, so they share none with a workspace of another "
-        "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
+        "Set the network of a pool for gangs",
+        "Tasks on the host network can reach all listening ports of their node, so they never share a node with a "
+        "workspace of another project. Running tasks do not change; reachable nodes check whether they have the "
+        "named network and devices.",
         _set_network,
         lambda user, pool, _result: Pool.represent(_get_pool(user, pool.public_id)),
         Pool,

@@ -44,16 +44,14 @@ class UncordonBody(ReasonBody):
     force = StrictBooleanField(
         required=False,
         default=False,
-        help_text="At once, whatever a check would find, and also while it is silent.",
+        help_text="Immediately and without a check, also while the node is unreachable.",
     )
 
 
 class FenceBody(StrictSerializer):
     """How the administrator verified that the node runs nothing."""
 
-    reason = StrictCharField(
-        max_length=500, help_text="How you know that nothing of ours runs there any more."
-    )
+    reason = StrictCharField(max_length=500, help_text="How you verified that no task runs on the node.")
 
 
 class NodeLabelsBody(ReasonBody):
@@ -61,7 +59,7 @@ class NodeLabelsBody(ReasonBody):
 
     labels = serializers.DictField(
         child=StrictCharField(max_length=MAX_LABEL_LENGTH),
-        help_text="Key to value, as Kubernetes writes them.",
+        help_text="Values by key, with the syntax of Kubernetes.",
     )
 
 
@@ -69,7 +67,7 @@ class InterfaceBody(ReasonBody):
     """The interface of a node."""
 
     interface = StrictCharField(
-        max_length=15, allow_blank=True, help_text="Its name; blank: the one its agent found."
+        max_length=15, allow_blank=True, help_text="Its name; blank: detected by the agent."
     )
 
 
@@ -105,8 +103,8 @@ _START: dict[str, Any] = {
     "status": 201,
 }
 _STEPS = (
-    " Its steps appear under checks/{id}/ as they finish; one that is under way is given instead of a second. "
-    "Refused with `node_unreachable` while the node does not answer."
+    " Finished steps appear under operations/{id}/. If such an operation is in progress, it is returned instead of a "
+    "second one. Rejected with `node_unreachable` while the node is unreachable."
 )
 
 NODE_ACTIONS = (
@@ -114,18 +112,18 @@ NODE_ACTIONS = (
         "cordon",
         "nodes_cordon",
         "Cordon a node",
-        "It takes no new work; what runs there stays. Repeatable.",
+        "The node gets no new work; running tasks stay. Idempotent.",
         partial(do_set_node_state, state=NodeState.CORDONED),
         **_CHANGE,
     ),
     RowAction(
         "uncordon",
         "nodes_uncordon",
-        "Take a node back into service",
-        "Also after a drain or a fence. The node is checked first, and takes work by itself once nothing is "
-        "amiss: `check` says where that stands, under checks/{id}/. When something is, it stays as it is; `force` "
-        "returns it all the same. Refused with `node_unreachable` while it does not answer (but with `force`), and "
-        "with `node_never_connected` for one that never answered.",
+        "Return a node to service",
+        "Also after a drain or a fence. The node is checked first, and gets work when the check succeeds; "
+        "`operation` names the check, under operations/{id}/. If the check fails, the state does not change; "
+        "`force` skips the check. Rejected with `node_unreachable` while the node is unreachable (except with "
+        "`force`), and with `node_never_connected` if it has never connected.",
         do_uncordon_node,
         _represent_returning_node,
         representations.ReturningNode,
@@ -135,7 +133,7 @@ NODE_ACTIONS = (
         "drain",
         "nodes_drain",
         "Drain a node",
-        "It takes no new work, and what runs there is asked to leave: those jobs wait again. Repeatable.",
+        "The node gets no new work, and its jobs are evicted and requeued. Idempotent.",
         partial(do_set_node_state, state=NodeState.DRAINED),
         **_CHANGE,
     ),
@@ -143,7 +141,7 @@ NODE_ACTIONS = (
         "retire",
         "nodes_retire",
         "Retire a node",
-        "Refused with `node_busy` while tasks hold its GPUs.",
+        "Rejected with `node_busy` while tasks hold its GPUs.",
         partial(do_set_node_state, state=NodeState.RETIRED),
         **_CHANGE,
     ),
@@ -151,16 +149,16 @@ NODE_ACTIONS = (
         "fence",
         "nodes_fence",
         "Declare an unreachable node fenced",
-        "Its tasks end, its GPUs are free, and jobs may start elsewhere, on your word alone. Refused with "
-        "`node_reachable` while it answers.",
+        "Its tasks end, its GPUs are released, and jobs may start elsewhere, without confirmation by the node. "
+        "Rejected with `node_reachable` while the node is reachable.",
         do_fence_node,
         **_CHANGE | {"body": FenceBody},
     ),
     RowAction(
         "clear-quarantine",
         "nodes_clear_quarantine",
-        "Trust a node again",
-        "One that was put aside takes new work at once, and its next time aside is short again. Repeatable.",
+        "Clear the quarantine of a node",
+        "The node gets new work immediately, and its next quarantine is short again. Idempotent.",
         do_clear_node_quarantine,
         **_CHANGE,
     ),
@@ -168,7 +166,7 @@ NODE_ACTIONS = (
         "labels",
         "nodes_labels_put",
         "Set the labels of a node",
-        "All of them: those that are not named are taken away. What runs stays where it is.",
+        "Replaces all labels. Running tasks stay.",
         do_set_labels,
         method="put",
         **_CHANGE | {"body": NodeLabelsBody},
@@ -176,8 +174,8 @@ NODE_ACTIONS = (
     RowAction(
         "interface",
         "nodes_interface_put",
-        "Choose the interface by which ranks of gangs reach a node",
-        "For gangs that start from now on.",
+        "Choose the interface of a node for gangs",
+        "Applies to gangs that start afterwards.",
         lambda user, node, interface, reason: do_set_interface(user, node, interface, reason=reason),
         method="put",
         **_CHANGE | {"body": InterfaceBody},
@@ -186,7 +184,7 @@ NODE_ACTIONS = (
         "test",
         "nodes_test",
         "Test the connection of a node",
-        "Its steps appear under checks/{id}/ as they finish.",
+        "Finished steps appear under operations/{id}/.",
         do_start_connection_test,
         **_START,
     ),
@@ -194,23 +192,23 @@ NODE_ACTIONS = (
         "upgrade",
         "nodes_upgrade",
         "Upgrade the agent of a node",
-        "What runs there goes on." + _STEPS,
+        "Running tasks continue." + _STEPS,
         partial(do_request_operation, kind=OperationKind.UPGRADE),
         **_START,
     ),
     RowAction(
         "check",
         "nodes_check",
-        "Check what a node has and lacks",
-        "A message for each thing it looked at." + _STEPS,
+        "Check the requirements of a node",
+        "Returns a message for each requirement." + _STEPS,
         partial(do_request_operation, kind=OperationKind.PREFLIGHT),
         **_START,
     ),
     RowAction(
         "gc",
         "nodes_gc",
-        "Tidy up a node",
-        "Removes what nothing needs any more, and says what." + _STEPS,
+        "Clean up a node",
+        "Removes unused data and reports what was removed." + _STEPS,
         partial(do_request_operation, kind=OperationKind.GC),
         **_START,
     ),
@@ -218,9 +216,9 @@ NODE_ACTIONS = (
 RETURN_GPU = RowAction(
     "return-to-service",
     "gpus_return_to_service",
-    "Give back a GPU that was lost or in quarantine",
-    "It takes work again; one that its node names no more is forgotten. Refused with `gpu_lost` while the node says "
-    "that it does not answer. Repeatable.",
+    "Return a lost or quarantined GPU to service",
+    "The GPU gets work again; a GPU that its node no longer reports is deleted. Rejected with `gpu_lost` while the "
+    "node reports that it does not respond. Idempotent.",
     do_return_gpu_to_service,
     _represent_gpu,
     representations.Gpu,
@@ -239,9 +237,9 @@ class AgentRolloutsView(ApiView):
         response=representations.AgentRollout,
         status=201,
         idempotent=True,
-        detail="One node first, then some side by side, up to the first that fails. Nodes that do not answer, or "
-        "have this agent, are left out. Refused with `rollout_in_progress` while one is under way, and with "
-        "`nothing_to_upgrade`.",
+        detail="First one node, then several in parallel, until one fails. Unreachable nodes and nodes with this "
+        "agent are skipped. Rejected with `rollout_in_progress` while another rollout runs, and "
+        "with `nothing_to_upgrade`.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The started rollout."""
@@ -271,7 +269,7 @@ class AgentRolloutView(ApiView):
 class NodeOperationView(ApiView):
     @operation(
         "nodes_operation_get",
-        "Get a test, a check or an upgrade of a node",
+        "Get an operation on a node",
         tag="cluster",
         scope=Scope.ADMIN,
         response=representations.NodeOperation,

@@ -33,9 +33,11 @@ class UnreconciledNodeDetail(ResponseSerializer):
     name = serializers.CharField(source="node.name")
     state = serializers.ChoiceField(NODE_STATES, source="node.state")
     reachable = serializers.BooleanField(source="node.reachable")
-    message = serializers.CharField(source="reason", help_text="What is missing, as a message.")
-    containers = serializers.IntegerField(help_text="Unknown containers there.")
-    undecided = serializers.IntegerField(help_text="Of these, those that wait for a decision.")
+    message = serializers.CharField(
+        source="reason", help_text="What is missing before it is reconciled, as a message."
+    )
+    containers = serializers.IntegerField(help_text="Number of unknown containers on it.")
+    undecided = serializers.IntegerField(help_text="Number of these that wait for a decision.")
 
     @staticmethod
     def get_containers(left: UnreconciledNode, context: None) -> int:
@@ -45,8 +47,8 @@ class UnreconciledNodeDetail(ResponseSerializer):
 class RecoveryStatus(ResponseSerializer):
     """Progress of the recovery after a restore."""
 
-    recovery_mode = serializers.BooleanField(source="in_recovery", help_text="true: nothing starts yet.")
-    nodes = UnreconciledNodeDetail(many=True, help_text="Nodes to be compared or fenced; empty: none.")
+    recovery_mode = serializers.BooleanField(source="in_recovery", help_text="true: no job starts yet.")
+    nodes = UnreconciledNodeDetail(many=True, help_text="Nodes still to be reconciled or fenced.")
 
 
 class ContainerGpu(ResponseSerializer):
@@ -62,21 +64,21 @@ class OrphanContainer(ResponseSerializer):
     id = serializers.CharField(source="row.public_id")
     node = Reference(source="row.node")
     name = serializers.CharField(source="row.name")
-    job_id = serializers.CharField(source="row.job", help_text="On its labels.")
+    job_id = serializers.CharField(source="row.job", help_text="From its labels.")
     attempt = serializers.IntegerField(source="row.attempt")
     rank = serializers.IntegerField(source="row.rank")
-    job = Reference(allow_null=True, help_text="null: the record knows no such job.")
-    owner = UserReference(allow_null=True, help_text="null: the record knows no such person.")
+    job = Reference(allow_null=True, help_text="null: the database has no such job.")
+    owner = UserReference(allow_null=True, help_text="null: the database has no such user.")
     project = Reference(allow_null=True)
     gpus = ContainerGpu(many=True, source="row.gpus")
     started_at = serializers.DateTimeField(source="row.started_at", allow_null=True)
     first_seen_at = serializers.DateTimeField(source="row.first_seen_at")
     decision = serializers.ChoiceField(
-        ["", "stop", "adopt"], source="row.decision", help_text="Blank: nobody has decided."
+        ["", "stop", "adopt"], source="row.decision", help_text="Blank: no decision yet."
     )
     decided_at = serializers.DateTimeField(source="row.decided_at", allow_null=True)
     removed_at = serializers.DateTimeField(
-        source="row.removed_at", allow_null=True, help_text="Its node proved that it lives no more."
+        source="row.removed_at", allow_null=True, help_text="When its node reported that it no longer runs."
     )
 
 
@@ -89,10 +91,9 @@ def _serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
 class RecoveryView(ApiView):
     @operation(
         "recovery_get",
-        "What is missing after a restore",
+        "Get the progress of the recovery after a restore",
         response=RecoveryStatus,
-        detail="After `manage.py restore` nothing starts until every node was compared with the record or "
-        "declared fenced.",
+        detail="After `manage.py restore` no job starts until every node is reconciled with the database or fenced.",
         **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
@@ -107,7 +108,7 @@ class OrphanContainersView(ApiView):
         "List unknown containers",
         query=ListQuery,
         response=list_schema(OrphanContainer),
-        detail="Those on which somebody has to decide, and those that are being stopped.",
+        detail="Containers that wait for a decision or are being stopped.",
         **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
@@ -130,10 +131,10 @@ CONTAINER_ACTIONS = (
     RowAction(
         "adopt",
         "recovery_adopt",
-        "Keep an unknown container",
-        "It runs on as an attempt of its job, or as a stub job of the owner and project on its labels, else of "
-        "you; the other ranks of its attempt with it. Refused with `gpu_taken`, `job_running`, `job_ended` or "
-        "`attempt_ended` where the record stands against it.",
+        "Adopt an unknown container",
+        "It continues as an attempt of its job, or as a stub job of the owner and project on its labels, or else of "
+        "you, together with the other ranks of its attempt. Rejected with `gpu_taken`, `job_running`, `job_ended` or "
+        "`attempt_ended` if the database contradicts it.",
         do_adopt_orphan,
         _represent_container,
         OrphanContainer,
@@ -142,7 +143,7 @@ CONTAINER_ACTIONS = (
         "stop",
         "recovery_stop",
         "Stop an unknown container",
-        "Its whole attempt is forbidden for ever and asked to end; `removed_at` is set once its node proves it.",
+        "Stops its whole attempt for good; `removed_at` is set when its node reports that it no longer runs.",
         do_stop_orphan,
         _represent_container,
         OrphanContainer,

@@ -33,22 +33,20 @@ class RegistryLoginBody(StrictSerializer):
     host = StrictCharField(
         max_length=255,
         pattern=HOST_PATTERN,
-        message="Give its host as images name it, such as registry.example.org:5000.",
-        help_text="As images name it, port included.",
+        message="Enter the host as in image names, such as registry.example.org:5000.",
+        help_text="As in image names, including the port.",
     )
     username = StrictCharField(
         max_length=255, pattern=USERNAME_PATTERN, message="A name without spaces and colons."
     )
-    password = StrictCharField(
-        max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Written once; no answer tells it."
-    )
+    password = StrictCharField(max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Write-only.")
 
 
 class RegistryLoginDetail(ResponseSerializer):
     """A registry login without its password."""
 
     id = serializers.CharField(source="public_id")
-    host = serializers.CharField(help_text="As images name it, port included.")
+    host = serializers.CharField(help_text="As in image names, including the port.")
     username = serializers.CharField()
     changed_at = serializers.DateTimeField()
     changed_by = serializers.CharField()
@@ -71,10 +69,10 @@ class RegistriesView(ApiView):
 
     @operation(
         "registries_save",
-        "Keep the login of a registry",
+        "Save the login of a registry",
         body=RegistryLoginBody,
         response=RegistryLoginDetail,
-        detail="Over the one of that host, if there is one. Nodes use it for the next image that they bring.",
+        detail="Replaces an existing login of this host. Nodes use it for the next image that they pull.",
         **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
@@ -85,8 +83,8 @@ class RegistriesView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistryView(ApiView):
-    @operation("registries_remove", "Forget the login of a registry", response=None, status=204, **_ADMIN)
+    @operation("registries_remove", "Delete the login of a registry", response=None, status=204, **_ADMIN)
     def delete(self, request: Request, registry: str) -> HttpResponse:
-        """Images that nodes have already pulled stay there."""
+        """Images that nodes have already pulled are kept."""
         do_delete_login(self.user, get_login(registry))
         return self.no_content()

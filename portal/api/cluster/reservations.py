@@ -65,29 +65,29 @@ class ReservationBody(StrictSerializer):
         required=False,
         min_value=1,
         max_value=10_000,
-        help_text="So many nodes instead, chosen now: least used first.",
+        help_text="Number of nodes, chosen now, least used first; instead of `nodes`.",
     )
     projects = serializers.ListField(
         child=StrictCharField(max_length=63),
         required=False,
         max_length=1_000,
-        help_text="Ids or names; those below them count too. Empty: nobody may start there (maintenance).",
+        help_text="Ids or names; descendants are included. Empty: no job may start there (maintenance).",
     )
     starts_at = serializers.DateTimeField()
-    ends_at = serializers.DateTimeField(help_text="Not included.")
+    ends_at = serializers.DateTimeField(help_text="Exclusive.")
     reason = StrictCharField(required=False, max_length=500, allow_blank=True)
     drain_at_start = StrictBooleanField(
         required=False,
-        help_text="Who still stands there when it begins is asked to leave; for maintenance only.",
+        help_text="Evict jobs that still run there at the start; for maintenance only.",
     )
 
 
 class BlockingJob(ResponseSerializer):
     """A job of another project that runs on reserved nodes."""
 
-    job = Reference(allow_null=True, help_text="null: a job that you may not see.")
+    job = Reference(allow_null=True, help_text="null: not visible to you.")
     nodes = serializers.ListField(child=serializers.CharField())
-    until = serializers.DateTimeField(allow_null=True, help_text="By its time limit; null: it has none.")
+    until = serializers.DateTimeField(allow_null=True, help_text="End of its time limit; null: no limit.")
 
 
 class Reservation(ResponseSerializer):
@@ -97,21 +97,23 @@ class Reservation(ResponseSerializer):
     name = serializers.CharField(source="row.name")
     pool = Reference(source="row.pool")
     phase = serializers.ChoiceField([phase.value for phase in ReservationPhase], source="phase.value")
-    nodes = serializers.ListField(child=serializers.CharField(), help_text="By name.")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="Names.")
     projects = Reference(many=True)
     hidden_projects = serializers.IntegerField(
-        source="hidden_project_count", help_text="How many more, which you may not see."
+        source="hidden_project_count", help_text="Number of further projects, not visible to you."
     )
-    maintenance = serializers.BooleanField(source="is_maintenance", help_text="It is for nobody.")
+    maintenance = serializers.BooleanField(
+        source="is_maintenance", help_text="Reserved for maintenance, without projects."
+    )
     starts_at = serializers.DateTimeField(source="row.starts_at")
-    ends_at = serializers.DateTimeField(source="row.ends_at", help_text="Not included.")
+    ends_at = serializers.DateTimeField(source="row.ends_at", help_text="Exclusive.")
     reason = serializers.CharField(allow_blank=True, source="row.reason")
     drain_at_start = serializers.BooleanField(
-        source="row.drain_at_start", help_text="Who still stands there when it begins is asked to leave."
+        source="row.drain_at_start", help_text="Jobs that still run there at the start are evicted."
     )
     cancelled_at = serializers.DateTimeField(allow_null=True, source="row.cancelled_at")
     etag = serializers.CharField(help_text="For If-Match.")
-    blocking_jobs = BlockingJob(many=True, help_text="Who stands there and may stay beyond its begin.")
+    blocking_jobs = BlockingJob(many=True, help_text="Jobs on its nodes that may run beyond its start.")
 
     @staticmethod
     def get_etag(shown: ReservationView, context: None) -> str:
@@ -192,9 +194,9 @@ class ReservationsView(BaseReservationView):
         status=201,
         idempotent=True,
         error_statuses=[404],
-        detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
-        "unless it `drain_at_start`. "
-        "Refused with `already_reserved` when another reservation keeps one of the nodes at that time.",
+        detail="Jobs of other projects start there only if their time limit ends before the reservation starts. "
+        "Running jobs stay, unless `drain_at_start` is set. Rejected with `already_reserved` if another reservation "
+        "has one of the nodes at that time.",
         **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
@@ -221,7 +223,7 @@ class ReservationDetailView(BaseReservationView):
         response=Reservation,
         if_match=True,
         error_statuses=[409],
-        detail="Only what is named changes. The begin of one that has begun stays.",
+        detail="Changes only the given fields. The start of an active reservation does not change.",
         **_ADMIN,
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
@@ -230,7 +232,7 @@ class ReservationDetailView(BaseReservationView):
         row = get_reservation(self.user, reservation)
         if not self.if_match(_etag_of(row)):
             raise PreconditionFailed(
-                "Somebody else changed this reservation while you were editing it.",
+                "Another user changed this reservation while you were editing it.",
                 details={"current": self.serialize(row)},
             )
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
@@ -242,7 +244,7 @@ class ReservationDetailView(BaseReservationView):
         response=None,
         status=204,
         error_statuses=[409],
-        detail="It can be brought back until its end.",
+        detail="It can be restored until its end.",
         **_ADMIN,
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
@@ -255,7 +257,7 @@ class ReservationDetailView(BaseReservationView):
 class ReservationRestoreView(BaseReservationView):
     @operation(
         "reservations_restore",
-        "Bring a cancelled reservation back",
+        "Restore a cancelled reservation",
         body=EmptyBody,
         response=Reservation,
         idempotent=True,

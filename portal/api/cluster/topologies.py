@@ -28,7 +28,7 @@ class LevelsBody(ReasonBody):
 
     levels = serializers.ListField(
         child=StrictCharField(
-            max_length=MAX_KEY_LENGTH, pattern=KEY_PATTERN, message="This is no key of a label."
+            max_length=MAX_KEY_LENGTH, pattern=KEY_PATTERN, message="This is not a label key."
         ),
         allow_empty=False,
         max_length=MAX_LEVELS,
@@ -88,10 +88,10 @@ class TopologyView(_BaseTopologyView):
 
     @operation(
         "topologies_put",
-        "Give a topology other levels",
+        "Change the levels of a topology",
         body=LevelsBody,
         response=Topology,
-        detail="What runs stays where it is. A waiting job that asks for a level which is gone can never start.",
+        detail="Running jobs stay on their nodes. A pending job that requests a removed level can never start.",
         **_ADMIN,
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
@@ -106,7 +106,7 @@ class TopologyView(_BaseTopologyView):
         response=None,
         status=204,
         error_statuses=[409],
-        detail="Refused with `topology_in_use` while waiting jobs ask to stand near by it.",
+        detail="Rejected with `topology_in_use` while pending jobs have a constraint on it.",
         **_ADMIN,
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:

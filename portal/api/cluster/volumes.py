@@ -69,23 +69,25 @@ class Volume(ResponseSerializer):
     """A directory that jobs mount."""
 
     id = serializers.CharField(source="public_id")
-    name = serializers.CharField(help_text="Jobs ask by it.")
+    name = serializers.CharField(help_text="Name by which jobs request it.")
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
     scope = serializers.ChoiceField(
         [reach.value for reach in VolumeScope],
-        help_text="node: each node has its own content; shared: all the same.",
+        help_text="node: each node has its own content; shared: all nodes have the same content.",
     )
-    path = serializers.CharField(allow_blank=True, help_text="On the nodes; blank: their settings say where.")
+    path = serializers.CharField(
+        allow_blank=True, help_text="Path on the nodes; blank: the path of the node's settings."
+    )
     description = serializers.CharField(allow_blank=True)
     read_only = serializers.BooleanField()  # type: ignore[assignment]
     quota_mib = serializers.IntegerField(
         allow_null=True,
-        help_text="What one folder may hold, where the file system sees to it; null: no limit.",
+        help_text="Limit per folder, where the file system enforces it; null: no limit.",
     )
-    pool = Reference(allow_null=True, help_text="null: any.")
-    nodes = Reference(many=True, help_text="Only these have it; empty: all.")
+    pool = Reference(allow_null=True, help_text="Only nodes of this pool have it; null: nodes of all pools.")
+    nodes = Reference(many=True, help_text="Only these nodes have it; empty: all.")
     projects = Reference(
-        many=True, help_text="Only these, and those below them, may use it, of those you may see; empty: all."
+        many=True, help_text="Visible projects that may use it, with their descendants; empty: all."
     )
     created_at = serializers.DateTimeField()
 
@@ -131,7 +133,7 @@ class VolumesView(_BaseVolumeView):
         response=Volume,
         status=201,
         idempotent=True,
-        detail="A node shows only what its own settings lend (`allowed_mount_roots`).",
+        detail="A node mounts only paths that its own settings allow (`allowed_mount_roots`).",
         **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
@@ -156,8 +158,8 @@ class VolumeView(_BaseVolumeView):
         "Change a volume",
         body=VolumeChangeBody,
         response=Volume,
-        detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
-        "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
+        detail="Name and kind do not change. Running jobs keep the volume as it was at their start. Jobs of projects "
+        "that lose access are held, cancelled or stopped, according to `queued_jobs` and `running_jobs`.",
         **_ADMIN,
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
@@ -171,11 +173,11 @@ class VolumeView(_BaseVolumeView):
 
     @operation(
         "volumes_remove",
-        "Forget a volume",
+        "Delete a volume",
         response=None,
         status=204,
         error_statuses=[409],
-        detail="Its files stay. Refused with `volume_in_use` while jobs that have not ended name it.",
+        detail="Its files are kept. Rejected with `volume_in_use` while active jobs use it.",
         **_ADMIN,
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:

@@ -34,7 +34,7 @@ def settings_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, A
         "properties": {name: _value_schema(name) for name in names},
         "additionalProperties": False,
     }
-    field = type("Knobs", (serializers.DictField,), {"child": serializers.JSONField(allow_null=True)})
+    field = type("Settings", (serializers.DictField,), {"child": serializers.JSONField(allow_null=True)})
     described: serializers.Field[Any, Any, Any, Any] = extend_schema_field(shape)(field)(required=False)
     return described
 
@@ -167,7 +167,7 @@ def _document(owner: NodePool | Project | None) -> dict[str, Any]:
 
 def _stale_error(owner: NodePool | Project | None) -> PreconditionFailed:
     return PreconditionFailed(
-        "Somebody else changed the policy while you were editing it.", details={"current": _document(owner)}
+        "Another user changed the policy while you were editing it.", details={"current": _document(owner)}
     )
 
 

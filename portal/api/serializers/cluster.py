@@ -43,28 +43,31 @@ class GpuSummary(ResponseSerializer):
     memory_mib = serializers.IntegerField()
     simulated = serializers.BooleanField()
     health = serializers.ChoiceField(HEALTH)
-    health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
-    present = serializers.BooleanField(help_text="The node's last hello named it.")
-    foreign_process_owner = serializers.CharField(
-        allow_blank=True, help_text="Whose program that is no job's works on it; while so nothing new comes."
+    health_reason = serializers.CharField(
+        allow_blank=True, help_text="Reason of its health; for a healthy GPU, a warning."
     )
-    used_milli = serializers.IntegerField(help_text="1000 is all of it.")
+    present = serializers.BooleanField(help_text="Whether the last hello of the node listed it.")
+    foreign_process_owner = serializers.CharField(
+        allow_blank=True,
+        help_text="Owner of a foreign process on the GPU; no task is placed on it meanwhile.",
+    )
+    used_milli = serializers.IntegerField(help_text="1000 is the whole GPU.")
     nvlink_island = serializers.IntegerField(
         allow_null=True,
-        help_text="GPUs of the node with equal numbers are joined by NVLink; null: not known.",
+        help_text="GPUs of a node with equal numbers are connected by NVLink; null: unknown.",
     )
-    compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: not told.")
+    compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: unknown.")
     mig_profile = serializers.CharField(
-        allow_blank=True, help_text="Of a slice, such as 1g.10gb; blank: a whole GPU."
+        allow_blank=True, help_text="Of a MIG instance, such as 1g.10gb; blank: a whole GPU."
     )
     driver_reserved_mib = serializers.IntegerField(
-        allow_null=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+        allow_null=True, help_text="GPU memory reserved by the driver; null: unknown."
     )
-    bus_id = serializers.CharField(allow_blank=True, help_text="Its PCIe address; blank: not told.")
+    bus_id = serializers.CharField(allow_blank=True, help_text="PCIe address; blank: unknown.")
     numa_node = serializers.IntegerField(
-        allow_null=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+        allow_null=True, help_text="NUMA node; null: unknown, or the node has only one."
     )
-    jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
+    jobs = serializers.ListField(child=serializers.CharField(), help_text="Visible jobs on it.")
 
     @staticmethod
     def get_jobs(row: GpuRow, holders: Holders) -> list[str]:
@@ -86,15 +89,18 @@ class Pool(Reference):
     gpus = serializers.IntegerField(source="gpu_count")
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
-    allow_host_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    allow_host_network = serializers.BooleanField(help_text="Gangs may use the host network of its nodes.")
     fabric_interface = serializers.CharField(
-        allow_blank=True, help_text="By it, or in this network, its nodes reach each other."
+        allow_blank=True,
+        help_text="Interface or network by which its nodes reach each other; blank: detected by each agent.",
     )
     fabric_network = serializers.CharField(
-        allow_blank=True, help_text="A network of the engine, in place of that of the nodes."
+        allow_blank=True, help_text="Container network that gang tasks join instead of the host network."
     )
-    fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices that these get.")
-    fabric_adapters = serializers.CharField(allow_blank=True, help_text="NCCL_IB_HCA of such gangs.")
+    fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices of gang tasks.")
+    fabric_adapters = serializers.CharField(
+        allow_blank=True, help_text="Value of NCCL_IB_HCA for gang tasks."
+    )
 
     @staticmethod
     def get_gpu_models(row: Any, context: None) -> list[str]:
@@ -107,16 +113,19 @@ class NodeBreaker(ResponseSerializer):
     state = serializers.ChoiceField(
         [phase.value for phase in BreakerState],
         source="breaker_state",
-        help_text="aside: it gets none; trial: it gets one job.",
+        help_text="A quarantined node gets no new work; a node on probation runs at most one job.",
     )
     cause = serializers.ChoiceField(
         [cause.value for cause in IncidentKind], allow_blank=True, source="breaker_cause"
     )
     message = serializers.CharField(allow_blank=True, source="breaker_message")
     since = serializers.DateTimeField(allow_null=True, source="breaker_since")
-    probe_at = serializers.DateTimeField(allow_null=True, help_text="When it is tried with one job.")
+    probe_at = serializers.DateTimeField(
+        allow_null=True,
+        help_text="Start of the probation; null: not quarantined, or until the cause is removed.",
+    )
     trip_count = serializers.IntegerField(
-        help_text="How often it was aside of late; each time is twice as long."
+        help_text="Number of recent quarantines; each is twice as long as the previous one."
     )
 
 
@@ -131,30 +140,34 @@ class Node(Reference):
     status_message = serializers.CharField(allow_blank=True)
     breaker = NodeBreaker(source="*")
     clock_skew_s = serializers.FloatField(
-        allow_null=True, help_text="Its clock less ours; null: not told. More than 2 s is told on pages."
+        allow_null=True,
+        help_text="Clock of the node minus clock of the portal; null: unknown. Pages warn above 2 s.",
     )
     simulated = serializers.BooleanField()
     runtime = serializers.ChoiceField(RUNTIMES)
     agent_version = serializers.CharField(allow_blank=True)
     agent_program = serializers.CharField(
-        allow_null=True, help_text="SHA-256 of the agent that runs there; null: it does not say."
+        allow_null=True, help_text="SHA-256 of the running agent; null: not reported."
     )
-    agent_newer = serializers.BooleanField(help_text="The portal has another agent for it; upgrade it.")
+    agent_newer = serializers.BooleanField(help_text="The portal has a newer agent for it.")
     last_seen_at = serializers.DateTimeField(allow_null=True)
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
-    labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
+    labels = serializers.DictField(
+        child=serializers.CharField(), help_text="Label keys and values, such as its position in a topology."
+    )
     interface = serializers.CharField(
         allow_null=True,
-        help_text="By it ranks of gangs on other nodes reach those here; null: none is known.",
+        help_text="Interface by which ranks on other nodes reach ranks on this one; null: unknown.",
     )
-    address = serializers.CharField(allow_null=True, help_text="Its address there.")
-    interface_chosen = serializers.BooleanField(help_text="true: by an administrator, for this node.")
+    address = serializers.CharField(allow_null=True, help_text="Address of this interface.")
+    interface_chosen = serializers.BooleanField(help_text="Whether an administrator chose the interface.")
     missing_requirements = serializers.CharField(
-        allow_blank=True, help_text="What it has not of what its pool names for gangs on several nodes."
+        allow_blank=True,
+        help_text="Requirements of its pool for multi-node gangs that it does not meet, as a message.",
     )
     version_warnings = serializers.ListField(
-        child=serializers.CharField(), help_text="A message for each of its programs that is too old."
+        child=serializers.CharField(), help_text="A message for each program whose version is too old."
     )
     gpus = GpuSummary(many=True)
 
@@ -188,7 +201,7 @@ class Topology(Reference):
     """Levels of distance between nodes, read from their labels, such as block and rack."""
 
     levels = serializers.ListField(child=serializers.CharField(), help_text="Label keys, outermost first.")
-    nodes = serializers.IntegerField(help_text="Nodes that have the label of its outermost level.")
+    nodes = serializers.IntegerField(help_text="Number of nodes with the label of the outermost level.")
 
     @staticmethod
     def get_nodes(row: TopologyRow, count_nodes: Callable[[TopologyRow], int]) -> int:
@@ -199,7 +212,7 @@ class ReturningNode(Node):
     """A node that returns to service."""
 
     operation = serializers.CharField(
-        allow_null=True, help_text="The check that decides, under checks/; null: it is in service."
+        allow_null=True, help_text="The check that decides, under operations/; null: the node is in service."
     )
 
 
@@ -217,7 +230,7 @@ class NodeOperation(ResponseSerializer):
 
     id = serializers.CharField(source="public_id")
     kind = serializers.ChoiceField([act.value for act in OperationKind])
-    ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
+    ok = serializers.BooleanField(allow_null=True, help_text="null: not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     steps = OperationStep(many=True)
@@ -227,15 +240,17 @@ class AgentRolloutNode(ResponseSerializer):
     """One node of a rollout."""
 
     node = Reference()
-    operation = serializers.CharField(source="public_id", help_text="The act on that node, under checks/.")
+    operation = serializers.CharField(
+        source="public_id", help_text="The operation on this node, under operations/."
+    )
     state = serializers.ChoiceField([turn.value for turn in RolloutStatus], source="rollout_status.value")
 
 
 class AgentRollout(ResponseSerializer):
-    """An upgrade of many nodes: first one, then several in parallel, until one fails."""
+    """An upgrade of many nodes: first one node, then several in parallel, until one fails."""
 
     id = serializers.CharField(source="public_id")
-    ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
+    ok = serializers.BooleanField(allow_null=True, help_text="null: not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     message = serializers.CharField(allow_blank=True)
@@ -262,9 +277,9 @@ class Environment(Reference):
     image = serializers.CharField(allow_blank=True)
     image_digest = serializers.CharField(
         allow_blank=True,
-        help_text="The one image that new jobs run: name@sha256:... of a registry, or sha256:... (the digest of its "
-        "configuration) of one that was loaded. Blank: nodes have not agreed on it yet; each job runs what the tag "
-        "names on the node of its first start.",
+        help_text="Image of new jobs: name@sha256:... from a registry, or sha256:... (the digest of its "
+        "configuration) if it was loaded. Blank: nodes have not agreed on it yet; each job runs the image that the "
+        "tag names on the node of its first start.",
     )
     image_resolved_at = serializers.DateTimeField(allow_null=True)
     image_resolved_by = serializers.CharField(
@@ -273,30 +288,30 @@ class Environment(Reference):
     )
     image_claims = ImageClaim(
         many=True,
-        help_text="What its tag names on nodes, as each reports. An image other than image_digest runs only after "
+        help_text="Images that nodes report for its tag. An image other than image_digest runs only after "
         "update-image/.",
     )
     min_driver = serializers.CharField(
         allow_blank=True,
-        help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+        help_text="Oldest NVIDIA driver of nodes for jobs with GPUs; blank: any.",
     )
     image_cuda = serializers.CharField(
         allow_blank=True,
-        help_text="The CUDA version that its image asks of drivers; blank: none, or not known yet.",
+        help_text="CUDA version that the image requires of drivers; blank: none, or not known yet.",
     )
     min_cuda = serializers.CharField(
         allow_blank=True,
-        help_text="What administrators say in place of image_cuda: a version, or none; blank: what the image says.",
+        help_text="Override of image_cuda by an administrator: a version, or none; blank: not overridden.",
     )
-    tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
+    tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch jobs only.")
     enabled = serializers.BooleanField()
     projects = Reference(
         many=True,
         allow_null=True,
-        help_text="Only these and all below them may run it, of those you may see; null: all.",
+        help_text="Visible projects that may run it, with their descendants; null: all.",
     )
-    present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
-    known_nodes = serializers.IntegerField(help_text="Nodes that were asked.")
+    present_nodes = serializers.IntegerField(help_text="Number of nodes that have the image.")
+    known_nodes = serializers.IntegerField(help_text="Number of nodes that reported whether they have it.")
 
     @staticmethod
     def get_image_claims(row: Any, context: None) -> list[dict[str, Any]]:
@@ -315,5 +330,5 @@ class Template(Reference):
     kind = serializers.ChoiceField([kind.value for kind in JobKind])
     environment = Reference(allow_null=True)
     fields = serializers.DictField(  # type: ignore[assignment]
-        help_text="Fields of the submit body."
+        help_text="Fields of the job to submit."
     )
