@@ -15,7 +15,7 @@ from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
 from portal.standalone.testing_requirements import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
-from tests import table_flush
+from tests import described_answers, table_flush
 
 TEMPLATE_DATABASE = "test_template"
 SKIP_REASONS = pytest.StashKey[Counter[str]]()
@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     table_flush.flush_by_delete()
+    described_answers.check_every_answer()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
     settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", *settings.PASSWORD_HASHERS]

@@ -63,6 +63,20 @@ class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-unt
         return {**described, "additionalProperties": False}
 
 
+class ResponseSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+    """Document that answers have all described properties and no others."""
+
+    target_class = "portal.api.framework.responses.ResponseSerializer"
+    match_subclasses = True
+
+    def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        described: dict[str, Any] = auto_schema._map_serializer(
+            self.target, direction, bypass_extensions=True
+        )
+        required = sorted(set(described.get("properties", {})) - self.target.optional_fields)
+        return {**described, "required": required, "additionalProperties": False}
+
+
 def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any]:
     """Return the schema of a field without ``null``, which drf-spectacular adds afterwards."""
     described: dict[str, Any] = auto_schema._map_serializer_field(field, direction, bypass_extensions=True)

@@ -208,7 +208,9 @@ def marked(world: World) -> Marked:
     names["own_job"] = own_job.public_id
     models.Dependency.objects.create(job=own_job, depends_on=world.rows["job"])
     left = models.Attempt.objects.get(job=world.rows["running"])
-    models.Attempt.objects.filter(pk=left.pk).update(preempted_for=own_job, stop_reason="reclaimed")
+    models.Attempt.objects.filter(pk=left.pk).update(
+        preempted_for=own_job, stop_reason="reclaimed", stop_requested_at=timezone.now()
+    )
     models.NodeIncident.objects.create(
         node=world.rows["node"],
         at=timezone.now(),

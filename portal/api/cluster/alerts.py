@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -12,9 +10,10 @@ from agents.xid_catalog import XidSeverity
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
-from portal.models import GpuAlert, InvalidRow
+from portal.api.serializers.references import Reference, UserReference
+from portal.models import GpuAlert
 from portal.models.alerts import AlertKind
 from portal.selectors.nodes.alerts import AlertView, alerts, invalid_rows
 from portal.services.accounts.tokens import Scope
@@ -24,73 +23,74 @@ from portal.services.nodes.alerts import do_acknowledge_alert, do_acknowledge_in
 class AlertsQuery(ListQuery):
     """Filters of the alert list."""
 
-    acknowledged = QueryBooleanField(required=False, default=False, help_text="Those instead.")
+    acknowledged = QueryBooleanField(
+        required=False, default=False, help_text="true: acknowledged alerts instead of unacknowledged ones."
+    )
 
 
 class AcknowledgeBody(StrictSerializer):
     """The acknowledgement of an alert."""
 
-    note = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Audited.")
+    note = StrictCharField(
+        required=False, max_length=500, allow_blank=True, default="", help_text="Kept in the audit trail."
+    )
 
 
-class Alert(serializers.Serializer[Any]):
-    """An event of a GPU that an administrator acknowledges."""
-
-    id = serializers.CharField()
-    kind = serializers.ChoiceField(AlertKind.values)
-    xid = serializers.IntegerField(
-        allow_null=True, help_text="null: of another kind; 0: uncorrected memory errors were counted."
-    )
-    severity = serializers.ChoiceField(
-        [*(each.value for each in XidSeverity), "foreign", "claimed"],
-        help_text="fatal: the GPU is out and its work was ended; quarantine: it takes nothing new; "
-        "program: of a program, no alarm; claimed: another node reports the same GPU.",
-    )
-    description = serializers.CharField(
-        help_text="Of the XID after NVIDIA's catalog; whose the foreign program is; which node reports it too."
-    )
-    node = Reference(help_text="The node to which the GPU counts.")
-    claiming_node = Reference(
-        allow_null=True, help_text="Another node that reports the same GPU, and cannot use it."
-    )
-    gpu = serializers.CharField(help_text="Its UUID.")
+class _Acknowledged(ResponseSerializer):
+    id = serializers.CharField(source="public_id")
     first_at = serializers.DateTimeField()
-    last_at = serializers.DateTimeField()
-    repeat_count = serializers.IntegerField()
-    resolved_at = serializers.DateTimeField(
-        allow_null=True, help_text="When the foreign program was gone, or the claimant stopped."
-    )
     acknowledged_at = serializers.DateTimeField(allow_null=True)
     acknowledged_by = UserReference(allow_null=True)
     note = serializers.CharField(allow_blank=True)
 
 
-def serialize_alert(row: GpuAlert) -> dict[str, Any]:
-    alarm = AlertView(row)
-    return {
-        "id": row.public_id,
-        "kind": row.kind,
-        "xid": row.code if row.kind == AlertKind.XID else None,
-        "severity": alarm.severity,
-        "description": alarm.meaning,
-        "node": reference(row.gpu.node),
-        "claiming_node": reference(row.claimant) if row.claimant else None,
-        "gpu": row.gpu.uuid,
-        "first_at": timestamp(row.first_at),
-        "last_at": timestamp(row.last_at),
-        "repeat_count": row.repeat_count,
-        "resolved_at": timestamp(row.resolved_at),
-        "acknowledged_at": timestamp(row.acknowledged_at),
-        "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
-        "note": row.note,
-    }
+class Alert(_Acknowledged):
+    """An event of a GPU that an administrator acknowledges."""
+
+    kind = serializers.ChoiceField(AlertKind.values)
+    xid = serializers.IntegerField(
+        allow_null=True, help_text="null: not an XID alert; 0: uncorrected memory errors."
+    )
+    severity = serializers.ChoiceField(
+        [*(each.value for each in XidSeverity), "foreign", "claimed"],
+        help_text="fatal: the GPU is lost and its tasks were stopped; quarantine: it gets no new work; "
+        "program: caused by a program; foreign: a foreign process uses it; claimed: another node reports the GPU.",
+    )
+    description = serializers.CharField(
+        help_text="The XID according to NVIDIA's catalog, the owner of the foreign process, or the other node."
+    )
+    node = Reference(source="gpu.node", help_text="The node for which the GPU counts.")
+    claiming_node = Reference(
+        allow_null=True,
+        source="claimant",
+        help_text="Another node that reports the same GPU; the GPU does not count for it.",
+    )
+    gpu = serializers.CharField(source="gpu.uuid", help_text="Its UUID.")
+    last_at = serializers.DateTimeField()
+    repeat_count = serializers.IntegerField()
+    resolved_at = serializers.DateTimeField(
+        allow_null=True,
+        help_text="When the foreign process had ended, or the claimant no longer reported the GPU.",
+    )
+
+    @staticmethod
+    def get_xid(row: GpuAlert, context: None) -> int | None:
+        return row.code if row.kind == AlertKind.XID else None
+
+    @staticmethod
+    def get_severity(row: GpuAlert, context: None) -> str:
+        return AlertView(row).severity
+
+    @staticmethod
+    def get_description(row: GpuAlert, context: None) -> str:
+        return AlertView(row).meaning
 
 
 @access_policy(AccessPolicy.ADMIN)
 class AlertsView(ApiView):
     @operation(
         "alerts_list",
-        "List alarms about GPUs",
+        "List GPU alerts",
         tag="nodes",
         scope=Scope.ADMIN,
         query=AlertsQuery,
@@ -99,7 +99,7 @@ class AlertsView(ApiView):
     def get(self, request: Request) -> HttpResponse:
         """Alerts, newest first; by default only unacknowledged ones."""
         return self.paginated_response(
-            alerts(acknowledged=self.query["acknowledged"]), serialize_alert, NEWEST
+            alerts(acknowledged=self.query["acknowledged"]), Alert.represent, NEWEST
         )
 
 
@@ -107,56 +107,37 @@ class AlertsView(ApiView):
 class AlertAcknowledgeView(ApiView):
     @operation(
         "alerts_acknowledge",
-        "Acknowledge an alarm",
+        "Acknowledge a GPU alert",
         tag="nodes",
         scope=Scope.ADMIN,
         body=AcknowledgeBody,
         response=Alert,
-        error_statuses=[404, 409],
-        detail="Somebody has looked; the next time begins a new alarm. A GPU in quarantine stays there until it is "
-        "given back.",
+        error_statuses=[409],
+        detail="The next event creates a new alert. A quarantined GPU stays so until it is returned to service.",
     )
     def post(self, request: Request, alert: str) -> HttpResponse:
         """The acknowledged alert."""
-        return self.json_response(serialize_alert(do_acknowledge_alert(self.user, alert, self.body["note"])))
+        return self.json_response(Alert.represent(do_acknowledge_alert(self.user, alert, self.body["note"])))
 
 
 class InvalidRowsQuery(ListQuery):
     """Filters of the list of invalid rows."""
 
     resolved = serializers.BooleanField(
-        required=False, default=False, help_text="Those that are valid again instead."
+        required=False, default=False, help_text="true: rows that are valid again instead of invalid ones."
     )
 
 
-class InvalidRowSummary(serializers.Serializer[Any]):
+class InvalidRowSummary(_Acknowledged):
     """A row that the scheduler ignores until it is valid."""
 
-    id = serializers.CharField()
     kind = serializers.CharField(help_text="node, running, pending, project, quota, pool, reservation ...")
-    row = serializers.CharField(help_text="Its id; of a quota those of project and pool.")
-    field = serializers.CharField(help_text="The value that is wrong, such as nodes[n1].cpu_milli.")
+    row = serializers.CharField(help_text="Its id; for a quota, the ids of project and pool.")
+    field = serializers.CharField(help_text="The invalid column, such as nodes[n1].cpu_milli.")
     message = serializers.CharField()
-    first_at = serializers.DateTimeField()
-    resolved_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
-    acknowledged_at = serializers.DateTimeField(allow_null=True)
-    acknowledged_by = UserReference(allow_null=True)
-    note = serializers.CharField(allow_blank=True)
-
-
-def serialize_invalid_row(row: InvalidRow) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "kind": row.kind,
-        "row": row.row,
-        "field": row.field,
-        "message": row.message,
-        "first_at": timestamp(row.first_at),
-        "resolved_at": timestamp(row.resolved_at),
-        "acknowledged_at": timestamp(row.acknowledged_at),
-        "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
-        "note": row.note,
-    }
+    resolved_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the row was valid again or deleted."
+    )
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -168,12 +149,12 @@ class InvalidRowsView(ApiView):
         scope=Scope.ADMIN,
         query=InvalidRowsQuery,
         response=list_schema(InvalidRowSummary),
-        detail="All that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
+        detail="Jobs that depend on an invalid row get the verdict `invalid_data`; all others are scheduled.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Invalid rows, newest first."""
         return self.paginated_response(
-            invalid_rows(resolved=self.query["resolved"]), serialize_invalid_row, NEWEST
+            invalid_rows(resolved=self.query["resolved"]), InvalidRowSummary.represent, NEWEST
         )
 
 
@@ -186,11 +167,11 @@ class InvalidRowAcknowledgeView(ApiView):
         scope=Scope.ADMIN,
         body=AcknowledgeBody,
         response=InvalidRowSummary,
-        error_statuses=[404, 409],
-        detail="The alarm itself ends once the row is valid.",
+        error_statuses=[409],
+        detail="The alert is resolved when the row is valid.",
     )
     def post(self, request: Request, row: str) -> HttpResponse:
         """The acknowledged row."""
         return self.json_response(
-            serialize_invalid_row(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
+            InvalidRowSummary.represent(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
         )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse
+from django.urls import URLPattern, path
 from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
-from portal.api.framework import pagination
 from portal.api.framework.pagination import OLDEST, Order
-from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers import cluster as representations
 from portal.errors import NotFound
-from portal.models import Gpu, Node
+from portal.models import Gpu, Node, User
 from portal.selectors.nodes.nodes import (
     get_by_key,
     gpu_holders,
@@ -30,7 +32,7 @@ from portal.selectors.nodes.nodes import (
 from portal.services.accounts.tokens import Scope
 
 BY_NAME = Order("name")
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
 
 
 class NodesQuery(ListQuery):
@@ -47,46 +49,61 @@ class GpusQuery(ListQuery):
     pool = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     node = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     model = StrictCharField(required=False, max_length=100)
-    free = QueryBooleanField(required=False, default=None, help_text="Wholly free.")
-
-
-def _read(
-    name: str,
-    summary: str,
-    answer: type[serializers.Serializer[Any]],
-    query: type[StrictSerializer] | None = None,
-) -> Callable[[_Method], _Method]:
-    lists = query is not None
-    return operation(
-        name,
-        summary,
-        tag="cluster",
-        scope=Scope.READ,
-        query=query,
-        response=list_schema(answer) if lists else answer,
-        error_statuses=() if lists else (404,),
+    free = QueryBooleanField(
+        required=False, default=None, help_text="true: without tasks; false: with tasks."
     )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class PoolsView(ApiView):
-    @_read("pools_list", "List pools", representations.Pool, ListQuery)
-    def get(self, request: Request) -> HttpResponse:
-        """Pools by name, with totals."""
-        return self.paginated_response(list_pools(self.user), representations.pool, BY_NAME)
+def represent_nodes(user: User, nodes: list[Node]) -> list[dict[str, Any]]:
+    """Return the nodes with the jobs on their GPUs that the user may see; the GPUs must be prefetched."""
+    holders = gpu_holders(user, [gpu for node in nodes for gpu in node.gpus.all()])
+    return [representations.Node.represent(node, holders) for node in nodes]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class PoolView(ApiView):
-    @_read("pools_get", "Get a pool", representations.Pool)
-    def get(self, request: Request, pool: str) -> HttpResponse:
-        """A pool by id or name."""
-        return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
+def represent_gpus(user: User, gpus: list[Gpu]) -> list[dict[str, Any]]:
+    holders = gpu_holders(user, gpus)
+    return [representations.Gpu.represent(gpu, holders) for gpu in gpus]
+
+
+def get_gpu(user: User, uuid: str) -> Gpu:
+    row = list_gpus(user).filter(uuid=uuid).first()
+    if row is None:
+        raise NotFound("There is no such GPU.")
+    return row
+
+
+def _named_routes(
+    name: str,
+    singular: str,
+    list_rows: Callable[[User], QuerySet[Any]],
+    serializer: type[ResponseSerializer],
+) -> list[URLPattern]:
+    """Return the routes of the list by name, and of one row by id or name."""
+
+    @access_policy(AccessPolicy.SIGNED_IN)
+    class RowsView(ApiView):
+        @operation(f"{name}_list", f"List {name}", query=ListQuery, response=list_schema(serializer), **_READ)
+        def get(self, request: Request) -> HttpResponse:
+            return self.paginated_response(list_rows(self.user), serializer.represent, BY_NAME)
+
+    @access_policy(AccessPolicy.SIGNED_IN)
+    class RowView(ApiView):
+        @operation(f"{name}_get", f"Get {singular}", response=serializer, **_READ)
+        def get(self, request: Request, **keys: str) -> HttpResponse:
+            (key,) = keys.values()
+            return self.json_response(serializer.represent(get_by_key(list_rows(self.user), key)))
+
+    return [
+        path(f"{name}/", RowsView.as_view()),
+        path(f"{name}/<slug:{name.removesuffix('s')}>/", RowView.as_view()),
+    ]
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodesView(ApiView):
-    @_read("nodes_list", "List nodes", representations.Node, NodesQuery)
+    @operation(
+        "nodes_list", "List nodes", query=NodesQuery, response=list_schema(representations.Node), **_READ
+    )
     def get(self, request: Request) -> HttpResponse:
         """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
         rows = list_nodes(self.user)
@@ -96,24 +113,20 @@ class NodesView(ApiView):
             rows = rows.filter(state=self.query["state"])
         if self.query["reachable"] is not None:
             rows = rows.filter(reachable=self.query["reachable"])
-        found: list[Node] = []
-        page = pagination.paginate(request, rows, BY_NAME, self.query, found.append)
-        holders = gpu_holders(self.user, [gpu for node in found for gpu in node.gpus.all()])
-        return self.json_response({**page, "items": [representations.node(node, holders) for node in found]})
+        return self.paginated_batch(rows, partial(represent_nodes, self.user), BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodeView(ApiView):
-    @_read("nodes_get", "Get a node", representations.Node)
+    @operation("nodes_get", "Get a node", response=representations.Node, **_READ)
     def get(self, request: Request, node: str) -> HttpResponse:
         """A node by id or name."""
-        row = get_by_key(list_nodes(self.user), node)
-        return self.json_response(representations.node(row, gpu_holders(self.user, row.gpus.all())))
+        return self.json_response(represent_nodes(self.user, [get_by_key(list_nodes(self.user), node)])[0])
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpusView(ApiView):
-    @_read("gpus_list", "List GPUs", representations.Gpu, GpusQuery)
+    @operation("gpus_list", "List GPUs", query=GpusQuery, response=list_schema(representations.Gpu), **_READ)
     def get(self, request: Request) -> HttpResponse:
         """GPUs with their allocated part and the visible jobs that hold them."""
         rows = list_gpus(self.user)
@@ -125,52 +138,23 @@ class GpusView(ApiView):
             rows = rows.filter(model=self.query["model"])
         if self.query["free"] is not None:
             rows = rows.filter(used_milli=0) if self.query["free"] else rows.filter(used_milli__gt=0)
-        found: list[Gpu] = []
-        page = pagination.paginate(request, rows, OLDEST, self.query, found.append)
-        holders = gpu_holders(self.user, found)
-        return self.json_response({**page, "items": [representations.gpu(gpu, holders) for gpu in found]})
+        return self.paginated_batch(rows, partial(represent_gpus, self.user), OLDEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpuView(ApiView):
-    @_read("gpus_get", "Get a GPU", representations.Gpu)
+    @operation("gpus_get", "Get a GPU", response=representations.Gpu, **_READ)
     def get(self, request: Request, uuid: str) -> HttpResponse:
         """A GPU by UUID."""
-        row = list_gpus(self.user).filter(uuid=uuid).first()
-        if row is None:
-            raise NotFound("There is no such GPU.")
-        return self.json_response(representations.gpu(row, gpu_holders(self.user, [row])))
+        return self.json_response(represent_gpus(self.user, [get_gpu(self.user, uuid)])[0])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class EnvironmentsView(ApiView):
-    @_read("environments_list", "List environments", representations.Environment, ListQuery)
-    def get(self, request: Request) -> HttpResponse:
-        """Environments by name; administrators also see those that are not offered."""
-        return self.paginated_response(list_environments(self.user), representations.environment, BY_NAME)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class EnvironmentView(ApiView):
-    @_read("environments_get", "Get an environment", representations.Environment)
-    def get(self, request: Request, environment: str) -> HttpResponse:
-        """An environment by id or name."""
-        return self.json_response(
-            representations.environment(get_by_key(list_environments(self.user), environment))
-        )
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class TemplatesView(ApiView):
-    @_read("templates_list", "List templates", representations.Template, ListQuery)
-    def get(self, request: Request) -> HttpResponse:
-        """Templates by name."""
-        return self.paginated_response(list_templates(self.user), representations.template, BY_NAME)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class TemplateView(ApiView):
-    @_read("templates_get", "Get a template", representations.Template)
-    def get(self, request: Request, template: str) -> HttpResponse:
-        """A template by id or name."""
-        return self.json_response(representations.template(get_by_key(list_templates(self.user), template)))
+ROUTES = [
+    *_named_routes("pools", "a pool", list_pools, representations.Pool),
+    path("nodes/", NodesView.as_view()),
+    path("nodes/<slug:node>/", NodeView.as_view()),
+    path("gpus/", GpusView.as_view()),
+    path("gpus/<slug:uuid>/", GpuView.as_view()),
+    *_named_routes("environments", "an environment", list_environments, representations.Environment),
+    *_named_routes("templates", "a template", list_templates, representations.Template),
+]

@@ -1,48 +1,46 @@
-"""REST: network settings of pools for gangs, and the interface at which a node is reached."""
+"""REST: network settings of pools for gangs."""
 
 from __future__ import annotations
 
-from django.http import HttpResponse
+from typing import Any
+
 from rest_framework import serializers
-from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
-from portal.api.cluster.node_operations import NodeActionView
-from portal.api.framework.request_parsing import StrictBooleanField, StrictCharField, StrictSerializer
-from portal.api.framework.views import ApiView, operation
-from portal.api.serializers import cluster as representations
+from portal.api.cluster.row_actions import RowAction, action_route
+from portal.api.framework.request_parsing import ReasonBody, StrictBooleanField, StrictCharField
+from portal.api.serializers.cluster import Pool
 from portal.domain.gang_fabric import MAX_DEVICES, GangFabric
+from portal.models import NodePool, User
 from portal.selectors.nodes.nodes import get_by_key, list_pools
-from portal.services.accounts.tokens import Scope
-from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
+from portal.services.nodes.gang_fabric import do_set_gang_fabric
 
 
-class NetworkBody(StrictSerializer):
+class NetworkBody(ReasonBody):
     """The network settings of a pool."""
 
     allow_host_network = StrictBooleanField(
-        help_text="true: gangs on several nodes use the network of these nodes."
+        help_text="true: multi-node gangs use the host network of these nodes."
     )
     fabric_interface = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
         max_length=50,
-        help_text="By this interface, or in this network (10.9.0.0/16), nodes reach each other; blank: as found.",
+        help_text="Interface or network (10.9.0.0/16) by which nodes reach each other; blank: detected by agents.",
     )
     fabric_network = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
         max_length=63,
-        help_text="A network of the engine, made by you on each node; such tasks join it in place of their node's.",
+        help_text="Container network that gang tasks join instead of the host network; create it on each node.",
     )
     fabric_devices = serializers.ListField(
         child=StrictCharField(max_length=300),
         required=False,
         default=list,
         max_length=MAX_DEVICES,
-        help_text="Devices that they get, or patterns, such as /dev/infiniband/uverbs*; with them they may lock "
+        help_text="Devices of gang tasks, or patterns, such as /dev/infiniband/uverbs*. Tasks with devices may lock "
         "memory.",
     )
     fabric_adapters = StrictCharField(
@@ -50,64 +48,39 @@ class NetworkBody(StrictSerializer):
         default="",
         allow_blank=True,
         max_length=200,
-        help_text="What NCCL_IB_HCA says: mlx5_0.",
+        help_text="Value of NCCL_IB_HCA, such as mlx5_0.",
     )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-class InterfaceBody(StrictSerializer):
-    """The interface of a node."""
+def _get_pool(user: User, key: str) -> NodePool:
+    return get_by_key(list_pools(user), key)
 
-    interface = StrictCharField(
-        max_length=15, allow_blank=True, help_text="Its name; blank: the one its agent found."
+
+def _set_network(user: User, pool: NodePool, *, allow_host_network: bool, reason: str, **fabric: Any) -> None:
+    interface, network, adapters = (fabric[f"fabric_{name}"] for name in ("interface", "network", "adapters"))
+    do_set_gang_fabric(
+        user,
+        pool,
+        allowed=allow_host_network,
+        fabric=GangFabric(interface, network, tuple(fabric["fabric_devices"]), adapters),
+        reason=reason,
     )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-@access_policy(AccessPolicy.ADMIN)
-class PoolNetworkView(ApiView):
-    @operation(
+ROUTE = action_route(
+    "pools/<slug:pool>/",
+    _get_pool,
+    RowAction(
+        "network",
         "pools_network_put",
-        "Allow gangs the network of a pool's nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=NetworkBody,
-        response=representations.Pool,
-        error_statuses=(404,),
-        detail="Such tasks can reach what listens on their node, so they share none with a workspace of another "
-        "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
-    )
-    def put(self, request: Request, pool: str) -> HttpResponse:
-        """The changed pool."""
-        row = get_by_key(list_pools(self.user), pool)
-        do_set_gang_fabric(
-            self.user,
-            row,
-            allowed=self.body["allow_host_network"],
-            fabric=GangFabric(
-                self.body["fabric_interface"],
-                self.body["fabric_network"],
-                tuple(self.body["fabric_devices"]),
-                self.body["fabric_adapters"],
-            ),
-            reason=self.body["reason"],
-        )
-        return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeInterfaceView(NodeActionView):
-    @operation(
-        "nodes_interface_put",
-        "Choose the interface by which ranks of gangs reach a node",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=InterfaceBody,
-        response=representations.Node,
-        error_statuses=(404,),
-        detail="For gangs that start from now on.",
-    )
-    def put(self, request: Request, node: str) -> HttpResponse:
-        """The changed node."""
-        do_set_interface(self.user, self.node, self.body["interface"], reason=self.body["reason"])
-        return self.json_response(self.action_response())
+        "Set the network of a pool for gangs",
+        "Tasks on the host network can reach all listening ports of their node, so they never share a node with a "
+        "workspace of another project. Running tasks do not change; reachable nodes check whether they have the "
+        "named network and devices.",
+        _set_network,
+        lambda user, pool, _result: Pool.represent(_get_pool(user, pool.public_id)),
+        Pool,
+        NetworkBody,
+        method="put",
+    ),
+)

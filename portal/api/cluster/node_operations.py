@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from django.http import HttpResponse
-from django.utils.functional import cached_property
+from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
+from portal.api.cluster.inventory import get_gpu, represent_gpus, represent_nodes
+from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework.request_parsing import (
     EmptyBody,
+    ReasonBody,
     StrictBooleanField,
     StrictCharField,
     StrictSerializer,
@@ -23,23 +26,16 @@ from portal.domain.labels import MAX_LABEL_LENGTH
 from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeState
 from portal.errors import NotFound
-from portal.models import AgentRollout, Gpu, Node
-from portal.selectors.nodes.nodes import get_by_key, get_nodes_by_id, gpu_holders, list_gpus, list_nodes
+from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
+from portal.selectors.nodes.nodes import get_by_key, get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
+from portal.services.nodes.gang_fabric import do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service
 from portal.services.nodes.nodes import do_fence_node, do_set_node_state
 from portal.services.nodes.operations import do_request_operation, do_start_connection_test, do_upgrade_all
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
 from portal.services.nodes.uncordon import do_uncordon_node
-
-_Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
-
-
-class ReasonBody(StrictSerializer):
-    """A reason, shown on the page of the node and in the audit trail."""
-
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
 class UncordonBody(ReasonBody):
@@ -48,247 +44,186 @@ class UncordonBody(ReasonBody):
     force = StrictBooleanField(
         required=False,
         default=False,
-        help_text="At once, whatever a check would find, and also while it is silent.",
+        help_text="Immediately and without a check, also while the node is unreachable.",
     )
 
 
 class FenceBody(StrictSerializer):
     """How the administrator verified that the node runs nothing."""
 
-    reason = StrictCharField(
-        max_length=500, help_text="How you know that nothing of ours runs there any more."
-    )
+    reason = StrictCharField(max_length=500, help_text="How you verified that no task runs on the node.")
 
 
-class NodeLabelsBody(StrictSerializer):
+class NodeLabelsBody(ReasonBody):
     """The labels of a node."""
 
     labels = serializers.DictField(
         child=StrictCharField(max_length=MAX_LABEL_LENGTH),
-        help_text="Key to value, as Kubernetes writes them.",
-    )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
-
-
-def _node_action(
-    name: str, summary: str, detail: str, body: type[StrictSerializer] = ReasonBody
-) -> Callable[[_Method], _Method]:
-    return operation(
-        name,
-        summary,
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=body,
-        response=representations.Node,
-        idempotent=True,
-        error_statuses=(404,),
-        detail=detail,
+        help_text="Values by key, with the syntax of Kubernetes.",
     )
 
 
-class NodeActionView(ApiView):
-    """Base of routes that act on one node."""
+class InterfaceBody(ReasonBody):
+    """The interface of a node."""
 
-    @cached_property
-    def node(self) -> Node:
-        """Return the node that the path names by id or name."""
-        return get_by_key(list_nodes(self.user), self.kwargs["node"])
-
-    def action_response(self) -> dict[str, Any]:
-        """Return the node after the action, also when it is retired."""
-        row = get_nodes_by_id([self.node.pk]).get()
-        return representations.node(row, gpu_holders(self.user, row.gpus.all()))
-
-    def set_state(self, state: NodeState) -> HttpResponse:
-        """Set the state of the node, at most once per Idempotency-Key."""
-
-        def work() -> dict[str, Any]:
-            do_set_node_state(self.user, self.node, state, reason=self.body["reason"])
-            return self.action_response()
-
-        return self.idempotent_response(work, 200)
+    interface = StrictCharField(
+        max_length=15, allow_blank=True, help_text="Its name; blank: detected by the agent."
+    )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class NodeCordonView(NodeActionView):
-    @_node_action("nodes_cordon", "Cordon a node", "It takes no new work; what runs there stays. Repeatable.")
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The cordoned node."""
-        return self.set_state(NodeState.CORDONED)
+def _get_node(user: User, key: str) -> Node:
+    return get_by_key(list_nodes(user), key)
 
 
-@access_policy(AccessPolicy.ADMIN)
-class NodeUncordonView(NodeActionView):
-    @operation(
+def _represent_node(user: User, node: Node, _result: object) -> dict[str, Any]:
+    """Return the node after the action, also when it is retired."""
+    return represent_nodes(user, [get_nodes_by_id([node.pk]).get()])[0]
+
+
+def _represent_returning_node(user: User, node: Node, check: NodeOperation | None) -> dict[str, Any]:
+    return _represent_node(user, node, None) | {"operation": check.public_id if check else None}
+
+
+def _represent_operation(user: User, node: Node, started: NodeOperation) -> dict[str, Any]:
+    return representations.NodeOperation.represent(started)
+
+
+def _represent_gpu(user: User, gpu: Gpu, _result: object) -> dict[str, Any]:
+    return represent_gpus(user, [Gpu.objects.select_related("node__pool").get(pk=gpu.pk)])[0]
+
+
+_CHANGE: dict[str, Any] = {
+    "represent": _represent_node,
+    "response": representations.Node,
+    "body": ReasonBody,
+}
+_START: dict[str, Any] = {
+    "represent": _represent_operation,
+    "response": representations.NodeOperation,
+    "status": 201,
+}
+_STEPS = (
+    " Finished steps appear under operations/{id}/. If such an operation is in progress, it is returned instead of a "
+    "second one. Rejected with `node_unreachable` while the node is unreachable."
+)
+
+NODE_ACTIONS = (
+    RowAction(
+        "cordon",
+        "nodes_cordon",
+        "Cordon a node",
+        "The node gets no new work; running tasks stay. Idempotent.",
+        partial(do_set_node_state, state=NodeState.CORDONED),
+        **_CHANGE,
+    ),
+    RowAction(
+        "uncordon",
         "nodes_uncordon",
-        "Take a node back into service",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=UncordonBody,
-        response=representations.ReturningNode,
-        idempotent=True,
-        error_statuses=(404,),
-        detail="Also after a drain or a fence. The node is checked first, and takes work by itself once nothing is "
-        "amiss: `check` says where that stands, under checks/{id}/. When something is, it stays as it is; `force` "
-        "returns it all the same. Refused with `node_unreachable` while it does not answer (but with `force`), and "
-        "with `node_never_connected` for one that never answered.",
-    )
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, ready or with a check in progress."""
-
-        def work() -> dict[str, Any]:
-            said = self.body
-            check = do_uncordon_node(self.user, self.node, reason=said["reason"], force=said["force"])
-            return self.action_response() | {"operation": check.public_id if check else None}
-
-        return self.idempotent_response(work, 200)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeClearQuarantineView(NodeActionView):
-    @_node_action(
-        "nodes_clear_quarantine",
-        "Trust a node again",
-        "One that was put aside takes new work at once, and its next time aside is short again. Repeatable.",
-    )
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The node without quarantine."""
-
-        def work() -> dict[str, Any]:
-            do_clear_node_quarantine(self.user, self.node, reason=self.body["reason"])
-            return self.action_response()
-
-        return self.idempotent_response(work, 200)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeDrainView(NodeActionView):
-    @_node_action(
+        "Return a node to service",
+        "Also after a drain or a fence. The node is checked first, and gets work when the check succeeds; "
+        "`operation` names the check, under operations/{id}/. If the check fails, the state does not change; "
+        "`force` skips the check. Rejected with `node_unreachable` while the node is unreachable (except with "
+        "`force`), and with `node_never_connected` if it has never connected.",
+        do_uncordon_node,
+        _represent_returning_node,
+        representations.ReturningNode,
+        UncordonBody,
+    ),
+    RowAction(
+        "drain",
         "nodes_drain",
         "Drain a node",
-        "It takes no new work, and what runs there is asked to leave: those jobs wait again. Repeatable.",
-    )
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, drained."""
-        return self.set_state(NodeState.DRAINED)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeRetireView(NodeActionView):
-    @_node_action("nodes_retire", "Retire a node", "Refused with `node_busy` while tasks hold its GPUs.")
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The retired node; lists omit it from now on."""
-        return self.set_state(NodeState.RETIRED)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeFenceView(NodeActionView):
-    @_node_action(
+        "The node gets no new work, and its jobs are evicted and requeued. Idempotent.",
+        partial(do_set_node_state, state=NodeState.DRAINED),
+        **_CHANGE,
+    ),
+    RowAction(
+        "retire",
+        "nodes_retire",
+        "Retire a node",
+        "Rejected with `node_busy` while tasks hold its GPUs.",
+        partial(do_set_node_state, state=NodeState.RETIRED),
+        **_CHANGE,
+    ),
+    RowAction(
+        "fence",
         "nodes_fence",
         "Declare an unreachable node fenced",
-        "Its tasks end, its GPUs are free, and jobs may start elsewhere, on your word alone. Refused with "
-        "`node_reachable` while it answers.",
-        FenceBody,
-    )
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, cordoned with this reason."""
-
-        def work() -> dict[str, Any]:
-            do_fence_node(self.user, self.node, reason=self.body["reason"])
-            return self.action_response()
-
-        return self.idempotent_response(work, 200)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeLabelsView(NodeActionView):
-    @operation(
+        "Its tasks end, its GPUs are released, and jobs may start elsewhere, without confirmation by the node. "
+        "Rejected with `node_reachable` while the node is reachable.",
+        do_fence_node,
+        **_CHANGE | {"body": FenceBody},
+    ),
+    RowAction(
+        "clear-quarantine",
+        "nodes_clear_quarantine",
+        "Clear the quarantine of a node",
+        "The node gets new work immediately, and its next quarantine is short again. Idempotent.",
+        do_clear_node_quarantine,
+        **_CHANGE,
+    ),
+    RowAction(
+        "labels",
         "nodes_labels_put",
         "Set the labels of a node",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=NodeLabelsBody,
-        response=representations.Node,
-        error_statuses=(404,),
-        detail="All of them: those that are not named are taken away. What runs stays where it is.",
-    )
-    def put(self, request: Request, node: str) -> HttpResponse:
-        """The node with exactly these labels."""
-        do_set_labels(self.user, self.node, self.body["labels"], reason=self.body["reason"])
-        return self.json_response(self.action_response())
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeTestView(NodeActionView):
-    @operation(
+        "Replaces all labels. Running tasks stay.",
+        do_set_labels,
+        method="put",
+        **_CHANGE | {"body": NodeLabelsBody},
+    ),
+    RowAction(
+        "interface",
+        "nodes_interface_put",
+        "Choose the interface of a node for gangs",
+        "Applies to gangs that start afterwards.",
+        lambda user, node, interface, reason: do_set_interface(user, node, interface, reason=reason),
+        method="put",
+        **_CHANGE | {"body": InterfaceBody},
+    ),
+    RowAction(
+        "test",
         "nodes_test",
         "Test the connection of a node",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=EmptyBody,
-        response=representations.NodeOperation,
-        status=201,
-        idempotent=True,
-        error_statuses=(404,),
-        detail="Its steps appear under checks/{id}/ as they finish.",
-    )
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The started connection test."""
-        return self.idempotent_response(
-            lambda: representations.node_operation(do_start_connection_test(self.user, self.node))
-        )
-
-
-def _node_operation(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
-    return operation(
-        name,
-        summary,
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=EmptyBody,
-        response=representations.NodeOperation,
-        status=201,
-        idempotent=True,
-        error_statuses=(404,),
-        detail=f"{detail} Its steps appear under checks/{{id}}/ as they finish; one that is under way is given "
-        "instead of a second. Refused with `node_unreachable` while the node does not answer.",
-    )
-
-
-class BaseNodeOperationView(NodeActionView):
-    """Base of routes that start an operation on the node itself."""
-
-    def start_operation(self, kind: OperationKind) -> HttpResponse:
-        """Return the new operation, which the node's actor executes."""
-        return self.idempotent_response(
-            lambda: representations.node_operation(do_request_operation(self.user, self.node, kind))
-        )
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeUpgradeView(BaseNodeOperationView):
-    @_node_operation("nodes_upgrade", "Upgrade the agent of a node", "What runs there goes on.")
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The started upgrade."""
-        return self.start_operation(OperationKind.UPGRADE)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeCheckView(BaseNodeOperationView):
-    @_node_operation(
-        "nodes_check", "Check what a node has and lacks", "A message for each thing it looked at."
-    )
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The started check."""
-        return self.start_operation(OperationKind.PREFLIGHT)
-
-
-@access_policy(AccessPolicy.ADMIN)
-class NodeGcView(BaseNodeOperationView):
-    @_node_operation("nodes_gc", "Tidy up a node", "Removes what nothing needs any more, and says what.")
-    def post(self, request: Request, node: str) -> HttpResponse:
-        """The started garbage collection."""
-        return self.start_operation(OperationKind.GC)
+        "Finished steps appear under operations/{id}/.",
+        do_start_connection_test,
+        **_START,
+    ),
+    RowAction(
+        "upgrade",
+        "nodes_upgrade",
+        "Upgrade the agent of a node",
+        "Running tasks continue." + _STEPS,
+        partial(do_request_operation, kind=OperationKind.UPGRADE),
+        **_START,
+    ),
+    RowAction(
+        "check",
+        "nodes_check",
+        "Check the requirements of a node",
+        "Returns a message for each requirement." + _STEPS,
+        partial(do_request_operation, kind=OperationKind.PREFLIGHT),
+        **_START,
+    ),
+    RowAction(
+        "gc",
+        "nodes_gc",
+        "Clean up a node",
+        "Removes unused data and reports what was removed." + _STEPS,
+        partial(do_request_operation, kind=OperationKind.GC),
+        **_START,
+    ),
+)
+RETURN_GPU = RowAction(
+    "return-to-service",
+    "gpus_return_to_service",
+    "Return a lost or quarantined GPU to service",
+    "The GPU gets work again; a GPU that its node no longer reports is deleted. Rejected with `gpu_lost` while the "
+    "node reports that it does not respond. Idempotent.",
+    do_return_gpu_to_service,
+    _represent_gpu,
+    representations.Gpu,
+    ReasonBody,
+)
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -302,13 +237,15 @@ class AgentRolloutsView(ApiView):
         response=representations.AgentRollout,
         status=201,
         idempotent=True,
-        detail="One node first, then some side by side, up to the first that fails. Nodes that do not answer, or "
-        "have this agent, are left out. Refused with `rollout_in_progress` while one is under way, and with "
-        "`nothing_to_upgrade`.",
+        detail="First one node, then several in parallel, until one fails. Unreachable nodes and nodes with this "
+        "agent are skipped. Rejected with `rollout_in_progress` while another rollout runs, and "
+        "with `nothing_to_upgrade`.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The started rollout."""
-        return self.idempotent_response(lambda: representations.agent_rollout(do_upgrade_all(self.user)))
+        return self.idempotent_response(
+            lambda: representations.AgentRollout.represent(do_upgrade_all(self.user))
+        )
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -319,58 +256,36 @@ class AgentRolloutView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         response=representations.AgentRollout,
-        error_statuses=(404,),
     )
     def get(self, request: Request, rollout: str) -> HttpResponse:
         """The rollout with the status of every node."""
         row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
             raise NotFound("There is no such upgrade.")
-        return self.json_response(representations.agent_rollout(row))
+        return self.json_response(representations.AgentRollout.represent(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
-class NodeOperationView(NodeActionView):
+class NodeOperationView(ApiView):
     @operation(
         "nodes_operation_get",
-        "Get a test, a check or an upgrade of a node",
+        "Get an operation on a node",
         tag="cluster",
         scope=Scope.ADMIN,
         response=representations.NodeOperation,
-        error_statuses=(404,),
     )
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
         """The operation with its finished steps."""
-        row = self.node.operations.filter(public_id=operation_id).first()
+        row = _get_node(self.user, node).operations.filter(public_id=operation_id).first()
         if row is None:
             raise NotFound("There is no such test of this node.")
-        return self.json_response(representations.node_operation(row))
+        return self.json_response(representations.NodeOperation.represent(row))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class GpuReturnToServiceView(ApiView):
-    @operation(
-        "gpus_return_to_service",
-        "Give back a GPU that was lost or in quarantine",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        body=ReasonBody,
-        response=representations.Gpu,
-        idempotent=True,
-        error_statuses=(404,),
-        detail="It takes work again; one that its node names no more is forgotten. Refused with `gpu_lost` "
-        "while the node says that it does not answer. Repeatable.",
-    )
-    def post(self, request: Request, uuid: str) -> HttpResponse:
-        """The GPU after the change."""
-        row = list_gpus(self.user).filter(uuid=uuid).first()
-        if row is None:
-            raise NotFound("There is no such GPU.")
-        found: Gpu = row
-
-        def work() -> dict[str, Any]:
-            do_return_gpu_to_service(self.user, found, reason=self.body["reason"])
-            now = Gpu.objects.select_related("node__pool").get(pk=found.pk)
-            return representations.gpu(now, gpu_holders(self.user, [now]))
-
-        return self.idempotent_response(work, 200)
+ROUTES = [
+    *(action_route("nodes/<slug:node>/", _get_node, action) for action in NODE_ACTIONS),
+    action_route("gpus/<slug:uuid>/", get_gpu, RETURN_GPU),
+    path("nodes/<slug:node>/operations/<slug:operation_id>/", NodeOperationView.as_view()),
+    path("rollouts/", AgentRolloutsView.as_view()),
+    path("rollouts/<slug:rollout>/", AgentRolloutView.as_view()),
+]

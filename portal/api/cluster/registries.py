@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Model
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -12,8 +11,8 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers.references import timestamp
 from portal.models import RegistryLogin
 from portal.services.accounts.tokens import Scope
 from portal.services.images.registries import (
@@ -25,6 +24,8 @@ from portal.services.images.registries import (
     get_login,
 )
 
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+
 
 class RegistryLoginBody(StrictSerializer):
     """The credentials of nodes at a registry."""
@@ -32,22 +33,20 @@ class RegistryLoginBody(StrictSerializer):
     host = StrictCharField(
         max_length=255,
         pattern=HOST_PATTERN,
-        message="Give its host as images name it, such as registry.example.org:5000.",
-        help_text="As images name it, port included.",
+        message="Enter the host as in image names, such as registry.example.org:5000.",
+        help_text="As in image names, including the port.",
     )
     username = StrictCharField(
         max_length=255, pattern=USERNAME_PATTERN, message="A name without spaces and colons."
     )
-    password = StrictCharField(
-        max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Written once; no answer tells it."
-    )
+    password = StrictCharField(max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Write-only.")
 
 
-class RegistryLoginDetail(serializers.Serializer[Any]):
+class RegistryLoginDetail(ResponseSerializer):
     """A registry login without its password."""
 
-    id = serializers.CharField()
-    host = serializers.CharField(help_text="As images name it, port included.")
+    id = serializers.CharField(source="public_id")
+    host = serializers.CharField(help_text="As in image names, including the port.")
     username = serializers.CharField()
     changed_at = serializers.DateTimeField()
     changed_by = serializers.CharField()
@@ -58,53 +57,34 @@ class RegistriesView(ApiView):
     @operation(
         "registries_list",
         "List logins to registries",
-        tag="cluster",
-        scope=Scope.ADMIN,
         query=ListQuery,
         response=list_schema(RegistryLoginDetail),
+        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Logins by host, without passwords."""
-        return self.paginated_response(RegistryLogin.objects.all(), _serialize_login, Order("host"))
+        return self.paginated_response(
+            RegistryLogin.objects.all(), RegistryLoginDetail.represent, Order("host")
+        )
 
     @operation(
         "registries_save",
-        "Keep the login of a registry",
-        tag="cluster",
-        scope=Scope.ADMIN,
+        "Save the login of a registry",
         body=RegistryLoginBody,
         response=RegistryLoginDetail,
-        detail="Over the one of that host, if there is one. Nodes use it for the next image that they bring.",
+        detail="Replaces an existing login of this host. Nodes use it for the next image that they pull.",
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The login without its password."""
         row = do_save_login(self.user, self.body["host"], self.body["username"], self.body["password"])
-        return self.json_response(_serialize_login(row))
+        return self.json_response(RegistryLoginDetail.represent(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistryView(ApiView):
-    @operation(
-        "registries_remove",
-        "Forget the login of a registry",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        response=None,
-        status=204,
-        error_statuses=[404],
-    )
+    @operation("registries_remove", "Delete the login of a registry", response=None, status=204, **_ADMIN)
     def delete(self, request: Request, registry: str) -> HttpResponse:
-        """Images that nodes have already pulled stay there."""
+        """Images that nodes have already pulled are kept."""
         do_delete_login(self.user, get_login(registry))
         return self.no_content()
-
-
-def _serialize_login(row: Model) -> dict[str, Any]:
-    assert isinstance(row, RegistryLogin)  # noqa: S101
-    return {
-        "id": row.public_id,
-        "host": row.host,
-        "username": row.username,
-        "changed_at": timestamp(row.changed_at),
-        "changed_by": row.changed_by,
-    }

@@ -9,8 +9,6 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy, require_admin
-from portal.api.framework import pagination
-from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import (
     EmptyBody,
     StrictBooleanField,
@@ -18,13 +16,16 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
     StrictSerializer,
 )
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import reservations as representations
+from portal.api.serializers.references import Reference
 from portal.errors import InvalidRequest, PreconditionFailed
-from portal.models import NodePool, Reservation
+from portal.models import NodePool
+from portal.models import Reservation as ReservationRow
 from portal.selectors.nodes.nodes import get_by_key, list_pools
 from portal.selectors.scheduling.reservations import (
     ReservationPhase,
+    ReservationView,
     filter_by_phase,
     get_reservation,
     list_reservations,
@@ -41,6 +42,9 @@ from portal.services.cluster.reservations import (
     get_projects,
     reservable_nodes,
 )
+
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
 
 class ReservationsQuery(ListQuery):
@@ -61,33 +65,74 @@ class ReservationBody(StrictSerializer):
         required=False,
         min_value=1,
         max_value=10_000,
-        help_text="So many nodes instead, chosen now: least used first.",
+        help_text="Number of nodes, chosen now, least used first; instead of `nodes`.",
     )
     projects = serializers.ListField(
         child=StrictCharField(max_length=63),
         required=False,
         max_length=1_000,
-        help_text="Ids or names; those below them count too. Empty: nobody may start there (maintenance).",
+        help_text="Ids or names; descendants are included. Empty: no job may start there (maintenance).",
     )
     starts_at = serializers.DateTimeField()
-    ends_at = serializers.DateTimeField(help_text="Not included.")
+    ends_at = serializers.DateTimeField(help_text="Exclusive.")
     reason = StrictCharField(required=False, max_length=500, allow_blank=True)
     drain_at_start = StrictBooleanField(
         required=False,
-        help_text="Who still stands there when it begins is asked to leave; for maintenance only.",
+        help_text="Evict jobs that still run there at the start; for maintenance only.",
     )
+
+
+class BlockingJob(ResponseSerializer):
+    """A job of another project that runs on reserved nodes."""
+
+    job = Reference(allow_null=True, help_text="null: not visible to you.")
+    nodes = serializers.ListField(child=serializers.CharField())
+    until = serializers.DateTimeField(allow_null=True, help_text="End of its time limit; null: no limit.")
+
+
+class Reservation(ResponseSerializer):
+    """Nodes reserved for projects and their descendants; without projects: maintenance."""
+
+    id = serializers.CharField(source="row.public_id")
+    name = serializers.CharField(source="row.name")
+    pool = Reference(source="row.pool")
+    phase = serializers.ChoiceField([phase.value for phase in ReservationPhase], source="phase.value")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="Names.")
+    projects = Reference(many=True)
+    hidden_projects = serializers.IntegerField(
+        source="hidden_project_count", help_text="Number of further projects, not visible to you."
+    )
+    maintenance = serializers.BooleanField(
+        source="is_maintenance", help_text="Reserved for maintenance, without projects."
+    )
+    starts_at = serializers.DateTimeField(source="row.starts_at")
+    ends_at = serializers.DateTimeField(source="row.ends_at", help_text="Exclusive.")
+    reason = serializers.CharField(allow_blank=True, source="row.reason")
+    drain_at_start = serializers.BooleanField(
+        source="row.drain_at_start", help_text="Jobs that still run there at the start are evicted."
+    )
+    cancelled_at = serializers.DateTimeField(allow_null=True, source="row.cancelled_at")
+    etag = serializers.CharField(help_text="For If-Match.")
+    blocking_jobs = BlockingJob(many=True, help_text="Jobs on its nodes that may run beyond its start.")
+
+    @staticmethod
+    def get_etag(shown: ReservationView, context: None) -> str:
+        return _etag_of(shown.row)
+
+
+def _etag_of(row: ReservationRow) -> str:
+    return f'"{row.public_id}-{row.version}"'
 
 
 class BaseReservationView(ApiView):
     """Base of reservation routes."""
 
-    def serialize(self, row: Reservation) -> dict[str, Any]:
+    def serialize(self, row: ReservationRow) -> dict[str, Any]:
         """Return the reservation as the user may see it."""
-        return representations.reservation(
-            reservation_views(self.user, [get_reservation(self.user, row.public_id)])[0]
-        )
+        rows = [get_reservation(self.user, row.public_id)]
+        return Reservation.represent(reservation_views(self.user, rows)[0])
 
-    def build_input(self, row: Reservation | None = None) -> ReservationInput:
+    def build_input(self, row: ReservationRow | None = None) -> ReservationInput:
         """Return the input of the service; fields that the body omits keep their value in ``row``."""
         given = self.body
         if {"nodes", "count"} <= set(given):
@@ -116,7 +161,7 @@ class BaseReservationView(ApiView):
         drain_at_start = given.get("drain_at_start", row is not None and row.drain_at_start)
         return ReservationInput(name, pool, nodes, projects, begin, end, reason, drain_at_start)
 
-    def _pool(self, given: dict[str, Any], row: Reservation | None) -> NodePool:
+    def _pool(self, given: dict[str, Any], row: ReservationRow | None) -> NodePool:
         if "pool" not in given and row is not None:
             return row.pool
         return get_by_key(list_pools(self.user), given["pool"])
@@ -127,34 +172,32 @@ class ReservationsView(BaseReservationView):
     @operation(
         "reservations_list",
         "List reservations",
-        tag="cluster",
-        scope=Scope.READ,
         query=ReservationsQuery,
-        response=list_schema(representations.Reservation),
+        response=list_schema(Reservation),
+        **_READ,
     )
     def get(self, request: Request) -> HttpResponse:
         """Reservations, newest first, with the jobs that still block them."""
         rows = list_reservations(self.user)
         if "phase" in self.query:
             rows = filter_by_phase(rows, ReservationPhase(self.query["phase"]))
-        found: list[Reservation] = []
-        page = pagination.paginate(request, rows, NEWEST, self.query, found.append)
-        items = [representations.reservation(each) for each in reservation_views(self.user, found)]
-        return self.json_response({**page, "items": items})
+        return self.paginated_batch(
+            rows,
+            lambda found: list(map(Reservation.represent, reservation_views(self.user, found))),
+        )
 
     @operation(
         "reservations_create",
         "Reserve nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=ReservationBody,
-        response=representations.Reservation,
+        response=Reservation,
         status=201,
         idempotent=True,
-        error_statuses=[404, 409],
-        detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
-        "unless it `drain_at_start`. "
-        "Refused with `already_reserved` when another reservation keeps one of the nodes at that time.",
+        error_statuses=[404],
+        detail="Jobs of other projects start there only if their time limit ends before the reservation starts. "
+        "Running jobs stay, unless `drain_at_start` is set. Rejected with `already_reserved` if another reservation "
+        "has one of the nodes at that time.",
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
@@ -166,52 +209,43 @@ class ReservationsView(BaseReservationView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
-    @operation(
-        "reservations_get",
-        "Get a reservation",
-        tag="cluster",
-        scope=Scope.READ,
-        response=representations.Reservation,
-        error_statuses=[404],
-    )
+    @operation("reservations_get", "Get a reservation", response=Reservation, **_READ)
     def get(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
-        return self.json_response(self.serialize(row), headers={"ETag": representations.etag_of(row)})
+        return self.json_response(self.serialize(row), headers={"ETag": _etag_of(row)})
 
     @operation(
         "reservations_change",
         "Change a reservation",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=ReservationBody,
         partial=True,
-        response=representations.Reservation,
+        response=Reservation,
         if_match=True,
-        error_statuses=[404, 409],
-        detail="Only what is named changes. The begin of one that has begun stays.",
+        error_statuses=[409],
+        detail="Changes only the given fields. The start of an active reservation does not change.",
+        **_ADMIN,
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
         """The changed reservation."""
         require_admin(self.user, "reserve nodes")  # before any lookup
         row = get_reservation(self.user, reservation)
-        if not self.if_match(representations.etag_of(row)):
+        if not self.if_match(_etag_of(row)):
             raise PreconditionFailed(
                 "Another user changed this reservation while you were editing it.",
                 details={"current": self.serialize(row)},
             )
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
-        return self.json_response(self.serialize(saved), headers={"ETag": representations.etag_of(saved)})
+        return self.json_response(self.serialize(saved), headers={"ETag": _etag_of(saved)})
 
     @operation(
         "reservations_cancel",
         "Cancel a reservation",
-        tag="cluster",
-        scope=Scope.ADMIN,
         response=None,
         status=204,
-        error_statuses=[404, 409],
-        detail="It can be brought back until its end.",
+        error_statuses=[409],
+        detail="It can be restored until its end.",
+        **_ADMIN,
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
         """Empty."""
@@ -223,13 +257,11 @@ class ReservationDetailView(BaseReservationView):
 class ReservationRestoreView(BaseReservationView):
     @operation(
         "reservations_restore",
-        "Bring a cancelled reservation back",
-        tag="cluster",
-        scope=Scope.ADMIN,
+        "Restore a cancelled reservation",
         body=EmptyBody,
-        response=representations.Reservation,
+        response=Reservation,
         idempotent=True,
-        error_statuses=[404, 409],
+        **_ADMIN,
     )
     def post(self, request: Request, reservation: str) -> HttpResponse:
         """The restored reservation."""

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Model
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
-from portal.api.framework.request_parsing import NameField, StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import NameField, ReasonBody, StrictCharField
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import cluster as representations
+from portal.api.serializers.cluster import Topology
 from portal.domain.labels import KEY_PATTERN, MAX_KEY_LENGTH, MAX_LEVELS
-from portal.models import Topology
+from portal.models import Topology as TopologyRow
 from portal.selectors.nodes.topologies import get_topology, labelled_node_counter, list_topologies
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.topologies import do_delete_topology, do_save_topology
 
-REASON_OPTIONS: dict[str, Any] = {"required": False, "default": "", "allow_blank": True, "max_length": 500}
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
 
-class LevelsBody(StrictSerializer):
+class LevelsBody(ReasonBody):
     """The levels of a topology."""
 
     levels = serializers.ListField(
         child=StrictCharField(
-            max_length=MAX_KEY_LENGTH, pattern=KEY_PATTERN, message="This is no key of a label."
+            max_length=MAX_KEY_LENGTH, pattern=KEY_PATTERN, message="This is not a label key."
         ),
         allow_empty=False,
         max_length=MAX_LEVELS,
         help_text="Label keys of nodes, outermost first.",
     )
-    reason = StrictCharField(**REASON_OPTIONS)
 
 
 class TopologyBody(LevelsBody):
@@ -43,35 +42,29 @@ class TopologyBody(LevelsBody):
     name = NameField()
 
 
+class _BaseTopologyView(ApiView):
+    def serialize(self, row: TopologyRow) -> dict[str, Any]:
+        return Topology.represent(row, labelled_node_counter(self.user))
+
+
 @access_policy(AccessPolicy.SIGNED_IN)
-class TopologiesView(ApiView):
-    @operation(
-        "topologies_list",
-        "List topologies",
-        tag="cluster",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(representations.Topology),
-    )
+class TopologiesView(_BaseTopologyView):
+    @operation("topologies_list", "List topologies", query=ListQuery, response=list_schema(Topology), **_READ)
     def get(self, request: Request) -> HttpResponse:
         """Topologies by name, each with the number of nodes that have its labels."""
-        labelled = labelled_node_counter(self.user)
-
-        def one(row: Model) -> dict[str, Any]:
-            assert isinstance(row, Topology)  # noqa: S101
-            return representations.topology(row, labelled(row))
-
-        return self.paginated_response(list_topologies(self.user), one, Order("name"))
+        count_nodes = labelled_node_counter(self.user)
+        return self.paginated_response(
+            list_topologies(self.user), lambda row: Topology.represent(row, count_nodes), Order("name")
+        )
 
     @operation(
         "topologies_create",
         "Add a topology",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=TopologyBody,
-        response=representations.Topology,
+        response=Topology,
         status=201,
         idempotent=True,
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new topology."""
@@ -80,51 +73,41 @@ class TopologiesView(ApiView):
             row = do_save_topology(
                 self.user, self.body["name"], self.body["levels"], reason=self.body["reason"]
             )
-            return representations.topology(row, labelled_node_counter(self.user)(row))
+            return self.serialize(row)
 
         return self.idempotent_response(work)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
-class TopologyView(ApiView):
-    @operation(
-        "topologies_get",
-        "Get a topology",
-        tag="cluster",
-        scope=Scope.READ,
-        response=representations.Topology,
-        error_statuses=[404],
-    )
+class TopologyView(_BaseTopologyView):
+    @operation("topologies_get", "Get a topology", response=Topology, **_READ)
     def get(self, request: Request, topology: str) -> HttpResponse:
         """A topology by id or name."""
         row = get_topology(self.user, topology)
-        return self.json_response(representations.topology(row, labelled_node_counter(self.user)(row)))
+        return self.json_response(self.serialize(row))
 
     @operation(
         "topologies_put",
-        "Give a topology other levels",
-        tag="cluster",
-        scope=Scope.ADMIN,
+        "Change the levels of a topology",
         body=LevelsBody,
-        response=representations.Topology,
-        error_statuses=[404],
-        detail="What runs stays where it is. A waiting job that asks for a level which is gone can never start.",
+        response=Topology,
+        detail="Running jobs stay on their nodes. A pending job that requests a removed level can never start.",
+        **_ADMIN,
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
         """The topology with these levels."""
         row = get_topology(self.user, topology)
         saved = do_save_topology(self.user, row.name, self.body["levels"], row, reason=self.body["reason"])
-        return self.json_response(representations.topology(saved, labelled_node_counter(self.user)(saved)))
+        return self.json_response(self.serialize(saved))
 
     @operation(
         "topologies_remove",
         "Remove a topology",
-        tag="cluster",
-        scope=Scope.ADMIN,
         response=None,
         status=204,
-        error_statuses=[404, 409],
-        detail="Refused with `topology_in_use` while waiting jobs ask to stand near by it.",
+        error_statuses=[409],
+        detail="Rejected with `topology_in_use` while pending jobs have a constraint on it.",
+        **_ADMIN,
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
         """Empty."""

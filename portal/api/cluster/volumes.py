@@ -13,14 +13,15 @@ from portal.access import AccessPolicy, access_policy, require_admin, visible_no
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import (
     NameField,
+    ReasonBody,
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
-    StrictSerializer,
 )
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
-from portal.api.serializers import volumes as representations
+from portal.api.serializers.references import Reference
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
 from portal.models import NodePool
@@ -28,8 +29,11 @@ from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
 
+_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
+_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
 
-class VolumeFields(StrictSerializer):
+
+class VolumeFields(ReasonBody):
     """The changeable fields of a volume; omitted fields become empty."""
 
     scope = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
@@ -48,7 +52,6 @@ class VolumeFields(StrictSerializer):
     projects = serializers.ListField(
         child=StrictCharField(max_length=63), required=False, default=list, max_length=1000
     )
-    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
 class VolumeChangeBody(VolumeFields, AffectedJobsFields):
@@ -60,6 +63,33 @@ class VolumeBody(VolumeFields):
 
     name = NameField()
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
+
+
+class Volume(ResponseSerializer):
+    """A directory that jobs mount."""
+
+    id = serializers.CharField(source="public_id")
+    name = serializers.CharField(help_text="Name by which jobs request it.")
+    kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
+    scope = serializers.ChoiceField(
+        [reach.value for reach in VolumeScope],
+        help_text="node: each node has its own content; shared: all nodes have the same content.",
+    )
+    path = serializers.CharField(
+        allow_blank=True, help_text="Path on the nodes; blank: the path of the node's settings."
+    )
+    description = serializers.CharField(allow_blank=True)
+    read_only = serializers.BooleanField()  # type: ignore[assignment]
+    quota_mib = serializers.IntegerField(
+        allow_null=True,
+        help_text="Limit per folder, where the file system enforces it; null: no limit.",
+    )
+    pool = Reference(allow_null=True, help_text="Only nodes of this pool have it; null: nodes of all pools.")
+    nodes = Reference(many=True, help_text="Only these nodes have it; empty: all.")
+    projects = Reference(
+        many=True, help_text="Visible projects that may use it, with their descendants; empty: all."
+    )
+    created_at = serializers.DateTimeField()
 
 
 class _BaseVolumeView(ApiView):
@@ -91,63 +121,46 @@ class _BaseVolumeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
-    @operation(
-        "volumes_list",
-        "List volumes",
-        tag="cluster",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(representations.Volume),
-    )
+    @operation("volumes_list", "List volumes", query=ListQuery, response=list_schema(Volume), **_READ)
     def get(self, request: Request) -> HttpResponse:
         """Volumes by name."""
-        return self.paginated_response(list_volumes(self.user), representations.volume, Order("name"))
+        return self.paginated_response(list_volumes(self.user), Volume.represent, Order("name"))
 
     @operation(
         "volumes_create",
         "Declare a volume",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=VolumeBody,
-        response=representations.Volume,
+        response=Volume,
         status=201,
         idempotent=True,
-        detail="A node shows only what its own settings lend (`allowed_mount_roots`).",
+        detail="A node mounts only paths that its own settings allow (`allowed_mount_roots`).",
+        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new volume."""
 
         def work() -> dict[str, Any]:
             words = self.build_input(self.body["name"], self.body["kind"])
-            return representations.volume(do_save_volume(self.user, words, reason=self.body["reason"]))
+            return Volume.represent(do_save_volume(self.user, words, reason=self.body["reason"]))
 
         return self.idempotent_response(work)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
-    @operation(
-        "volumes_get",
-        "Get a volume",
-        tag="cluster",
-        scope=Scope.READ,
-        response=representations.Volume,
-        error_statuses=[404],
-    )
+    @operation("volumes_get", "Get a volume", response=Volume, **_READ)
     def get(self, request: Request, volume: str) -> HttpResponse:
         """A volume by id or name."""
-        return self.json_response(representations.volume(get_volume(self.user, volume)))
+        return self.json_response(Volume.represent(get_volume(self.user, volume)))
 
     @operation(
         "volumes_put",
         "Change a volume",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=VolumeChangeBody,
-        response=representations.Volume,
-        error_statuses=[404],
-        detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
-        "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
+        response=Volume,
+        detail="Name and kind do not change. Running jobs keep the volume as it was at their start. Jobs of projects "
+        "that lose access are held, cancelled or stopped, according to `queued_jobs` and `running_jobs`.",
+        **_ADMIN,
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
         """The changed volume."""
@@ -156,17 +169,16 @@ class VolumeView(_BaseVolumeView):
         saved = do_save_volume(
             self.user, words, row, reason=self.body["reason"], choice=parse_job_choice(self.body)
         )
-        return self.json_response(representations.volume(saved))
+        return self.json_response(Volume.represent(saved))
 
     @operation(
         "volumes_remove",
-        "Forget a volume",
-        tag="cluster",
-        scope=Scope.ADMIN,
+        "Delete a volume",
         response=None,
         status=204,
-        error_statuses=[404, 409],
-        detail="Its files stay. Refused with `volume_in_use` while jobs that have not ended name it.",
+        error_statuses=[409],
+        detail="Its files are kept. Rejected with `volume_in_use` while active jobs use it.",
+        **_ADMIN,
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
         """Empty."""

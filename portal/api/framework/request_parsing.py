@@ -159,6 +159,12 @@ class QueryBooleanField(serializers.BooleanField):
     NULL_VALUES: set[str | None] = set()
 
 
+class ReasonBody(StrictSerializer):
+    """A reason, for the audit trail."""
+
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
+
+
 class EmptyBody(StrictSerializer):
     """An empty body or {}."""
 

@@ -9,7 +9,7 @@ from portal.access import AccessPolicy, Permission, access_policy, require_permi
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import secrets as representations
+from portal.api.serializers.secrets import Secret
 from portal.domain.secrets import MAX_VALUE_BYTES
 from portal.selectors.projects.projects import get_project
 from portal.services.accounts.tokens import Scope
@@ -19,23 +19,23 @@ from portal.services.projects.secrets import do_delete_secret, do_save_secret
 class SecretValueBody(StrictSerializer):
     """The value of a secret."""
 
-    value = StrictCharField(max_length=MAX_VALUE_BYTES, help_text="Written once; no answer ever tells it.")
+    value = StrictCharField(max_length=MAX_VALUE_BYTES, help_text="Write-only: no response returns it.")
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class SecretsView(ApiView):
     @operation(
         "secrets_list",
-        "List one's own secrets",
+        "List personal secrets",
         tag="people",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(representations.Secret),
+        response=list_schema(Secret),
     )
     def get(self, request: Request) -> HttpResponse:
         """Secrets of the user by name, without values."""
         return self.paginated_response(
-            visible_secrets(self.user).filter(owner=self.user), representations.secret, Order("name")
+            visible_secrets(self.user).filter(owner=self.user), Secret.represent, Order("name")
         )
 
 
@@ -47,18 +47,17 @@ class SecretView(ApiView):
         tag="people",
         scope=Scope.ADMIN,
         body=SecretValueBody,
-        response=representations.Secret,
-        detail="Over the one of that name, if there is one. Jobs get the new value with their next attempt.",
+        response=Secret,
+        detail="Replaces a secret of that name. Jobs get the new value with their next attempt.",
     )
     def put(self, request: Request, secret: str) -> HttpResponse:
         """The secret, without its value."""
-        return self.json_response(
-            representations.secret(do_save_secret(self.user, self.user, secret, self.body["value"]))
-        )
+        row = do_save_secret(self.user, self.user, secret, self.body["value"])
+        return self.json_response(Secret.represent(row))
 
     @operation(
         "secrets_remove",
-        "Forget a secret",
+        "Delete a secret",
         tag="people",
         scope=Scope.ADMIN,
         response=None,
@@ -79,7 +78,7 @@ class ProjectSecretsView(ApiView):
         tag="projects",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(representations.Secret),
+        response=list_schema(Secret),
         error_statuses=[403, 404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
@@ -87,7 +86,7 @@ class ProjectSecretsView(ApiView):
         row = get_project(self.user, project)
         require_permission(self.user, Permission.SUBMIT, row)
         return self.paginated_response(
-            visible_secrets(self.user).filter(project=row), representations.secret, Order("name")
+            visible_secrets(self.user).filter(project=row), Secret.represent, Order("name")
         )
 
 
@@ -99,20 +98,18 @@ class ProjectSecretView(ApiView):
         tag="projects",
         scope=Scope.PROJECTS,
         body=SecretValueBody,
-        response=representations.Secret,
+        response=Secret,
         error_statuses=[404],
-        detail="Managers write it; every job of the project may name it.",
+        detail="For managers of the project; every job of the project may use it.",
     )
     def put(self, request: Request, project: str, secret: str) -> HttpResponse:
         """The secret, without its value."""
-        row = get_project(self.user, project)
-        return self.json_response(
-            representations.secret(do_save_secret(self.user, row, secret, self.body["value"]))
-        )
+        row = do_save_secret(self.user, get_project(self.user, project), secret, self.body["value"])
+        return self.json_response(Secret.represent(row))
 
     @operation(
         "project_secrets_remove",
-        "Forget a secret of a project",
+        "Delete a secret of a project",
         tag="projects",
         scope=Scope.PROJECTS,
         response=None,

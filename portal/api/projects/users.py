@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy, roles_by_project
 from portal.api.framework.request_parsing import NonBlankCharField, StrictIntegerField, StrictSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import users as representations
+from portal.api.serializers.users import SCOPES, Authentication, CurrentUser, NewToken, Token
 from portal.selectors.projects.projects import list_projects
 from portal.services.accounts.tokens import (
     DEFAULT_DAYS,
@@ -24,12 +24,13 @@ from portal.valkey import rate_limits
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class CurrentUserView(ApiView):
-    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=representations.CurrentUser)
+    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=CurrentUser)
     def get(self, request: Request) -> HttpResponse:
         """Account, projects with roles, and the scopes of this authentication."""
         return self.json_response(
-            representations.current_user(
-                self.user, list(list_projects(self.user)), roles_by_project(self.user), self.token
+            CurrentUser.represent(
+                self.user,
+                Authentication(list(list_projects(self.user)), roles_by_project(self.user), self.token),
             )
         )
 
@@ -39,9 +40,9 @@ class NewTokenBody(StrictSerializer):
 
     name = NonBlankCharField(max_length=100)
     scopes = serializers.ListField(
-        child=serializers.ChoiceField(representations.SCOPES),
+        child=serializers.ChoiceField(SCOPES),
         allow_empty=False,
-        max_length=len(representations.SCOPES),
+        max_length=len(SCOPES),
     )
     days = StrictIntegerField(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
 
@@ -54,12 +55,12 @@ class TokensView(ApiView):
         tag="tokens",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(representations.Token),
-        detail="Asked with a token: those that have no scope it lacks.",
+        response=list_schema(Token),
+        detail="With a token: only tokens whose scopes it has too.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Tokens, newest first, including revoked and expired ones."""
-        return self.paginated_response(visible_tokens(self.user, self.token), representations.token)
+        return self.paginated_response(visible_tokens(self.user, self.token), Token.represent)
 
     @operation(
         "tokens_create",
@@ -67,11 +68,11 @@ class TokensView(ApiView):
         tag="tokens",
         scope=Scope.TOKENS,
         body=NewTokenBody,
-        response=representations.NewToken,
+        response=NewToken,
         status=201,
         rate=rate_limits.TOKEN_CREATIONS,
         error_statuses=[409],
-        detail="The answer holds the token's text, this once. A token makes none stronger than itself.",
+        detail="Only this response contains the token's text. A token cannot create one with scopes that it lacks.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new token; its secret is shown only here."""
@@ -79,7 +80,7 @@ class TokensView(ApiView):
         row, text = do_create_token(
             self.user, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
         )
-        return self.json_response({**representations.token(row), "token": text}, 201)
+        return self.json_response(NewToken.represent(row, text), 201)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -92,7 +93,7 @@ class TokenView(ApiView):
         response=None,
         status=204,
         error_statuses=[404],
-        detail="It stops working at once. A token revokes none that has a scope it lacks.",
+        detail="Effective at once. A token cannot revoke one with scopes that it lacks.",
     )
     def delete(self, request: Request, token: str) -> HttpResponse:
         """The token stops working at once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
@@ -11,10 +10,10 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers.references import timestamp
-from portal.models import Cycle, FailedCycle
-from portal.selectors.scheduling.cycles import failed_cycles, scheduler_health
+from portal.models import User
+from portal.selectors.scheduling.cycles import SchedulerHealth, failed_cycles, scheduler_health
 from portal.selectors.scheduling.forecasts import forecast_accuracy
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.failed_cycles import do_export_failed_cycle
@@ -22,7 +21,7 @@ from portal.services.cluster.failed_cycles import do_export_failed_cycle
 STOPPED_MESSAGE = "The scheduler has stopped; administrators see why."
 
 
-class SchedulingCycle(serializers.Serializer[Any]):
+class SchedulingCycle(ResponseSerializer):
     """A completed cycle."""
 
     started_at = serializers.DateTimeField()
@@ -33,102 +32,75 @@ class SchedulingCycle(serializers.Serializer[Any]):
     pending = serializers.IntegerField()
     started_jobs = serializers.IntegerField()
     evicted_jobs = serializers.IntegerField()
-    refused_commits = serializers.IntegerField(help_text="Starts that the record did not take; planned anew.")
+    refused_commits = serializers.IntegerField(
+        help_text="Starts that were rejected at commit; planned again."
+    )
     steps = serializers.IntegerField()
-    truncated = serializers.BooleanField(help_text="The budget of steps ended before every job was reached.")
+    truncated = serializers.BooleanField(
+        help_text="The limit of steps was reached before every job was considered."
+    )
 
 
-class ForecastAccuracy(serializers.Serializer[Any]):
-    """How the first forecasts of recently started jobs did; only jobs that waited at least a minute."""
+class ForecastAccuracy(ResponseSerializer):
+    """Accuracy of the first forecasts of recently started jobs; only jobs that waited at least a minute."""
 
     days = serializers.IntegerField()
     scored = serializers.IntegerField()
     covered = serializers.IntegerField()
-    coverage = serializers.FloatField(allow_null=True, help_text="The part that held; 0.8 is meant.")
+    coverage = serializers.FloatField(
+        allow_null=True, help_text="Fraction of correct intervals; the nominal value is 0.8."
+    )
     mean_score_s = serializers.FloatField(
         allow_null=True, help_text="Mean interval score (Winkler, alpha 0.2), seconds; less is better."
     )
 
 
-class SchedulerStatus(serializers.Serializer[Any]):
+class SchedulerStatus(ResponseSerializer):
     """Status of the scheduler."""
 
     alert = serializers.CharField(
-        allow_blank=True, help_text="Why nothing is started, in full for administrators; blank: it works."
+        allow_blank=True, help_text="Why no jobs are started, in full for administrators; blank: no alert."
     )
-    alert_since = serializers.DateTimeField(allow_null=True)
+    alert_since = serializers.DateTimeField(allow_null=True, source="alarm.scheduler_alert_at")
     last_cycle = SchedulingCycle(allow_null=True)
     forecasts = ForecastAccuracy()
 
+    @staticmethod
+    def get_alert(row: SchedulerHealth, user: User) -> str:
+        alert = row.alarm.scheduler_alert
+        return alert if user.is_admin or not alert else STOPPED_MESSAGE
 
-class FailedSchedulingCycle(serializers.Serializer[Any]):
+    @staticmethod
+    def get_forecasts(row: SchedulerHealth, user: User) -> object:
+        return forecast_accuracy()
+
+
+class FailedSchedulingCycle(ResponseSerializer):
     """A cycle that failed before it had a plan."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     first_at = serializers.DateTimeField()
     last_at = serializers.DateTimeField()
-    repeat_count = serializers.IntegerField(help_text="Cycles that failed alike, one after the other.")
+    repeat_count = serializers.IntegerField(help_text="Consecutive cycles that failed with the same message.")
     kind = serializers.ChoiceField(["snapshot", "policy", "fault"])
-    field = serializers.CharField(allow_blank=True, help_text="What of the snapshot or policy is wrong.")
+    field = serializers.CharField(allow_blank=True, help_text="The invalid field of the snapshot or policy.")
     message = serializers.CharField()
     trigger = serializers.CharField(allow_blank=True)
-    size_bytes = serializers.IntegerField(help_text="0: it could not be saved.")
-
-
-def serialize_cycle(row: Cycle) -> dict[str, Any]:
-    return {
-        "started_at": timestamp(row.started_at),
-        "trigger": row.trigger,
-        "snapshot_ms": row.snapshot_ms,
-        "decide_ms": row.decide_ms,
-        "commit_ms": row.commit_ms,
-        "pending": row.pending,
-        "started_jobs": row.started_jobs,
-        "evicted_jobs": row.evicted_jobs,
-        "refused_commits": row.refused_commits,
-        "steps": row.steps,
-        "truncated": row.truncated,
-    }
-
-
-def serialize_failed_cycle(row: FailedCycle) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "first_at": timestamp(row.first_at),
-        "last_at": timestamp(row.last_at),
-        "repeat_count": row.repeat_count,
-        "kind": row.kind,
-        "field": row.field,
-        "message": row.message,
-        "trigger": row.trigger,
-        "size_bytes": row.size_bytes,
-    }
+    size_bytes = serializers.IntegerField(help_text="0: the input could not be saved.")
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class SchedulerView(ApiView):
     @operation(
-        "scheduler_get", "How the scheduler does", tag="scheduler", scope=Scope.READ, response=SchedulerStatus
+        "scheduler_get",
+        "Get the status of the scheduler",
+        tag="scheduler",
+        scope=Scope.READ,
+        response=SchedulerStatus,
     )
     def get(self, request: Request) -> HttpResponse:
         """The current alarm and the newest cycle."""
-        now, forecasts = scheduler_health(), forecast_accuracy()
-        return self.json_response(
-            {
-                "alert": now.alarm.scheduler_alert
-                if self.user.is_admin or not now.alarm.scheduler_alert
-                else STOPPED_MESSAGE,
-                "alert_since": timestamp(now.alarm.scheduler_alert_at),
-                "last_cycle": serialize_cycle(now.last_cycle) if now.last_cycle else None,
-                "forecasts": {
-                    "days": forecasts.days,
-                    "scored": forecasts.scored,
-                    "covered": forecasts.covered,
-                    "coverage": forecasts.coverage,
-                    "mean_score_s": forecasts.mean_score_s,
-                },
-            }
-        )
+        return self.json_response(SchedulerStatus.represent(scheduler_health(), self.user))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -140,12 +112,12 @@ class FailedCyclesView(ApiView):
         scope=Scope.ADMIN,
         query=ListQuery,
         response=list_schema(FailedSchedulingCycle),
-        detail="A snapshot or a policy that the scheduler refuses, or a fault of its own. The newest 20 of the "
+        detail="A snapshot or a policy that the scheduler rejects, or an internal error. The newest 20 of the "
         "last 30 days are kept.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Failed cycles, newest first."""
-        return self.paginated_response(failed_cycles(), serialize_failed_cycle)
+        return self.paginated_response(failed_cycles(), FailedSchedulingCycle.represent)
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -157,7 +129,7 @@ class FailedCycleView(ApiView):
         scope=Scope.ADMIN,
         response=str,
         media_type="application/gzip",
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Snapshot and policy as gzip JSON, for `python -m scheduler.replay snapshot FILE`. Audited.",
     )
     def get(self, request: Request, cycle: str) -> HttpResponseBase:

@@ -1,22 +1,28 @@
-"""Serializers of pools, nodes, GPUs, environments, templates and node operations."""
+"""Serializers of pools, nodes, GPUs, environments, templates and node operations.
+
+Rows of pools, nodes, GPUs and environments come from ``portal.selectors.nodes.nodes``, with annotations and
+prefetched rows. The context of nodes and GPUs maps GPU rows to ids of visible jobs; that of a topology counts
+its nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.db.models import QuerySet
 from rest_framework import serializers
 
-from portal.api.serializers.references import Reference, reference, timestamp
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.serializers.references import Reference
 from portal.domain.node_breaker import BreakerState, IncidentKind
 from portal.domain.node_operations import OperationKind, RolloutStatus
 from portal.domain.states import GpuHealth, JobKind, NodeState, RuntimeKind
 from portal.models import AgentRollout as AgentRolloutRow
-from portal.models import Environment as EnvironmentRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
 from portal.models import NodeOperation as NodeOperationRow
-from portal.models import Template as TemplateRow
+from portal.models import Project as ProjectRow
 from portal.models import Topology as TopologyRow
 from portal.selectors.environments import nodes_by_pin
 from portal.selectors.nodes.agent_version import has_newer_agent_for
@@ -24,10 +30,11 @@ from portal.selectors.nodes.gang_address import node_gang_address
 
 HEALTH = [word.value for word in GpuHealth]
 NODE_STATES = [word.value for word in NodeState]
+Holders = Mapping[int, list[str]]
 RUNTIMES = [word.value for word in RuntimeKind]
 
 
-class GpuSummary(serializers.Serializer[Any]):
+class GpuSummary(ResponseSerializer):
     """A GPU of a node."""
 
     uuid = serializers.CharField()
@@ -36,68 +43,89 @@ class GpuSummary(serializers.Serializer[Any]):
     memory_mib = serializers.IntegerField()
     simulated = serializers.BooleanField()
     health = serializers.ChoiceField(HEALTH)
-    health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
-    present = serializers.BooleanField(help_text="The node's last hello named it.")
-    foreign_process_owner = serializers.CharField(
-        allow_blank=True, help_text="Whose program that is no job's works on it; while so nothing new comes."
+    health_reason = serializers.CharField(
+        allow_blank=True, help_text="Reason of its health; for a healthy GPU, a warning."
     )
-    used_milli = serializers.IntegerField(help_text="1000 is all of it.")
+    present = serializers.BooleanField(help_text="Whether the last hello of the node listed it.")
+    foreign_process_owner = serializers.CharField(
+        allow_blank=True,
+        help_text="Owner of a foreign process on the GPU; no task is placed on it meanwhile.",
+    )
+    used_milli = serializers.IntegerField(help_text="1000 is the whole GPU.")
     nvlink_island = serializers.IntegerField(
         allow_null=True,
-        help_text="GPUs of the node with equal numbers are joined by NVLink; null: not known.",
+        help_text="GPUs of a node with equal numbers are connected by NVLink; null: unknown.",
     )
-    compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: not told.")
+    compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: unknown.")
     mig_profile = serializers.CharField(
-        allow_blank=True, help_text="Of a slice, such as 1g.10gb; blank: a whole GPU."
+        allow_blank=True, help_text="Of a MIG instance, such as 1g.10gb; blank: a whole GPU."
     )
     driver_reserved_mib = serializers.IntegerField(
-        allow_null=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+        allow_null=True, help_text="GPU memory reserved by the driver; null: unknown."
     )
-    bus_id = serializers.CharField(allow_blank=True, help_text="Its PCIe address; blank: not told.")
+    bus_id = serializers.CharField(allow_blank=True, help_text="PCIe address; blank: unknown.")
     numa_node = serializers.IntegerField(
-        allow_null=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+        allow_null=True, help_text="NUMA node; null: unknown, or the node has only one."
     )
-    jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
+    jobs = serializers.ListField(child=serializers.CharField(), help_text="Visible jobs on it.")
+
+    @staticmethod
+    def get_jobs(row: GpuRow, holders: Holders) -> list[str]:
+        return holders.get(row.pk, [])
 
 
 class Gpu(GpuSummary):
     """A GPU with its node and pool."""
 
     node = Reference()
-    pool = Reference()
+    pool = Reference(source="node.pool")
 
 
 class Pool(Reference):
     """Nodes that share one quota."""
 
     engine = serializers.CharField()
-    nodes = serializers.IntegerField()
-    gpus = serializers.IntegerField()
+    nodes = serializers.IntegerField(source="node_count")
+    gpus = serializers.IntegerField(source="gpu_count")
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
-    allow_host_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    allow_host_network = serializers.BooleanField(help_text="Gangs may use the host network of its nodes.")
     fabric_interface = serializers.CharField(
-        allow_blank=True, help_text="By it, or in this network, its nodes reach each other."
+        allow_blank=True,
+        help_text="Interface or network by which its nodes reach each other; blank: detected by each agent.",
     )
     fabric_network = serializers.CharField(
-        allow_blank=True, help_text="A network of the engine, in place of that of the nodes."
+        allow_blank=True, help_text="Container network that gang tasks join instead of the host network."
     )
-    fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices that these get.")
-    fabric_adapters = serializers.CharField(allow_blank=True, help_text="NCCL_IB_HCA of such gangs.")
+    fabric_devices = serializers.ListField(child=serializers.CharField(), help_text="Devices of gang tasks.")
+    fabric_adapters = serializers.CharField(
+        allow_blank=True, help_text="Value of NCCL_IB_HCA for gang tasks."
+    )
+
+    @staticmethod
+    def get_gpu_models(row: Any, context: None) -> list[str]:
+        return sorted(row.gpu_models or [])
 
 
-class NodeBreaker(serializers.Serializer[Any]):
+class NodeBreaker(ResponseSerializer):
     """State of a node's circuit breaker."""
 
     state = serializers.ChoiceField(
-        [phase.value for phase in BreakerState], help_text="aside: it gets none; trial: it gets one job."
+        [phase.value for phase in BreakerState],
+        source="breaker_state",
+        help_text="A quarantined node gets no new work; a node on probation runs at most one job.",
     )
-    cause = serializers.ChoiceField([cause.value for cause in IncidentKind], allow_blank=True)
-    message = serializers.CharField(allow_blank=True)
-    since = serializers.DateTimeField(allow_null=True)
-    probe_at = serializers.DateTimeField(allow_null=True, help_text="When it is tried with one job.")
+    cause = serializers.ChoiceField(
+        [cause.value for cause in IncidentKind], allow_blank=True, source="breaker_cause"
+    )
+    message = serializers.CharField(allow_blank=True, source="breaker_message")
+    since = serializers.DateTimeField(allow_null=True, source="breaker_since")
+    probe_at = serializers.DateTimeField(
+        allow_null=True,
+        help_text="Start of the probation; null: not quarantined, or until the cause is removed.",
+    )
     trip_count = serializers.IntegerField(
-        help_text="How often it was aside of late; each time is twice as long."
+        help_text="Number of recent quarantines; each is twice as long as the previous one."
     )
 
 
@@ -110,52 +138,85 @@ class Node(Reference):
     reachable = serializers.BooleanField()
     unreachable_since = serializers.DateTimeField(allow_null=True)
     status_message = serializers.CharField(allow_blank=True)
-    breaker = NodeBreaker()
+    breaker = NodeBreaker(source="*")
     clock_skew_s = serializers.FloatField(
-        allow_null=True, help_text="Its clock less ours; null: not told. More than 2 s is told on pages."
+        allow_null=True,
+        help_text="Clock of the node minus clock of the portal; null: unknown. Pages warn above 2 s.",
     )
     simulated = serializers.BooleanField()
     runtime = serializers.ChoiceField(RUNTIMES)
     agent_version = serializers.CharField(allow_blank=True)
     agent_program = serializers.CharField(
-        allow_null=True, help_text="SHA-256 of the agent that runs there; null: it does not say."
+        allow_null=True, help_text="SHA-256 of the running agent; null: not reported."
     )
-    agent_newer = serializers.BooleanField(help_text="The portal has another agent for it; upgrade it.")
+    agent_newer = serializers.BooleanField(help_text="The portal has a newer agent for it.")
     last_seen_at = serializers.DateTimeField(allow_null=True)
     cpu_milli = serializers.IntegerField()
     memory_mib = serializers.IntegerField()
-    labels = serializers.DictField(child=serializers.CharField(), help_text="Where it stands: key to value.")
+    labels = serializers.DictField(
+        child=serializers.CharField(), help_text="Label keys and values, such as its position in a topology."
+    )
     interface = serializers.CharField(
         allow_null=True,
-        help_text="By it ranks of gangs on other nodes reach those here; null: none is known.",
+        help_text="Interface by which ranks on other nodes reach ranks on this one; null: unknown.",
     )
-    address = serializers.CharField(allow_null=True, help_text="Its address there.")
-    interface_chosen = serializers.BooleanField(help_text="true: by an administrator, for this node.")
+    address = serializers.CharField(allow_null=True, help_text="Address of this interface.")
+    interface_chosen = serializers.BooleanField(help_text="Whether an administrator chose the interface.")
     missing_requirements = serializers.CharField(
-        allow_blank=True, help_text="What it has not of what its pool names for gangs on several nodes."
+        allow_blank=True,
+        help_text="Requirements of its pool for multi-node gangs that it does not meet, as a message.",
     )
     version_warnings = serializers.ListField(
-        child=serializers.CharField(), help_text="A message for each of its programs that is too old."
+        child=serializers.CharField(), help_text="A message for each program whose version is too old."
     )
     gpus = GpuSummary(many=True)
+
+    @staticmethod
+    def get_agent_program(row: NodeRow, holders: Holders) -> str | None:
+        digest: str | None = row.agent_info.get("agent_digest")
+        return digest
+
+    @staticmethod
+    def get_agent_newer(row: NodeRow, holders: Holders) -> bool:
+        return has_newer_agent_for(row)
+
+    @staticmethod
+    def get_interface(row: NodeRow, holders: Holders) -> str | None:
+        return reached.interface if (reached := node_gang_address(row, row.pool.fabric)) else None
+
+    @staticmethod
+    def get_address(row: NodeRow, holders: Holders) -> str | None:
+        return reached.address if (reached := node_gang_address(row, row.pool.fabric)) else None
+
+    @staticmethod
+    def get_interface_chosen(row: NodeRow, holders: Holders) -> bool:
+        return bool(row.gang_interface)
+
+    @staticmethod
+    def get_version_warnings(row: NodeRow, holders: Holders) -> list[str]:
+        return list(row.agent_info.get("version_warnings", ()))
 
 
 class Topology(Reference):
     """Levels of distance between nodes, read from their labels, such as block and rack."""
 
     levels = serializers.ListField(child=serializers.CharField(), help_text="Label keys, outermost first.")
-    nodes = serializers.IntegerField(help_text="Nodes that have the label of its outermost level.")
+    nodes = serializers.IntegerField(help_text="Number of nodes with the label of the outermost level.")
+
+    @staticmethod
+    def get_nodes(row: TopologyRow, count_nodes: Callable[[TopologyRow], int]) -> int:
+        return count_nodes(row)
 
 
 class ReturningNode(Node):
     """A node that returns to service."""
 
     operation = serializers.CharField(
-        allow_null=True, help_text="The check that decides, under checks/; null: it is in service."
+        allow_null=True, help_text="The check that decides, under operations/; null: the node is in service."
     )
 
 
-class OperationStep(serializers.Serializer[Any]):
+class OperationStep(ResponseSerializer):
     """One step of an operation on a node."""
 
     name = serializers.CharField()
@@ -164,37 +225,43 @@ class OperationStep(serializers.Serializer[Any]):
     seconds = serializers.FloatField()
 
 
-class NodeOperation(serializers.Serializer[Any]):
+class NodeOperation(ResponseSerializer):
     """An operation on a node, such as a test or an upgrade, with its finished steps."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     kind = serializers.ChoiceField([act.value for act in OperationKind])
-    ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
+    ok = serializers.BooleanField(allow_null=True, help_text="null: not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     steps = OperationStep(many=True)
 
 
-class AgentRolloutNode(serializers.Serializer[Any]):
+class AgentRolloutNode(ResponseSerializer):
     """One node of a rollout."""
 
     node = Reference()
-    operation = serializers.CharField(help_text="The act on that node, under checks/.")
-    state = serializers.ChoiceField([turn.value for turn in RolloutStatus])
+    operation = serializers.CharField(
+        source="public_id", help_text="The operation on this node, under operations/."
+    )
+    state = serializers.ChoiceField([turn.value for turn in RolloutStatus], source="rollout_status.value")
 
 
-class AgentRollout(serializers.Serializer[Any]):
-    """An upgrade of many nodes: first one, then several in parallel, until one fails."""
+class AgentRollout(ResponseSerializer):
+    """An upgrade of many nodes: first one node, then several in parallel, until one fails."""
 
-    id = serializers.CharField()
-    ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
+    id = serializers.CharField(source="public_id")
+    ok = serializers.BooleanField(allow_null=True, help_text="null: not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     message = serializers.CharField(allow_blank=True)
     nodes = AgentRolloutNode(many=True)
 
+    @staticmethod
+    def get_nodes(row: AgentRolloutRow, context: None) -> QuerySet[NodeOperationRow]:
+        return row.operations.select_related("node").order_by("node__name")
 
-class ImageClaim(serializers.Serializer[Any]):
+
+class ImageClaim(ResponseSerializer):
     """The image that nodes report under an environment's tag."""
 
     image_digest = serializers.CharField()
@@ -210,9 +277,9 @@ class Environment(Reference):
     image = serializers.CharField(allow_blank=True)
     image_digest = serializers.CharField(
         allow_blank=True,
-        help_text="The one image that new jobs run: name@sha256:... of a registry, or sha256:... (the digest of its "
-        "configuration) of one that was loaded. Blank: nodes have not agreed on it yet; each job runs what the tag "
-        "names on the node of its first start.",
+        help_text="Image of new jobs: name@sha256:... from a registry, or sha256:... (the digest of its "
+        "configuration) if it was loaded. Blank: nodes have not agreed on it yet; each job runs the image that the "
+        "tag names on the node of its first start.",
     )
     image_resolved_at = serializers.DateTimeField(allow_null=True)
     image_resolved_by = serializers.CharField(
@@ -221,30 +288,38 @@ class Environment(Reference):
     )
     image_claims = ImageClaim(
         many=True,
-        help_text="What its tag names on nodes, as each reports. An image other than image_digest runs only after "
+        help_text="Images that nodes report for its tag. An image other than image_digest runs only after "
         "update-image/.",
     )
     min_driver = serializers.CharField(
         allow_blank=True,
-        help_text="Jobs with GPUs stay off nodes whose NVIDIA driver is older; blank: any will do.",
+        help_text="Oldest NVIDIA driver of nodes for jobs with GPUs; blank: any.",
     )
     image_cuda = serializers.CharField(
         allow_blank=True,
-        help_text="The CUDA version that its image asks of drivers; blank: none, or not known yet.",
+        help_text="CUDA version that the image requires of drivers; blank: none, or not known yet.",
     )
     min_cuda = serializers.CharField(
         allow_blank=True,
-        help_text="What administrators say in place of image_cuda: a version, or none; blank: what the image says.",
+        help_text="Override of image_cuda by an administrator: a version, or none; blank: not overridden.",
     )
-    tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
+    tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch jobs only.")
     enabled = serializers.BooleanField()
     projects = Reference(
         many=True,
         allow_null=True,
-        help_text="Only these and all below them may run it, of those you may see; null: all.",
+        help_text="Visible projects that may run it, with their descendants; null: all.",
     )
-    present_nodes = serializers.IntegerField(help_text="Nodes that have it already.")
-    known_nodes = serializers.IntegerField(help_text="Nodes that were asked.")
+    present_nodes = serializers.IntegerField(help_text="Number of nodes that have the image.")
+    known_nodes = serializers.IntegerField(help_text="Number of nodes that reported whether they have it.")
+
+    @staticmethod
+    def get_image_claims(row: Any, context: None) -> list[dict[str, Any]]:
+        return [{"image_digest": pin, "nodes": nodes} for pin, nodes in nodes_by_pin(row.claims).items()]
+
+    @staticmethod
+    def get_projects(row: Any, context: None) -> QuerySet[ProjectRow] | None:
+        return row.projects.all() if row.limited else None
 
 
 class Template(Reference):
@@ -255,160 +330,5 @@ class Template(Reference):
     kind = serializers.ChoiceField([kind.value for kind in JobKind])
     environment = Reference(allow_null=True)
     fields = serializers.DictField(  # type: ignore[assignment]
-        help_text="Fields of the submit body."
+        help_text="Fields of the job to submit."
     )
-
-
-def gpu_summary(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
-    """Return a GPU of a node; ``holders`` maps GPU rows to ids of visible jobs."""
-    return {
-        "uuid": row.uuid,
-        "index": row.index,
-        "model": row.model,
-        "memory_mib": row.memory_mib,
-        "simulated": row.simulated,
-        "health": row.health,
-        "health_reason": row.health_reason,
-        "foreign_process_owner": row.foreign_process_owner,
-        "present": row.present,
-        "used_milli": row.used_milli,
-        "nvlink_island": row.nvlink_island,
-        "compute_capability": row.compute_capability,
-        "mig_profile": row.mig_profile,
-        "driver_reserved_mib": row.driver_reserved_mib,
-        "bus_id": row.bus_id,
-        "numa_node": row.numa_node,
-        "jobs": holders.get(row.pk, []),
-    }
-
-
-def gpu(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
-    return {**gpu_summary(row, holders), "node": reference(row.node), "pool": reference(row.node.pool)}
-
-
-def pool(row: Any) -> dict[str, Any]:
-    """Return a pool with its totals; ``row`` comes from ``list_pools``."""
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "engine": row.engine,
-        "nodes": row.node_count,
-        "gpus": row.gpu_count,
-        "used_milli": row.used_milli,
-        "gpu_models": sorted(row.gpu_models or []),
-        "allow_host_network": row.allow_host_network,
-        "fabric_interface": row.fabric_interface,
-        "fabric_network": row.fabric_network,
-        "fabric_devices": row.fabric_devices,
-        "fabric_adapters": row.fabric_adapters,
-    }
-
-
-def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
-    """Return a node with its GPUs, which must be prefetched."""
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "pool": reference(row.pool),
-        "state": row.state,
-        "state_reason": row.state_reason,
-        "reachable": row.reachable,
-        "unreachable_since": timestamp(row.unreachable_since),
-        "status_message": row.status_message,
-        "breaker": {
-            "state": row.breaker_state,
-            "cause": row.breaker_cause,
-            "message": row.breaker_message,
-            "since": timestamp(row.breaker_since),
-            "probe_at": timestamp(row.probe_at),
-            "trip_count": row.trip_count,
-        },
-        "clock_skew_s": row.clock_skew_s,
-        "simulated": row.simulated,
-        "runtime": row.runtime,
-        "agent_version": row.agent_version,
-        "agent_program": row.agent_info.get("agent_digest"),
-        "agent_newer": has_newer_agent_for(row),
-        "last_seen_at": timestamp(row.last_seen_at),
-        "cpu_milli": row.cpu_milli,
-        "memory_mib": row.memory_mib,
-        "labels": row.labels,
-        "interface": reached.interface if (reached := node_gang_address(row, row.pool.fabric)) else None,
-        "address": reached.address if reached else None,
-        "interface_chosen": bool(row.gang_interface),
-        "missing_requirements": row.missing_requirements,
-        "version_warnings": list(row.agent_info.get("version_warnings", ())),
-        "gpus": [gpu_summary(each, holders) for each in row.gpus.all()],
-    }
-
-
-def topology(row: TopologyRow, nodes: int) -> dict[str, Any]:
-    """Return a topology; ``nodes`` is the number of nodes with its labels."""
-    return {"id": row.public_id, "name": row.name, "levels": row.levels, "nodes": nodes}
-
-
-def node_operation(row: NodeOperationRow) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "kind": row.kind,
-        "ok": row.ok,
-        "started_at": timestamp(row.started_at),
-        "finished_at": timestamp(row.finished_at),
-        "steps": row.steps,
-    }
-
-
-def agent_rollout(row: AgentRolloutRow) -> dict[str, Any]:
-    checks = row.operations.select_related("node").order_by("node__name")
-    return {
-        "id": row.public_id,
-        "ok": row.ok,
-        "started_at": timestamp(row.started_at),
-        "finished_at": timestamp(row.finished_at),
-        "message": row.message,
-        "nodes": [
-            {"node": reference(check.node), "operation": check.public_id, "state": check.rollout_status.value}
-            for check in checks
-        ],
-    }
-
-
-def environment(row: EnvironmentRow) -> dict[str, Any]:
-    """Return an environment; ``row`` comes from ``list_environments``."""
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "title": row.title,
-        "description": row.description,
-        "runtime": row.runtime,
-        "image": row.image,
-        "image_digest": row.image_digest,
-        "image_resolved_at": timestamp(row.image_resolved_at),
-        "image_resolved_by": row.image_resolved_by,
-        "image_claims": [
-            {"image_digest": pin, "nodes": nodes}
-            for pin, nodes in nodes_by_pin(getattr(row, "claims", ())).items()
-        ],
-        "min_driver": row.min_driver,
-        "image_cuda": row.image_cuda,
-        "min_cuda": row.min_cuda,
-        "tool": row.tool,
-        "enabled": row.enabled,
-        "projects": [reference(project) for project in row.projects.all()]
-        if getattr(row, "limited", False)
-        else None,
-        "present_nodes": getattr(row, "present_nodes", 0),
-        "known_nodes": getattr(row, "known_nodes", 0),
-    }
-
-
-def template(row: TemplateRow) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "title": row.title,
-        "description": row.description,
-        "kind": row.kind,
-        "environment": reference(row.environment),
-        "fields": row.fields,
-    }

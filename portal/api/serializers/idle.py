@@ -6,10 +6,10 @@ from typing import Any
 
 from rest_framework import serializers
 
+from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
 from portal.models import IdleExemption as IdleExemptionRow
 from portal.selectors.jobs.idle import IdleStatus
-from portal.selectors.scheduling.project_settings import EffectiveRule
 
 
 class IdleExemption(serializers.Serializer[Any]):
@@ -26,19 +26,20 @@ class IdleExemption(serializers.Serializer[Any]):
     )
 
 
-class IdleSettingDetail(serializers.Serializer[Any]):
+class IdleSettingDetail(ResponseSerializer):
     """An idle setting as it applies to a project in a pool."""
 
     name = serializers.CharField()
-    value = serializers.JSONField(help_text="A number, or one of the knob's options.")
+    value = serializers.JSONField(help_text="A number, or one of the setting's options.")
     set_by = serializers.ChoiceField(
         ["project", "above", "pool", "cluster", "default"],
-        help_text="Whose word it is; above: a project above this one.",
+        source="source",
+        help_text="Where the value is set; above: in a project above this one.",
     )
-    loosest_allowed = serializers.JSONField(
-        help_text="The least strict value that the pool lets projects have."
+    loosest_allowed = serializers.JSONField(help_text="The least strict value that the pool allows.")
+    is_clamped = serializers.BooleanField(
+        help_text="The project sets a less strict value, which is not in effect."
     )
-    is_clamped = serializers.BooleanField(help_text="The project asks for more, which does not count.")
 
 
 class IdleDetail(serializers.Serializer[Any]):
@@ -74,16 +75,6 @@ def idle_exemption(row: IdleExemptionRow) -> dict[str, Any]:
     }
 
 
-def idle_setting(row: EffectiveRule) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "value": row.value,
-        "set_by": row.source,
-        "loosest_allowed": row.loosest_allowed,
-        "is_clamped": row.is_clamped,
-    }
-
-
 def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
     """Return the idle status of a workspace; null where activity is not monitored."""
     if found is None:
@@ -97,6 +88,6 @@ def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
         "suspend_at": timestamp(found.suspend_at),
         "snoozed_until": timestamp(found.snoozed_until),
         "snoozes_left": found.snoozes_left,
-        "rules": [idle_setting(each) for each in found.settings_sheet.rules.values()],
+        "rules": [IdleSettingDetail.represent(each) for each in found.settings_sheet.rules.values()],
         "exemption": idle_exemption(found.exemption) if found.exemption else None,
     }

@@ -417,8 +417,7 @@ def job(row: JobRow) -> dict[str, Any]:
 
 def current_verdict(row: JobRow) -> JobVerdict | None:
     """Return the verdict of a pending job; the last verdict of a running job is outdated."""
-    standing: JobVerdict | None = getattr(row, "verdict", None)
-    return standing if row.state == JobState.PENDING.value else None
+    return getattr(row, "verdict", None) if row.state == JobState.PENDING.value else None
 
 
 def verdict_summary(standing: JobVerdict | None) -> dict[str, Any] | None:

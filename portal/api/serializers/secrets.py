@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rest_framework import serializers
 
-from portal.api.serializers.references import Reference, reference, timestamp
-from portal.models import Secret as SecretRow
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.serializers.references import Reference
 
 
-class Secret(serializers.Serializer[Any]):
+class Secret(ResponseSerializer):
     """A secret, without its value."""
 
-    id = serializers.CharField()
-    name = serializers.CharField(help_text="Jobs ask by it.")
-    project = Reference(allow_null=True, help_text="null: one's own.")
+    id = serializers.CharField(source="public_id")
+    name = serializers.CharField(help_text="Jobs refer to it by this name.")
+    project = Reference(allow_null=True, help_text="null: a personal secret.")
     created_at = serializers.DateTimeField()
-    changed_at = serializers.DateTimeField(help_text="When its value was last written.")
+    changed_at = serializers.DateTimeField(help_text="When the value was last written.")
     changed_by = serializers.CharField()
-
-
-def secret(row: SecretRow) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "project": reference(row.project),
-        "created_at": timestamp(row.created_at),
-        "changed_at": timestamp(row.changed_at),
-        "changed_by": row.changed_by,
-    }

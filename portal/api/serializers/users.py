@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from rest_framework import serializers
 
-from portal.api.serializers.references import Reference, reference, timestamp
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.serializers.references import Reference
 from portal.domain.states import Role
 from portal.models import ApiToken, Project, User
 from portal.services.accounts.tokens import Scope
@@ -15,16 +16,29 @@ SCOPES = [scope.value for scope in Scope]
 ROLES = [role.value for role in Role]
 
 
+@dataclass(frozen=True)
+class Authentication:
+    """What the current authentication of a user permits: the context of ``CurrentUser``."""
+
+    projects: list[Project]
+    roles: dict[int, Role]
+    token: ApiToken | None
+
+
 class UserProject(Reference):
     """A project and the effective role in it."""
 
     role = serializers.ChoiceField(ROLES, allow_null=True)
 
+    @staticmethod
+    def get_role(row: Project, context: Authentication) -> Role | None:
+        return context.roles.get(row.pk)
 
-class CurrentUser(serializers.Serializer[Any]):
+
+class CurrentUser(ResponseSerializer):
     """The current user."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     username = serializers.CharField()
     full_name = serializers.CharField()
     email = serializers.CharField()
@@ -36,11 +50,23 @@ class CurrentUser(serializers.Serializer[Any]):
     scopes = serializers.ListField(child=serializers.ChoiceField(SCOPES))
     token = serializers.CharField(allow_null=True, help_text="Id of the token in use; null for a session.")
 
+    @staticmethod
+    def get_projects(row: User, context: Authentication) -> list[Project]:
+        return context.projects
 
-class Token(serializers.Serializer[Any]):
+    @staticmethod
+    def get_scopes(row: User, context: Authentication) -> list[str]:
+        return context.token.scopes if context.token else SCOPES
+
+    @staticmethod
+    def get_token(row: User, context: Authentication) -> str | None:
+        return context.token.public_id if context.token else None
+
+
+class Token(ResponseSerializer):
     """A token without its secret."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     name = serializers.CharField()
     scopes = serializers.ListField(child=serializers.ChoiceField(SCOPES))
     created_at = serializers.DateTimeField()
@@ -54,33 +80,6 @@ class NewToken(Token):
 
     token = serializers.CharField()
 
-
-def current_user(
-    user: User, projects: list[Project], roles: dict[int, Role], token: ApiToken | None
-) -> dict[str, Any]:
-    """Return the user, their projects, and what this authentication permits."""
-    return {
-        "id": user.public_id,
-        "username": user.username,
-        "full_name": user.full_name,
-        "email": user.email,
-        "is_admin": user.is_admin,
-        "uid": user.uid,
-        "gid": user.gid,
-        "timezone": user.timezone,
-        "projects": [{**(reference(row) or {}), "role": roles.get(row.pk)} for row in projects],
-        "scopes": token.scopes if token else SCOPES,
-        "token": token.public_id if token else None,
-    }
-
-
-def token(row: ApiToken) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "scopes": row.scopes,
-        "created_at": timestamp(row.created_at),
-        "expires_at": timestamp(row.expires_at),
-        "last_used_at": timestamp(row.last_used_at),
-        "revoked_at": timestamp(row.revoked_at),
-    }
+    @staticmethod
+    def get_token(row: ApiToken, context: str) -> str:
+        return context
