@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from django.http import HttpResponse
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,6 +21,27 @@ MIB = 1024 * 1024
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+COUNTERS = (
+    ("fairway_cycles", "cycles", "Cycles with a plan."),
+    ("fairway_cycles_truncated", "truncated", "Cycles that reached the limit of steps."),
+    ("fairway_cycles_failed", "failed", "Cycles that failed, with an alert."),
+    ("fairway_starts", "started", "Committed starts."),
+    ("fairway_commits_refused", "refused", "Starts rejected at commit."),
+)
+NODE_GAUGES: tuple[tuple[str, str, Callable[[NodeMetrics], float | None]], ...] = (
+    ("fairway_node_up", "1 while the node is reachable.", lambda node: float(node.reachable)),
+    ("fairway_node_lag_seconds", "Age of its newest sample.", lambda node: node.lag_s),
+    ("fairway_node_gpu_use_ratio", "Mean utilisation of its GPUs.", lambda node: node.gpu_utilisation),
+    (
+        "fairway_node_gpu_memory_used_bytes",
+        "Used memory of all its GPUs.",
+        lambda node: None if node.gpu_memory_mib is None else node.gpu_memory_mib * MIB,
+    ),
+    ("fairway_node_gpu_power_watts", "Power of all its GPUs.", lambda node: node.power_watts),
+)
+"""Metrics per node; metrics per GPU would be too many."""
+
+
 class DatabaseMetricsCollector(Collector):
     """Read the metrics from the database once per scrape."""
 
@@ -27,15 +49,35 @@ class DatabaseMetricsCollector(Collector):
         self.found = found
 
     def collect(self) -> Iterator[Metric]:
+        found = self.found
         yield from self._cycles()
-        yield from self._cluster()
-        yield from self._nodes()
+        yield _gauges("fairway_queue_jobs", "Pending jobs.", ["pool", "verdict"], found.queue)
+        yield _gauges("fairway_running_jobs", "Jobs that hold resources.", ["pool"], found.running)
+        yield _gauges(
+            "fairway_gpus", "GPUs: allocated, free, or closed to new work.", ["pool", "state"], found.gpus
+        )
+        yield _gauges("fairway_nodes", "Reachable and unreachable nodes.", ["link"], found.nodes)
+        yield _gauges(
+            "fairway_gpus_unhealthy",
+            "GPUs without new work: lost, quarantined, or with a foreign process.",
+            ["pool", "what"],
+            found.unhealthy_gpus,
+        )
+        yield _gauges(
+            "fairway_nodes_quarantined", "Quarantined nodes by cause.", ["cause"], found.quarantined_nodes
+        )
+        yield GaugeMetricFamily(
+            "fairway_nodes_clock_skewed", "Nodes with a clock skew above 2 s.", found.clock_skewed_nodes
+        )
+        for name, description, read in NODE_GAUGES:
+            values = {node.name: value for node in found.node_metrics if (value := read(node)) is not None}
+            yield _gauges(name, description, ["node"], values)
         yield from self._forecasts()
 
     def _cycles(self) -> Iterator[Metric]:
         counts = self.found.counts
         seconds = HistogramMetricFamily(
-            "fairway_cycle_seconds", "Time of a cycle's phases.", labels=["phase"]
+            "fairway_cycle_seconds", "Duration of the phases of a cycle.", labels=["phase"]
         )
         for phase in CYCLE_PHASES:
             seen = counts.get("seconds", {}).get(phase, {"sum": 0.0, "buckets": {}})
@@ -45,122 +87,62 @@ class DatabaseMetricsCollector(Collector):
                 buckets.append((end, float(number)))
             seconds.add_metric([phase], buckets, seen["sum"])
         yield seconds
-        for name, key, words in (
-            ("fairway_cycles", "cycles", "Cycles that decided something."),
-            ("fairway_cycles_truncated", "truncated", "Cycles whose budget of steps ended too early."),
-            ("fairway_cycles_failed", "failed", "Cycles that decided nothing; an alarm stood."),
-            ("fairway_starts", "started", "Starts that were committed."),
-            ("fairway_commits_refused", "refused", "Starts that the record did not take."),
-        ):
-            yield CounterMetricFamily(name, words, value=counts.get(key, 0))
+        for name, key, description in COUNTERS:
+            yield CounterMetricFamily(name, description, value=counts.get(key, 0))
         evictions = CounterMetricFamily(
-            "fairway_evictions", "Running jobs that were asked to leave.", labels=["reason"]
+            "fairway_evictions", "Requested evictions of running jobs.", labels=["reason"]
         )
         for reason, number in sorted(counts.get("evicted", {}).items()):
             evictions.add_metric([reason], number)
         yield evictions
         if self.found.last_cycle_s is not None:
             yield GaugeMetricFamily(
-                "fairway_last_cycle_timestamp_seconds",
-                "When the newest cycle began.",
-                self.found.last_cycle_s,
+                "fairway_last_cycle_timestamp_seconds", "Start of the newest cycle.", self.found.last_cycle_s
             )
         yield GaugeMetricFamily(
             "fairway_scheduler_alert",
-            "1 while the scheduler starts nothing.",
+            "1 while the scheduler starts no jobs.",
             int(self.found.has_scheduler_alert),
         )
 
-    def _cluster(self) -> Iterator[Metric]:
-        queue = GaugeMetricFamily("fairway_queue_jobs", "Waiting jobs.", labels=["pool", "verdict"])
-        for labels, number in sorted(self.found.queue.items()):
-            queue.add_metric(labels, number)
-        yield queue
-        running = GaugeMetricFamily("fairway_running_jobs", "Jobs that hold resources.", labels=["pool"])
-        for pool, jobs in sorted(self.found.running.items()):
-            running.add_metric([pool], jobs)
-        yield running
-        gpus = GaugeMetricFamily(
-            "fairway_gpus", "GPUs: held, free, or closed to new work.", labels=["pool", "state"]
-        )
-        for labels, amount in sorted(self.found.gpus.items()):
-            gpus.add_metric(labels, amount)
-        yield gpus
-        nodes = GaugeMetricFamily("fairway_nodes", "Nodes that answer and that do not.", labels=["link"])
-        for word, number in self.found.nodes.items():
-            nodes.add_metric([word], number)
-        yield nodes
-        unwell = GaugeMetricFamily(
-            "fairway_gpus_unhealthy",
-            "GPUs that take no work: lost, in quarantine, or with a program on them that is no job's.",
-            labels=["pool", "what"],
-        )
-        for labels, number in sorted(self.found.unhealthy_gpus.items()):
-            unwell.add_metric(labels, number)
-        yield unwell
-        quarantined = GaugeMetricFamily(
-            "fairway_nodes_quarantined",
-            "Nodes that are not trusted with new work, by cause.",
-            labels=["cause"],
-        )
-        for cause, number in self.found.quarantined_nodes.items():
-            quarantined.add_metric([cause], number)
-        yield quarantined
-        yield GaugeMetricFamily(
-            "fairway_nodes_clock_skewed",
-            "Nodes whose clock is off by more than 2 s.",
-            self.found.clock_skewed_nodes,
-        )
-
-    def _nodes(self) -> Iterator[Metric]:
-        """Yield metrics per node; metrics per GPU would be too many."""
-        for name, words, value in (
-            ("up", "1 while the node answers.", lambda node: float(node.reachable)),
-            ("lag_seconds", "How old its newest sample is.", lambda node: node.lag_s),
-            ("gpu_use_ratio", "Mean use of its GPUs.", lambda node: node.gpu_utilisation),
-            ("gpu_memory_used_bytes", "Memory in use on all its GPUs.", _memory_bytes),
-            ("gpu_power_watts", "Power of all its GPUs.", lambda node: node.power_watts),
-        ):
-            family = GaugeMetricFamily(f"fairway_node_{name}", words, labels=["node"])
-            for node in self.found.node_metrics:
-                if (reported := value(node)) is not None:
-                    family.add_metric([node.name], reported)
-            yield family
-
     def _forecasts(self) -> Iterator[Metric]:
-        reported = self.found.forecasts
-        if reported is None:
+        accuracy = self.found.forecasts
+        if accuracy is None:
             return
         yield GaugeMetricFamily(
-            "fairway_forecasts_scored", f"First forecasts scored in {reported.days} days.", reported.scored
+            "fairway_forecasts_scored", f"First forecasts scored in {accuracy.days} days.", accuracy.scored
         )
-        if reported.coverage is not None and reported.mean_score_s is not None:
+        if accuracy.coverage is not None and accuracy.mean_score_s is not None:
             yield GaugeMetricFamily(
                 "fairway_forecast_coverage_ratio",
-                "The part of them that held; 0.8 is meant.",
-                reported.coverage,
+                "Fraction of correct intervals; the nominal value is 0.8.",
+                accuracy.coverage,
             )
             yield GaugeMetricFamily(
                 "fairway_forecast_interval_score_seconds",
-                "Their mean interval score (Winkler, alpha 0.2).",
-                reported.mean_score_s,
+                "Mean interval score of these forecasts (Winkler, alpha 0.2).",
+                accuracy.mean_score_s,
             )
 
 
-def _memory_bytes(node: NodeMetrics) -> float | None:
-    return None if node.gpu_memory_mib is None else node.gpu_memory_mib * MIB
+def _gauges(name: str, description: str, labels: list[str], values: Mapping[Any, float]) -> GaugeMetricFamily:
+    """Return a gauge per key of ``values``: the value of the only label, or a tuple."""
+    family = GaugeMetricFamily(name, description, labels=labels)
+    for key, value in sorted(values.items()):
+        family.add_metric([key] if isinstance(key, str) else key, value)
+    return family
 
 
 @access_policy(AccessPolicy.ADMIN)
 class MetricsView(ApiView):
     @operation(
         "metrics",
-        "Figures for Prometheus",
+        "Get metrics for Prometheus",
         tag="scheduler",
         scope=Scope.METRICS,
         response=str,
         media_type="text/plain",
-        detail="Prometheus's text format. For administrators; a token of one needs only the scope `metrics`.",
+        detail="In Prometheus's text format. For administrators; a token needs only the scope `metrics`.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Current metrics in Prometheus's text format."""
