@@ -12,9 +12,9 @@ from typing import Any
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from portal.domain.states import JobKind
+from portal.domain.job_spec import job_fields
 from portal.engine_client import ANSWER_TTL_S, HEARTBEAT_KEY, HEARTBEAT_TTL_S, answer_key
-from portal.models import ClusterSettings, EngineQuery, Environment, Job
+from portal.models import ClusterSettings, EngineQuery, Environment
 from portal.valkey.client import valkey_client
 from scheduler.commit.verdict_store import change_fields, verdict_fields
 from scheduler.core.decide import decide, preview_request
@@ -25,18 +25,14 @@ from scheduler.core.model.snapshot import (
     JobId,
     NodeId,
     PendingRow,
-    PoolId,
-    ProjectId,
     Snapshot,
-    UserId,
 )
 from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.snapshot.dependencies import unfinished_jobs
 from scheduler.snapshot.invalid_rows import use_valid_rows
 from scheduler.snapshot.network_isolation import exclude_nodes, isolation_excluded_nodes, isolation_side
-from scheduler.snapshot.pending import gang_launcher
-from scheduler.snapshot.running import elastic_min_tasks, parse_topology_constraint
+from scheduler.snapshot.pending import build_placeable_row
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +65,7 @@ def send_heartbeats(stopping: threading.Event) -> None:
         try:
             valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
         except RedisError as away:
-            log.warning("nobody can hear that questions are answered here: %s", away)
+            log.warning("this worker could not announce that it answers what-if queries: %s", away)
         stopping.wait(HEARTBEAT_TTL_S / 3)
 
 
@@ -110,56 +106,28 @@ def _recent_inputs() -> DecisionInput:
 
 def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow:
     """Return the row of a request that is not submitted, as the last of the queue."""
-
-    defaults = Job()
-
-    def value(name: str) -> Any:
-        return body[name] if body.get(name) is not None else getattr(defaults, name)
-
-    environment = Environment.objects.get(public_id=body["environment"])
-    pool = body.get("pool")
-    user = str(body["user"])
-    kind = value("kind")
-    launcher = gang_launcher(value("tasks"), value("launcher"))
-    ineligible_nodes = inputs.ineligible.for_task(
-        environment.pk,
-        value("gpus_per_task"),
-        shares_gpu=value("milli_per_gpu") < WHOLE_MILLI,
-        gang=value("tasks") > 1 and elastic_min_tasks(value("tasks"), body.get("min_tasks")) is None,
-        needs_rendezvous=bool(launcher),
-        volumes=value("volumes"),
-        project=str(body["project"]),
-    )
-    row = PendingRow(
-        job=PREVIEW_JOB,
-        name=str(body.get("name") or "the request"),
-        project=ProjectId(body["project"]),
-        user=UserId(user),
-        pools=(PoolId(pool),) if pool else tuple(row.id for row in inputs.snapshot.pools),
-        submitted_s=inputs.snapshot.now_s,
-        priority=value("priority"),
-        preemptible=value("preemptible"),
-        tasks=value("tasks"),
-        min_tasks=elastic_min_tasks(value("tasks"), body.get("min_tasks")),
-        gpus_per_task=value("gpus_per_task"),
-        milli_per_gpu=value("milli_per_gpu"),
-        gpu_model=body.get("gpu_model") or None,
-        min_gpu_memory_mib=body.get("min_gpu_memory_mib"),
-        cpu_milli=value("cpu_milli"),
-        memory_mib=value("memory_mib"),
-        time_limit_s=body.get("time_limit_s"),
-        topology_constraint=parse_topology_constraint(body.get("topology_constraint")),
-        mig_profile=body.get("mig_profile") or None,
-        min_compute_capability=body.get("min_compute_capability"),
-        avoid_nodes=ineligible_nodes,
-        ineligible_nodes=ineligible_nodes,
-        required_cuda=inputs.ineligible.required_cuda(environment.pk, value("gpus_per_task")),
-        launcher=launcher,
-        node_affinity=inputs.home_nodes.get(user) if kind == JobKind.WORKSPACE.value else None,
+    columns: dict[str, Any] = {
+        name: rule.default if body.get(name) is None else body[name] for name, rule in job_fields().items()
+    }
+    columns |= {
+        "name": str(body.get("name") or "the request"),
+        "public_id": PREVIEW_JOB,
+        "project__public_id": str(body["project"]),
+        "owner__public_id": str(body["user"]),
+        "pool__public_id": body.get("pool"),
+        "environment_id": Environment.objects.values_list("pk", flat=True).get(public_id=body["environment"]),
+        "submitted_s": inputs.snapshot.now_s,
+        "version": 0,
+        "reason": "",
+        "nominated_placement": None,
+    }
+    pools = tuple(pool.id for pool in inputs.snapshot.pools)
+    row = replace(
+        build_placeable_row(columns, pools, inputs.ineligible, [], inputs.home_nodes),
         dependencies=unfinished_jobs(body.get("dependencies") or ()),
-        ignore_dependency_failure=bool(body.get("ignore_dependency_failure")),
+        ignore_dependency_failure=bool(columns["ignore_dependency_failure"]),
     )
-    side = isolation_side(kind, row.tasks, row.min_tasks)
+    side = isolation_side(columns["kind"], row.tasks, row.min_tasks)
     return (
         row
         if side is None

@@ -7,6 +7,7 @@ The scheduler also evaluates ``tasks_on_node`` for many nodes at once as array o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 WHOLE_MILLI = 1000
@@ -26,23 +27,34 @@ class GpuKind(NamedTuple):
     """0 is unknown."""
 
 
-def gpu_matches(
-    kind: GpuKind,
-    gpu_model: str | None,
-    min_gpu_memory_mib: int | None,
-    mig_profile: str | None = None,
-    min_compute_capability: float | None = None,
-) -> bool:
-    """Return True if the GPU has the requested model (any, one, or one of "A|B"), memory and capability.
+class GpuConstraints(NamedTuple):
+    """Which GPUs a task accepts; None and blank accept all, and whole GPUs for ``mig_profile``."""
 
-    MIG slices match only requests for their profile, and whole GPUs only requests without one.
-    """
-    return (
-        (not gpu_model or gpu_model == kind.model or kind.model in gpu_model.split("|"))
-        and (min_gpu_memory_mib is None or kind.memory_mib >= min_gpu_memory_mib)
-        and (mig_profile or "") == kind.mig_profile
-        and (min_compute_capability is None or kind.compute_capability >= min_compute_capability)
-    )
+    gpu_model: str | None = None
+    """One model, or several as "A|B"."""
+    min_gpu_memory_mib: int | None = None
+    mig_profile: str | None = None
+    min_compute_capability: float | None = None
+
+    def accepts(self, gpu: GpuKind) -> bool:
+        """Return True if a task may use the GPU.
+
+        MIG slices match only requests for their profile, and whole GPUs only requests without one.
+        """
+        return (
+            (not self.gpu_model or gpu.model == self.gpu_model or gpu.model in self.gpu_model.split("|"))
+            and (self.min_gpu_memory_mib is None or gpu.memory_mib >= self.min_gpu_memory_mib)
+            and (self.mig_profile or "") == gpu.mig_profile
+            and (self.min_compute_capability is None or gpu.compute_capability >= self.min_compute_capability)
+        )
+
+
+_values = attrgetter(*GpuConstraints._fields)
+
+
+def gpu_constraints(request: object) -> GpuConstraints:
+    """Return the constraints of a job, row or request, which has them as attributes."""
+    return GpuConstraints._make(_values(request))
 
 
 def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:

@@ -16,8 +16,9 @@ from portal.errors import Conflict
 from portal.models import Job, NodePool, Task
 from portal.services.lifecycle.job_control import RankPlacement
 from scheduler.core.model.snapshot import NodeId, PendingRow, PoolRow, ProjectId, RunningRow
+from scheduler.snapshot.job_columns import elastic_min_tasks
 from scheduler.snapshot.row_cache import DerivedCache
-from scheduler.snapshot.running import LiveAttempt, elastic_min_tasks
+from scheduler.snapshot.running import LiveAttempt
 
 Row = TypeVar("Row", PendingRow, RunningRow)
 

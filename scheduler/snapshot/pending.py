@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agents.launchers import REQUIRES_RENDEZVOUS
 from portal.domain.end_states import APPLICATION_FAILURES, backoff_s
 from portal.domain.reasons import EndReason
 from portal.domain.states import DesiredState, JobState
@@ -23,9 +22,17 @@ from scheduler.core.model.snapshot import (
 )
 from scheduler.nominations import parse_nomination
 from scheduler.snapshot.dependencies import read_dependencies
+from scheduler.snapshot.job_columns import (
+    PLACEMENT_COLUMNS,
+    elastic_min_tasks,
+    gang_launcher,
+    home_node,
+    parse_topology_constraint,
+    pending_values,
+)
 from scheduler.snapshot.node_eligibility import IneligibleNodes
 from scheduler.snapshot.row_cache import DerivedCache, RowCache, row_version_blocks
-from scheduler.snapshot.running import EpochSeconds, elastic_min_tasks, home_node, parse_topology_constraint
+from scheduler.snapshot.running import EpochSeconds
 
 _PENDING = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
 _BACKOFF_REASONS = APPLICATION_FAILURES | {
@@ -64,19 +71,7 @@ def read_pending(
     )
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
-        home = home_node(row["kind"], row["owner__public_id"], home_nodes)
-        needs_rendezvous = bool(gang_launcher(row["tasks"], row["launcher"]))
-        ineligible_nodes = ineligible.for_task(
-            row["environment_id"],
-            row["gpus_per_task"],
-            shares_gpu=row["milli_per_gpu"] < WHOLE_MILLI,
-            gang=row["tasks"] > 1 and elastic_min_tasks(row["tasks"], row["min_tasks"]) is None,
-            needs_rendezvous=needs_rendezvous,
-            volumes=row["volumes"],
-            project=row["project__public_id"],
-        )
-        cuda = ineligible.required_cuda(row["environment_id"], row["gpus_per_task"])
-        return build_pending_row(row, all_pools, ineligible_nodes, excluded.get(id_, []), home, cuda)
+        return build_placeable_row(row, all_pools, ineligible, excluded.get(id_, []), home_nodes)
 
     def fallback(_: int, row: dict[str, Any]) -> PendingRow:
         return build_pending_row(without_json(row), all_pools, (), [], None)
@@ -101,8 +96,6 @@ def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, A
     ).values(
         "id",
         "public_id",
-        "name",
-        "kind",
         "held",
         "version",
         "submitted_s",
@@ -110,31 +103,38 @@ def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, A
         "reason",
         "attempt_count",
         "nominated_placement",
-        "priority",
-        "preemptible",
-        "tasks",
-        "min_tasks",
-        "gpus_per_task",
-        "milli_per_gpu",
-        "gpu_model",
-        "min_gpu_memory_mib",
-        "topology_constraint",
-        "mig_profile",
-        "min_compute_capability",
-        "cpu_milli",
-        "memory_mib",
-        "time_limit_s",
+        *PLACEMENT_COLUMNS,
         "project__public_id",
         "owner__public_id",
         "pool__public_id",
         "environment_id",
-        "launcher",
-        "volumes",
         "secrets",
         "owner_id",
         "project_id",
     ):
         yield row["id"], dict(row)
+
+
+def build_placeable_row(
+    row: dict[str, Any],
+    all_pools: tuple[PoolId, ...],
+    ineligible: IneligibleNodes,
+    excluded_nodes: list[str],
+    home_nodes: dict[str, NodeId],
+) -> PendingRow:
+    """Return the snapshot row of a job with the nodes that can never run it, and its home node."""
+    ineligible_nodes = ineligible.for_task(
+        row["environment_id"],
+        row["gpus_per_task"],
+        shares_gpu=row["milli_per_gpu"] < WHOLE_MILLI,
+        gang=row["tasks"] > 1 and elastic_min_tasks(row["tasks"], row["min_tasks"]) is None,
+        needs_rendezvous=bool(gang_launcher(row["tasks"], row["launcher"])),
+        volumes=row["volumes"],
+        project=row["project__public_id"],
+    )
+    home = home_node(row["kind"], row["owner__public_id"], home_nodes)
+    cuda = ineligible.required_cuda(row["environment_id"], row["gpus_per_task"])
+    return build_pending_row(row, all_pools, ineligible_nodes, excluded_nodes, home, cuda)
 
 
 def build_pending_row(
@@ -148,22 +148,12 @@ def build_pending_row(
     """Return the snapshot row of a pending job; ``ineligible_nodes`` cannot run its environment."""
     return PendingRow(
         job=JobId(row["public_id"]),
-        name=row["name"],
         project=ProjectId(row["project__public_id"]),
         user=UserId(row["owner__public_id"]),
         pools=(PoolId(row["pool__public_id"]),) if row["pool__public_id"] else all_pools,
         submitted_s=row["submitted_s"],
-        priority=row["priority"],
-        preemptible=row["preemptible"],
         tasks=row["tasks"],
         min_tasks=elastic_min_tasks(row["tasks"], row["min_tasks"]),
-        gpus_per_task=row["gpus_per_task"],
-        milli_per_gpu=row["milli_per_gpu"],
-        gpu_model=row["gpu_model"] or None,
-        min_gpu_memory_mib=row["min_gpu_memory_mib"],
-        cpu_milli=row["cpu_milli"],
-        memory_mib=row["memory_mib"],
-        time_limit_s=row["time_limit_s"],
         held=row["held"],
         not_before_s=_not_before_s(row),
         avoid_nodes=(*ineligible_nodes, *map(NodeId, excluded_nodes)) if excluded_nodes else ineligible_nodes,
@@ -173,15 +163,9 @@ def build_pending_row(
         version=row["version"],
         nominated_tasks=parse_nomination(row["nominated_placement"], row["cpu_milli"], row["memory_mib"]),
         topology_constraint=parse_topology_constraint(row["topology_constraint"]),
-        mig_profile=row["mig_profile"] or None,
-        min_compute_capability=row["min_compute_capability"],
         launcher=gang_launcher(row["tasks"], row["launcher"]),
+        **pending_values(row),
     )
-
-
-def gang_launcher(tasks: int, launcher: str) -> str | None:
-    """Return the launcher of a job whose tasks must reach each other; None otherwise."""
-    return launcher if tasks > 1 and launcher in REQUIRES_RENDEZVOUS else None
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:

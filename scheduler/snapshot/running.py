@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Case, F, FloatField, Func, Q, When
 
-from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
 from portal.models import (
     Allocation,
     Attempt,
@@ -27,11 +27,17 @@ from scheduler.core.model.snapshot import (
     ProjectId,
     RunningRow,
     RunningTask,
-    TopologyConstraint,
     UserId,
 )
 from scheduler.core.model.validation import MAX_TASKS
 from scheduler.nominations import NominatedPlacement, parse_nomination
+from scheduler.snapshot.job_columns import (
+    RUNNING_COLUMNS,
+    elastic_min_tasks,
+    home_node,
+    parse_topology_constraint,
+    running_values,
+)
 from scheduler.snapshot.node_eligibility import IneligibleNodes
 from scheduler.snapshot.row_cache import DerivedCache, RowCache, row_versions
 
@@ -126,19 +132,12 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         "grow_after_s",
         "pool__public_id",
         "job__public_id",
-        "job__name",
+        *RUNNING_COLUMNS,
         "job__project__public_id",
         "job__owner__public_id",
-        "job__priority",
-        "job__preemptible",
-        "job__time_limit_s",
         "job__gpus_per_task",
         "job__milli_per_gpu",
-        "job__gpu_model",
-        "job__min_gpu_memory_mib",
         "job__topology_constraint",
-        "job__mig_profile",
-        "job__min_compute_capability",
         "submitted_s",
         "job__kind",
         "job__environment_id",
@@ -234,25 +233,18 @@ def build_running_row(attempt: LiveAttempt, avoid: tuple[NodeId, ...], home: Nod
         project=ProjectId(row["job__project__public_id"]),
         user=UserId(row["job__owner__public_id"]),
         pool=PoolId(row["pool__public_id"]),
-        priority=row["job__priority"],
-        preemptible=row["job__preemptible"],
         started_s=row["created_s"],
-        time_limit_s=row["job__time_limit_s"],
         tasks=attempt.tasks,
         stopping=row["stopping"],
         preempted_for=JobId(row["preemptor"]) if row["preemptor"] else None,
         checkpoint_s=row["checkpoint_s"],
-        name=row["job__name"],
-        gpu_model=row["job__gpu_model"] or None,
-        min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
         topology_constraint=parse_topology_constraint(row["job__topology_constraint"]),
-        mig_profile=row["job__mig_profile"] or None,
-        min_compute_capability=row["job__min_compute_capability"],
         submitted_s=row["submitted_s"],
         avoid_nodes=avoid,
         node_affinity=home,
         min_tasks=attempt.min_tasks,
         nominated_tasks=_nominated_tasks(attempt),
+        **running_values(row),
     )
 
 
@@ -281,25 +273,3 @@ def read_home_nodes() -> dict[str, NodeId]:
     return {
         str(owner): NodeId(node) for owner, node in rows.values_list("owner__public_id", "node__public_id")
     }
-
-
-def home_node(kind: str, owner: str, home_nodes: dict[str, NodeId]) -> NodeId | None:
-    """Return the node of the owner's home for a workspace; None otherwise."""
-    return home_nodes.get(owner) if kind == JobKind.WORKSPACE.value else None
-
-
-def elastic_min_tasks(tasks: int, min_tasks: int | None) -> int | None:
-    """Return the fewest tasks a job starts with; None when it is not elastic."""
-    return min_tasks if min_tasks is not None and min_tasks < tasks else None
-
-
-def parse_topology_constraint(requested: dict[str, Any] | None) -> TopologyConstraint | None:
-    """Return the topology constraint; None when blank. Raise ValueError for an invalid one."""
-    if not requested:
-        return None
-    near = TopologyConstraint(requested["topology"], requested.get("required"), requested.get("preferred"))
-    if not all(
-        each is None or isinstance(each, str) for each in (near.required, near.preferred, near.topology)
-    ):
-        raise ValueError(f"near {requested!r} is no topology with levels")
-    return near

@@ -1,6 +1,5 @@
-// The launch form: asks the server what would become of it a moment after each keystroke, and takes over offers.
+// The launch form: requests a preview shortly after each keystroke, and applies suggestions.
 const DELAY_MS = 220;
-const UNITS = { cpu_milli: ["cores", 1000], memory_mib: ["memory_gib", 1024], min_gpu_memory_mib: ["min_gpu_memory_gib", 1024] };
 
 export function startLaunch(root) {
   const form = root.querySelector("[data-launch]");
@@ -30,8 +29,7 @@ export function startLaunch(root) {
 
   const set = (pairs) => {
     for (const pair of pairs.split(";")) {
-      let [name, value] = pair.split("=");
-      if (UNITS[name]) { const [field, by] = UNITS[name]; name = field; value = String(Number(value) / by); }
+      const [name, value] = pair.split("=");
       const field = form.elements[name];
       if (!field) continue;
       if (field.type === "checkbox") field.checked = value === "True" || value === "true";

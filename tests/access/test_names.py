@@ -257,7 +257,7 @@ def _text_for(column: str, row: Any, word: str) -> Any:
         "env": {word.upper(): word},
         "command": ["true", word],
         "volumes": [{"volume": word, "target": f"/{word}", "read_only": True}],
-        "secrets": [{"secret": word, "of": "me", "variable": "WORD"}],
+        "secrets": [{"secret": word, "owner_type": "me", "variable": "WORD"}],
         "topology_constraint": {"topology": word, "required": word, "preferred": None},
         "email": f"{word}@example.org",
         "path": f"/{word}",

@@ -41,7 +41,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     pending = {row.job: row for row in snapshot.pending}
     answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
     if answered != Counter(pending.keys()):
-        raise PlanError("every pending job has exactly one start or verdict")
+        raise PlanError("every pending job must have exactly one start or verdict")
     nodes = {node.id: node for node in snapshot.nodes}
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
     tree = ProjectTree(snapshot.projects)
@@ -52,34 +52,34 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         row = pending[start.job]
         asks = _requests_by_rank(row)
         if row.held or row.dependencies:
-            raise PlanError(f"{row.job} starts though it is held or waits for others")
+            raise PlanError(f"{row.job} starts although it is held or has dependencies")
         if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
-            raise PlanError(f"{row.job} starts whole in one of its pools")
+            raise PlanError(f"{row.job} must start completely and in one of its pools")
         if not row.groups and not _meets_topology_constraint(
             snapshot, row.topology_constraint, [nodes[task.node] for task in start.tasks]
         ):
-            raise PlanError(f"{row.job} must stand nearer together")
+            raise PlanError(f"{row.job} violates its topology constraint")
         closed = _reserved_for_others(snapshot, tree, row)
         for task in start.tasks:
             node = nodes[task.node]
             if node.id in closed:
-                raise PlanError(f"{row.job} may reach into a reservation of {node.id} for others")
+                raise PlanError(f"{row.job} may overlap a reservation of {node.id} for others")
             if node.pool != start.pool or not (node.schedulable and node.reachable):
-                raise PlanError(f"{row.job} stands on {node.id}, which is not open to it")
+                raise PlanError(f"{row.job} is placed on {node.id}, which is unavailable")
             if node.id in row.avoid_nodes or row.node_affinity not in (None, node.id):
-                raise PlanError(f"{row.job} must not stand on {node.id}")
+                raise PlanError(f"{row.job} must not be placed on {node.id}")
             ask = asks[task.rank]
             _check_gpus(row, ask, task, gpus)
             cpu[node.id] += ask.cpu_milli
             memory[node.id] += ask.memory_mib
             used.update({gpu.uuid: gpu.milli for gpu in task.gpus})
             if ask.cpu_milli and cpu[node.id] > node.cpu_milli:
-                raise PlanError(f"{node.id} has no more CPU for {row.job}")
+                raise PlanError(f"{node.id} has too little CPU for {row.job}")
             if ask.memory_mib and memory[node.id] > node.memory_mib:
-                raise PlanError(f"{node.id} has no more memory for {row.job}")
+                raise PlanError(f"{node.id} has too little memory for {row.job}")
     for uuid, milli in used.items():
         if milli > WHOLE_MILLI:
-            raise PlanError(f"{uuid} carries {milli} milli")
+            raise PlanError(f"{uuid} is allocated {milli} milli")
     _check_limits(snapshot, plan)
     _check_evictions(snapshot, plan)
 
@@ -130,7 +130,7 @@ def _check_gpus(
     row: PendingRow, ask: TaskRequest, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]
 ) -> None:
     if len({gpu.uuid for gpu in task.gpus}) != ask.gpus or len(task.gpus) != ask.gpus:
-        raise PlanError(f"{row.job} needs {ask.gpus} different GPUs a task")
+        raise PlanError(f"{row.job} needs {ask.gpus} different GPUs per task")
     for share in task.gpus:
         node, gpu = gpus[share.uuid]
         if ask.share_mib is None:
@@ -138,13 +138,13 @@ def _check_gpus(
         else:
             enough = share.milli * gpu.memory_mib >= ask.share_mib * WHOLE_MILLI
         if node != task.node or not gpu.healthy or not enough:
-            raise PlanError(f"{row.job} got {share.uuid} wrongly")
+            raise PlanError(f"{row.job} has an invalid allocation of {share.uuid}")
         if ask.gpu_model not in (None, gpu.model) or gpu.memory_mib < (ask.min_gpu_memory_mib or 0):
-            raise PlanError(f"{row.job} asked for another kind of GPU than {share.uuid}")
+            raise PlanError(f"{row.job} requests another model or more memory than {share.uuid} has")
         if ask.mig_profile != gpu.mig_profile:
-            raise PlanError(f"{row.job} asked for {ask.mig_profile or 'whole GPUs'}, {share.uuid} is none")
+            raise PlanError(f"{row.job} requests {ask.mig_profile or 'whole GPUs'}, not {share.uuid}")
         if (gpu.compute_capability or 0.0) < (ask.min_compute_capability or 0.0):
-            raise PlanError(f"{row.job} asked for a newer GPU than {share.uuid}")
+            raise PlanError(f"{row.job} requests a higher capability than {share.uuid} has")
 
 
 def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
@@ -174,9 +174,9 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
                         grown_firm.add(project)
         for project, quota in quotas.items():
             if quota.limit_milli is not None and project in grown and held[project] > quota.limit_milli:
-                raise PlanError(f"{project} passes its limit in {pool.id}")
+                raise PlanError(f"{project} exceeds its limit in {pool.id}")
             if project in grown_firm and firm[project] > quota.guaranteed_milli:
-                raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")
+                raise PlanError(f"non-preemptible jobs of {project} exceed its guarantee in {pool.id}")
         _check_user_limits(snapshot, plan, pool.id, tree, quotas)
 
 
@@ -201,7 +201,7 @@ def _check_user_limits(
     for project, user in grown:
         most = quotas[project].user_limit_milli
         if most is not None and held[project, user] > most:
-            raise PlanError(f"{user} holds more of {project} in {pool} than one person may")
+            raise PlanError(f"{user} exceeds the user limit of {project} in {pool}")
 
 
 def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
@@ -211,23 +211,23 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
     seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}
     seated |= {start.job for start in plan.starts}
     if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
-        raise PlanError("a job leaves once")
+        raise PlanError("a job is evicted more than once")
     moved = {start.job for start in plan.nominations}
     for eviction in plan.evictions:
         victim = running[eviction.job]
         if eviction.reason is EvictionReason.GANG_INCOMPLETE:
             if victim.stale_since_s is None or eviction.for_job != victim.job:
-                raise PlanError(f"{victim.job} leaves though it is whole")
+                raise PlanError(f"{victim.job} is evicted as incomplete, but is complete")
             continue
         winner = pending[eviction.for_job]
         if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
-            raise PlanError(f"{victim.job} leaves without need")
+            raise PlanError(f"{victim.job} is evicted without need")
         if eviction.reason is EvictionReason.MIGRATED:
             if victim.job not in moved:
-                raise PlanError(f"{victim.job} is moved to no place")
+                raise PlanError(f"{victim.job} is migrated, but has no new placement")
             continue
         same = victim.project == winner.project
         if same != (eviction.reason is EvictionReason.PREEMPTED):
-            raise PlanError(f"{victim.job} leaves for the wrong reason")
+            raise PlanError(f"{victim.job} is evicted for the wrong reason")
         if same and victim.priority >= winner.priority:
-            raise PlanError(f"{victim.job} leaves for a job that is not above it")
+            raise PlanError(f"{victim.job} is preempted for a job without higher priority")

@@ -77,14 +77,14 @@ def test_who_is_kept_out_is_told_by_what_and_until_when() -> None:
     now = hall(reserve("n0 n1", "q", -60.0), pending=[waits("j", "p", 4)])
     (verdict,) = decide(now, POLICY).verdicts
     assert verdict.message == (
-        "Needs 4 GPUs; so much is free now, but 2 nodes are reserved until 1970-01-12 14:46 UTC (course)."
+        "Needs 4 GPUs; enough is free now, but 2 nodes are reserved until 1970-01-12 14:46 UTC (course)."
     )
     assert verdict.details["reserved_until_s"] == NOW_S + HOUR
     later = hall(reserve("n0 n1", "q", 600.0), pending=[waits("j", "p", 4, time_limit_s=HOUR)])
     (verdict,) = decide(later, POLICY).verdicts
     assert verdict.message == (
-        "Needs 4 GPUs; so much is free now, but 2 nodes are reserved from 1970-01-12 13:56 UTC "
-        "until 1970-01-12 14:46 UTC (course). With a time limit that ends before, it could start now."
+        "Needs 4 GPUs; enough is free now, but 2 nodes are reserved from 1970-01-12 13:56 UTC "
+        "until 1970-01-12 14:46 UTC (course). With a time limit that ends before then, it could start now."
     )
     assert preview_request(later, POLICY, replace(later.pending[0], time_limit_s=600.0)).starts_now
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.feasibility import GpuKind, gpu_matches, milli_by_memory
+from portal.domain.feasibility import GpuKind, gpu_constraints, milli_by_memory
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     MAX_LEVELS,
@@ -66,9 +66,7 @@ def by_the_formula(mix: dict[TaskRequest, int], free: list[int], kind: GpuKind, 
             memory // ask.memory_mib if ask.memory_mib else WIDTH,
         )
         able = [one for one in free if one >= milli] if milli <= WHOLE_MILLI else []
-        if not gpu_matches(
-            kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
-        ):
+        if not gpu_constraints(ask).accepts(kind):
             able = []
         groups = min(len(able) // ask.gpus, at_once)
         alone = sum(able) if groups else 0

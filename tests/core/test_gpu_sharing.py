@@ -23,7 +23,7 @@ def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
         nodes=[here], projects=[project("ours"), project("theirs")], running=[stands], pending=[new]
     )
     (verdict,) = decide(photo, Policy()).verdicts
-    assert "1 GPU with room is shared by other projects" in verdict.message
+    assert "1 GPU with free capacity is shared by other projects" in verdict.message
     assert verdict.details["gpus_shared_elsewhere"] == 1
     (start,) = decide(photo, Policy(gpu_sharing_scope="any")).starts
     assert start.tasks[0].gpus == (GpuShare(here.gpus[0].uuid, 500),)

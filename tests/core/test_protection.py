@@ -36,7 +36,7 @@ def opening_s(snapshot: Snapshot, policy: Policy = POLICY) -> float:
     (verdict,) = plan.verdicts
     assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED, verdict
     until_s = verdict.details["protected_until_s"]
-    assert isinstance(until_s, float) and "not asked to leave before" in verdict.message
+    assert isinstance(until_s, float) and "are protected until" in verdict.message
     return until_s
 
 

@@ -109,6 +109,6 @@ def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
     recall, sound = IncrementalDecider(), scene()
     recall.decide(sound, Policy())
     doubled = replace(sound, pending=(*sound.pending, sound.pending[0]))
-    with pytest.raises(SnapshotError, match="stands there 2 times"):
+    with pytest.raises(SnapshotError, match="is listed 2 times"):
         recall.decide(read_anew(doubled), Policy())
     assert plan_to_json(recall.decide(sound, Policy())) == plan_to_json(decide(sound, Policy()))

@@ -58,7 +58,7 @@ def test_a_gang_keeps_off_the_workspace_of_another_project(scene) -> None:
     cycle()
     states = dict(Job.objects.filter(pk__in=[gang.pk, alone.pk, theirs.pk]).values_list("pk", "state"))
     assert states == {gang.pk: "PENDING", alone.pk: "RUNNING", theirs.pk: "RUNNING"}
-    assert "insufficient_resources" in standing(gang) and "1 node is closed to it" in standing(gang)
+    assert "insufficient_resources" in standing(gang) and "1 node is excluded" in standing(gang)
     factories.node(scene["pool"])
     cycle()
     gang.refresh_from_db()
@@ -70,7 +70,7 @@ def test_a_workspace_keeps_off_the_gang_of_another_project(scene) -> None:
     cycle()
     theirs, ours = submit(scene, "other", kind="workspace"), submit(scene, kind="workspace")
     cycle()
-    assert "1 node is closed to it" in standing(theirs) and standing(ours) == "starts"
+    assert "1 node is excluded" in standing(theirs) and standing(ours) == "starts"
     NodePool.objects.update(allow_host_network=False)
     cycle()
     assert standing(theirs) == "starts"

@@ -18,21 +18,14 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
     read_body,
 )
+from portal.domain.job_spec import JobField, JobSpec, job_fields
 from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
 from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
 from portal.selectors.nodes.nodes import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
-from portal.services.jobs.submission import (
-    MAX_GPUS_PER_TASK,
-    MAX_TASKS,
-    MAX_TIME_LIMIT_S,
-    PRIORITIES,
-    JobRequest,
-    preview_start,
-    validate_request,
-)
+from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 
 ID_OR_NAME = "Id or name."
 REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies")
@@ -47,7 +40,7 @@ class TopologyConstraintBody(StrictSerializer):
         allow_null=True,
         default=None,
         max_length=317,
-        help_text="A level: all tasks stand within one domain of it, or the job waits.",
+        help_text="A level: all tasks run within one domain of it, or the job waits.",
     )
     preferred = StrictCharField(
         required=False,
@@ -67,7 +60,7 @@ class JobVolumeBody(StrictSerializer):
         allow_null=True,
         default=None,
         max_length=1024,
-        help_text="Where it stands in the container. null: /volumes/NAME.",
+        help_text="Mount path in the container. null: /volumes/NAME.",
     )
     read_only = StrictBooleanField(required=False, default=False)  # type: ignore[assignment]
 
@@ -84,7 +77,10 @@ class JobSecretBody(StrictSerializer):
 class SubmitBody(StrictSerializer):
     """Fields common to jobs and workspaces. CPU and memory are per task."""
 
-    name = StrictCharField(max_length=100)
+    spec: type[JobSpec] = JobSpec
+    kinds: tuple[JobKind, ...] = ()
+    """Kinds that it accepts; empty: the route decides, and fields of jobs alone are refused."""
+
     project = StrictCharField(max_length=63, help_text=ID_OR_NAME)
     environment = StrictCharField(
         required=False, max_length=63, help_text=ID_OR_NAME + " Needed unless the template has one."
@@ -96,29 +92,9 @@ class SubmitBody(StrictSerializer):
         required=False,
         allow_null=True,
         max_length=63,
-        help_text=ID_OR_NAME + " Its fields stand where this body is silent.",
-    )
-    gpus_per_task = StrictIntegerField(required=False, min_value=0, max_value=MAX_GPUS_PER_TASK)
-    milli_per_gpu = StrictIntegerField(
-        required=False, min_value=1, max_value=1000, help_text="1000 is a whole GPU."
-    )
-    gpu_model = StrictCharField(required=False, allow_blank=True, max_length=100)
-    min_gpu_memory_mib = StrictIntegerField(
-        required=False, allow_null=True, min_value=1, max_value=10_000_000
-    )
-    mig_profile = StrictCharField(
-        required=False,
-        allow_blank=True,
-        max_length=32,
-        help_text="MIG slices of this profile; blank: whole GPUs.",
-    )
-    min_compute_capability = StrictFloatField(
-        required=False, allow_null=True, min_value=1.0, max_value=99.9, help_text="Such as 8.0."
+        help_text=ID_OR_NAME + " It gives the fields that this body leaves out.",
     )
     topology_constraint = TopologyConstraintBody(required=False, allow_null=True, help_text="null: anywhere.")
-    cpu_milli = StrictIntegerField(required=False, min_value=100, max_value=1_000_000)
-    memory_mib = StrictIntegerField(required=False, min_value=32, max_value=64 * 1024 * 1024)
-    shm_mib = StrictIntegerField(required=False, min_value=1, max_value=1024 * 1024)
     env = serializers.DictField(
         required=False,
         child=StrictCharField(allow_blank=True, max_length=32_768),
@@ -126,22 +102,32 @@ class SubmitBody(StrictSerializer):
     )
     volumes = JobVolumeBody(many=True, required=False)
     secrets = JobSecretBody(many=True, required=False)
-    priority = StrictIntegerField(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
-    preemptible = StrictBooleanField(required=False)
-    time_limit_s = StrictIntegerField(
-        required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S
-    )
-    termination_grace_s = StrictIntegerField(required=False, min_value=1, max_value=600)
-    held = StrictBooleanField(required=False)
     dependencies = serializers.ListField(
         child=StrictCharField(max_length=63),
         required=False,
         max_length=MAX_DEPENDENCIES,
         help_text="Ids of jobs that must have completed before it starts. When one ends otherwise, it is cancelled.",
     )
-    ignore_dependency_failure = StrictBooleanField(
-        required=False, help_text="true: it starts after them however they end."
-    )
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the fields above and those of the specification."""
+        rules = [rule for rule in job_fields(self.spec).values() if self.kinds or not rule.jobs_only]
+        return {rule.name: self._build_field(rule) for rule in rules if rule.is_scalar} | super().get_fields()
+
+    def _build_field(self, rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
+        options: dict[str, Any] = {"required": rule.default is None and not rule.nullable}
+        options |= {"allow_null": True} if rule.nullable else {}
+        texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
+        options |= {"help_text": " ".join(filter(None, texts)) or None}
+        choices = [kind.value for kind in self.kinds] if rule.name == "kind" else rule.choices
+        if choices:
+            return serializers.ChoiceField(choices, **options)
+        if rule.value_type is bool:
+            return StrictBooleanField(**options)
+        if rule.is_number:
+            options |= {"min_value": rule.minimum, "max_value": rule.maximum}
+            return StrictIntegerField(**options) if rule.value_type is int else StrictFloatField(**options)
+        return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
 
 
 class WorkspaceBody(SubmitBody):
@@ -151,36 +137,24 @@ class WorkspaceBody(SubmitBody):
 class JobBody(SubmitBody):
     """A new job."""
 
-    kind = serializers.ChoiceField([JobKind.TRAINING.value, JobKind.SERVICE.value], required=False)
-    tasks = StrictIntegerField(required=False, min_value=1, max_value=MAX_TASKS)
-    min_tasks = StrictIntegerField(
-        required=False,
-        allow_null=True,
-        min_value=1,
-        max_value=MAX_TASKS,
-        help_text="So many tasks are enough to run: it starts with these and grows while it runs. null: all.",
-    )
+    kinds: tuple[JobKind, ...] = (JobKind.TRAINING, JobKind.SERVICE)
     command = serializers.ListField(
         child=StrictCharField(allow_blank=True, max_length=65_536),
         required=False,
         max_length=4096,
         help_text="Argument list; no shell reads it.",
     )
-    max_attempts = StrictIntegerField(required=False, min_value=1, max_value=20)
-    retry_on_failure = StrictBooleanField(
-        required=False, help_text="true: a command that fails is tried again too, all its tasks as one."
-    )
     launcher = serializers.ChoiceField(
         sorted(LAUNCHERS),
         required=False,
-        help_text="How its tasks are told of each other (docs/jobs.md). Not for elastic jobs.",
+        help_text="How its tasks find each other (docs/jobs.md). Not for elastic jobs.",
     )
 
 
 class JobPreviewBody(JobBody):
     """A request that is previewed, not submitted."""
 
-    kind = serializers.ChoiceField([kind.value for kind in JobKind], required=False)
+    kinds = tuple(JobKind)
 
 
 def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> JobRequest:

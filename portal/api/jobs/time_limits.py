@@ -17,11 +17,11 @@ from portal.api.framework.request_parsing import (
 )
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers import jobs as representations
+from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.models import TimeLimitExtension
 from portal.selectors.jobs.jobs import get_job, visible_job_ids
 from portal.selectors.jobs.time_limits import get_extension, list_extensions
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.submission import MAX_TIME_LIMIT_S
 from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_decide_extension, do_request_extension
 from portal.valkey import rate_limits
 

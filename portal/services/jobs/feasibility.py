@@ -10,30 +10,21 @@ import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from portal.domain.feasibility import WHOLE_MILLI, GpuKind, gpu_matches, tasks_on_node
+from portal.domain.feasibility import WHOLE_MILLI, GpuKind, gpu_constraints, tasks_on_node
 from portal.domain.formatting import format_distinct_memories, format_memory
+from portal.domain.job_spec import JobSpec
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
 from portal.models import Gpu, Node, NodePool, Project, Quota
 
 
-@dataclass(frozen=True)
-class ResourceRequest:
-    """The part of a request that decides whether it can ever be placed."""
+@dataclass(frozen=True, kw_only=True)
+class ResourceRequest(JobSpec):
+    """A request with the rows that decide whether it can ever be placed; ``tasks`` must fit at once."""
 
     project: Project
     pool: NodePool | None
     runtime: str
-    tasks: int
-    gpus_per_task: int
-    milli_per_gpu: int
-    gpu_model: str
-    min_gpu_memory_mib: int | None
-    cpu_milli: int
-    memory_mib: int
-    preemptible: bool = True
-    mig_profile: str = ""
-    min_compute_capability: float | None = None
 
     @property
     def total_milli(self) -> int:
@@ -89,15 +80,10 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     if request.pool is not None:
         nodes = nodes.filter(pool=request.pool)
     capacities = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
+    constraints = gpu_constraints(request)
     for gpu in Gpu.objects.filter(node_id__in=capacities, present=True).order_by("index"):
         kind = GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile, gpu.compute_capability or 0.0)
-        if gpu_matches(
-            kind,
-            request.gpu_model,
-            request.min_gpu_memory_mib,
-            request.mig_profile,
-            request.min_compute_capability,
-        ):
+        if constraints.accepts(kind):
             capacities[gpu.node_id].gpus.append(gpu)
     return list(capacities.values())
 
@@ -107,13 +93,13 @@ def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
     if request.pool is not None:
         elsewhere = next(iter(_empty_nodes(replace(request, pool=None))), None)
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
-        return "There is no node yet; an administrator adds the first one.", {"nearest": None}
+        return "There is no node yet; an administrator must add one.", {"nearest": None}
     kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
     message = f"No node of {_pool_text(request)} runs {kind}."
     if elsewhere is None:
         return message, {"nearest": None}
     pool = elsewhere.node.pool
-    return f"{message} The pool {pool.name} has some that do.", {"nearest": {"pool": pool.public_id}}
+    return f"{message} The pool {pool.name} has nodes that do.", {"nearest": {"pool": pool.public_id}}
 
 
 def _too_large_reason(
@@ -144,11 +130,11 @@ def _too_large_reason(
             )
         else:
             what = f"{request.tasks} tasks"
-        where = "the pool with most room" if len(pools) > 1 else _pool_text(request)
+        where = "the largest pool" if len(pools) > 1 else _pool_text(request)
         message = (
             f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
             f"at once in one pool; "
-            f"{where} seats {most}. Ask for at most {most} {'task' if most == 1 else 'tasks'}."
+            f"{where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
     return message, facts
@@ -166,7 +152,7 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         reported = (
             f"the newest in {_pool_text(request)} has {newest:.1f}"
             if newest
-            else f"no node of {_pool_text(request)} tells any"
+            else f"no node of {_pool_text(request)} reports one"
         )
         return (
             f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}.",
@@ -210,7 +196,7 @@ def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[st
     profiles = sorted(set(cut.values_list("mig_profile", flat=True)))
     message = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
     if not profiles:
-        return f"{message} No GPU is cut into slices.", None
+        return f"{message} No GPU is divided into MIG slices.", None
     alike = difflib.get_close_matches(request.mig_profile, profiles, n=1, cutoff=0.0)
     return f"{message} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
 
@@ -226,7 +212,8 @@ def _gpus_per_node_reason(
     parts = -(-request.gpus_per_task // largest) * request.tasks
     message = (
         f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
-        f"and all nodes together {sum(len(capacity.gpus) for capacity in nodes)}. Ask for at most {largest} on a node"
+        f"and all nodes together have {sum(len(capacity.gpus) for capacity in nodes)}. "
+        f"Request at most {largest} on a node"
     )
     message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
     return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
@@ -258,7 +245,7 @@ def _node_too_small_reason(
     return (
         f"No node has {gpus}{_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)} together; "
         f"{best.name} has {_cores_text(best.cpu_milli)} and {format_memory(best.memory_mib)}"
-        f"{' beside so many GPUs' if request.gpus_per_task else ''}.",
+        f"{' with as many GPUs' if request.gpus_per_task else ''}.",
         {
             "cpu_milli": min(request.cpu_milli, best.cpu_milli),
             "memory_mib": min(request.memory_mib, best.memory_mib),
@@ -299,8 +286,8 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
     each = max(1, request.gpus_per_task * request.milli_per_gpu)
     words = {
         "limit": "limit",
-        "user_limit": "limit for one person",
-        "guaranteed": "guarantee (and the job may not be preempted)",
+        "user_limit": "user limit",
+        "guaranteed": "guarantee, which applies to non-preemptible jobs,",
     }[kind]
     return (
         f"Needs {request.total_milli / 1000:g} GPUs; the {words} of {quota.project.name} in {quota.pool.name} "

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
 from portal.access import Permission, can, require_permission
-from portal.domain.formatting import format_memory
+from portal.domain.job_spec import JobSpec, field_errors, job_fields, placement_fields
 from portal.domain.reasons import EndReason
 from portal.domain.secrets import VARIABLE_NAME
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
@@ -24,95 +24,28 @@ from portal.services.jobs import feasibility
 from portal.services.jobs.dependencies import dependency_errors, lock_dependencies
 from portal.services.jobs.gang_rules import launcher_error, no_gang_network_reason
 from portal.services.lifecycle import job_control, suspension
-from portal.services.nodes.topologies import TopologyConstraint, topology_constraint_error
+from portal.services.nodes.topologies import topology_constraint_error
 from portal.services.projects import secrets, volumes
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
-MIG_PROFILE_PATTERN = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?")
 RESERVED_VARIABLES = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
 
-MAX_TASKS = 1024
-MAX_GPUS_PER_TASK = 64
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_COMMAND_ARGUMENTS = 1000
 MAX_VARIABLES = 500
 MAX_VARIABLE_BYTES = 32 * 1024
 MAX_ENV_BYTES = 128 * 1024
 """A node's own limits (``agents/node/spec/task_spec.py``) are not lower, so accepted jobs can start."""
-MAX_TIME_LIMIT_S = 30 * 24 * 3600
-PRIORITIES = range(-100, 101)
 
 
-NOT_RESUBMITTED = frozenset({"held", "dependencies", "ignore_dependency_failure"})
-"""Fields that a resubmitted job does not copy: whether and for which jobs the old one waited."""
+@dataclass(frozen=True, kw_only=True)
+class JobRequest(JobSpec):
+    """A request for a job with the rows that it refers to."""
 
-REQUEST_FIELDS = (
-    "name",
-    "kind",
-    "tasks",
-    "min_tasks",
-    "gpus_per_task",
-    "milli_per_gpu",
-    "gpu_model",
-    "min_gpu_memory_mib",
-    "mig_profile",
-    "min_compute_capability",
-    "topology_constraint",
-    "cpu_milli",
-    "memory_mib",
-    "priority",
-    "preemptible",
-    "time_limit_s",
-    "launcher",
-    "volumes",
-)
-"""Columns of a request that affect whether and when it starts."""
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """A request for a job. CPU and memory are per task; ``milli_per_gpu`` 1000 is a whole GPU.
-
-    ``min_tasks`` is the number of tasks required to start and to continue; None means all.
-    """
-
-    name: str
     project: Project
     environment: Environment
-    kind: str = JobKind.TRAINING.value
     pool: NodePool | None = None
     template: Template | None = None
-    tasks: int = 1
-    min_tasks: int | None = None
-    gpus_per_task: int = 1
-    milli_per_gpu: int = 1000
-    gpu_model: str = ""
-    min_gpu_memory_mib: int | None = None
-    mig_profile: str = ""
-    min_compute_capability: float | None = None
-    topology_constraint: TopologyConstraint | None = None
-    cpu_milli: int = 1000
-    memory_mib: int = 2048
-    shm_mib: int = 64
-    command: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    volumes: Sequence[volumes.VolumeReference] = ()
-    secrets: Sequence[secrets.SecretReference] = ()
-    priority: int = 0
-    preemptible: bool = True
-    time_limit_s: int | None = None
-    termination_grace_s: int = 30
-    max_attempts: int = 3
-    retry_on_failure: bool = False
-    launcher: str = "none"
-    held: bool = False
     dependencies: Sequence[Job] = ()
-    ignore_dependency_failure: bool = False
-
-    @property
-    def is_elastic(self) -> bool:
-        """True if it can run with fewer tasks than requested."""
-        return self.min_tasks is not None and self.min_tasks < self.tasks
 
 
 def validate_request(user: User, request: JobRequest) -> None:
@@ -120,7 +53,7 @@ def validate_request(user: User, request: JobRequest) -> None:
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
-    wrong = dict(_text_errors(request)) | dict(_number_errors(request))
+    wrong = field_errors(request) | dict(_text_errors(request)) | dict(_number_errors(request))
     if fault := launcher_error(
         request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
     ):
@@ -146,19 +79,11 @@ def validate_request(user: User, request: JobRequest) -> None:
         request.launcher, request.tasks, request.gpus_per_task, request.pool
     ) or feasibility.unsatisfiable_reason(
         feasibility.ResourceRequest(
+            **{name: getattr(request, name) for name in job_fields()}
+            | {"tasks": request.min_tasks or request.tasks},
             project=request.project,
             pool=request.pool,
             runtime=request.environment.runtime,
-            tasks=request.min_tasks or request.tasks,
-            gpus_per_task=request.gpus_per_task,
-            milli_per_gpu=request.milli_per_gpu,
-            gpu_model=request.gpu_model,
-            min_gpu_memory_mib=request.min_gpu_memory_mib,
-            mig_profile=request.mig_profile,
-            min_compute_capability=request.min_compute_capability,
-            cpu_milli=request.cpu_milli,
-            memory_mib=request.memory_mib,
-            preemptible=request.preemptible,
         )
     )
     if found is not None:
@@ -204,13 +129,12 @@ def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
 def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
     """Return the request as a query to the scheduler: columns of a Job by name, rows by public id."""
     columns = _job_columns(request)
-    body = {name: columns[name] for name in REQUEST_FIELDS}
+    body = {name: columns[name] for name in placement_fields(type(request))}
     body |= {name: columns[name].public_id for name in ("project", "environment")}
     body["pool"] = request.pool.public_id if request.pool else None
     body["template"] = request.template.public_id if request.template else None
     body["user"] = user.public_id
     body["dependencies"] = [job.public_id for job in request.dependencies]
-    body["ignore_dependency_failure"] = request.ignore_dependency_failure
     return body
 
 
@@ -287,18 +211,21 @@ def do_resubmit_job(user: User, job: Job) -> Job:
     """
     require_permission(user, Permission.CONTROL, job)  # because its variables are copied
     if job.state not in TERMINAL_JOB_STATES:
-        raise Conflict("It has not ended yet.", code="job_not_ended")
+        raise Conflict("It has not ended.", code="job_not_ended")
     if job.is_placeholder:
-        raise Conflict("Only its container was known, not what it ran; submit it anew.", code="job_unknown")
+        raise Conflict(
+            "It was adopted from a container and its command is unknown; submit a new job.",
+            code="job_unknown",
+        )
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
-        raise Forbidden("Only its owner can start a workspace again.")
+        raise Forbidden("Only its owner can restart a workspace.")
     return do_submit_job(user, request_from_job(job))
 
 
 def request_from_job(job: Job) -> JobRequest:
-    return JobRequest(
-        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key not in NOT_RESUBMITTED}
-    )
+    copied = {name: getattr(job, name) for name, rule in job_fields().items() if rule.copied}
+    rows = {name: getattr(job, name) for name in ("project", "environment", "pool", "template")}
+    return JobRequest(**copied, **rows)
 
 
 # -- internal --------------------------------------------------------------------------------------
@@ -325,95 +252,61 @@ def _check_process_runtime_enabled(user: User) -> None:
     others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     if not user.is_admin or others.exists():
         raise Forbidden(
-            "Here everything without a container would run under one account, so it is closed as soon as a "
-            "second person has an account. Use an environment in a container, or start Fairway as root.",
+            "Without containers all jobs would run under one account, so this is disabled when there is more than "
+            "one user. Use an environment with a container, or start Fairway as root.",
             code="process_runtime_disabled",
         )
 
 
 def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
     wrong: list[tuple[str, str]] = []
-    if not NAME_PATTERN.fullmatch(request.name):
-        wrong.append(
-            (
-                "name",
-                "Use up to 100 letters, digits, spaces, dots, hyphens; begin and end with a letter or digit.",
-            )
-        )
-    if request.kind not in {kind.value for kind in JobKind}:
-        wrong.append(("kind", f"Choose one of {', '.join(JobKind)}."))
     if request.kind == JobKind.WORKSPACE.value:
         if not request.environment.tool_port:
-            wrong.append(("environment", "This environment has no tool to open in a browser."))
+            wrong.append(("environment", "This environment has no workspace tool."))
         if request.tasks != 1:
-            wrong.append(("tasks", "A workspace is one task."))
+            wrong.append(("tasks", "A workspace has one task."))
         if request.min_tasks is not None:
-            wrong.append(("min_tasks", "A workspace is one task, no more and no less."))
+            wrong.append(("min_tasks", "A workspace has exactly one task."))
         if request.command:
-            wrong.append(("command", "A workspace runs its environment's tool; leave the command empty."))
+            wrong.append(
+                ("command", "A workspace runs the tool of its environment; leave the command empty.")
+            )
     elif not request.command:
-        wrong.append(("command", "Say what to run."))
+        wrong.append(("command", "Enter a command."))
     if any(not isinstance(word, str) or "\0" in word for word in request.command):
-        wrong.append(("command", "The command is a list of texts."))
+        wrong.append(("command", "The command must be a list of strings."))
     elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
         wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
     elif len(request.command) > MAX_COMMAND_ARGUMENTS:
-        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} words."))
+        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."))
     elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
-        wrong.append(("command", "The first word is the program to run; it begins with neither - nor [."))
+        wrong.append(("command", "The first argument is the program to run; it must not begin with - or [."))
     texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
     if len(request.env) > MAX_VARIABLES:
         wrong.append(("env", f"There are more than {MAX_VARIABLES} variables."))
     elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        wrong.append(("env", "The variables are longer than 128 KiB together; put long texts into a file."))
+        wrong.append(("env", "The variables are longer than 128 KiB in total; put long values into a file."))
     for name, value in request.env.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            wrong.append(("env", f"{name!r} is not a name with a text value."))
+            wrong.append(("env", f"{name!r} is not a valid variable name with a string value."))
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
-            wrong.append(("env", f"{name} is longer than 32 KiB; put long texts into a file."))
+            wrong.append(("env", f"{name} is longer than 32 KiB; put long values into a file."))
         elif RESERVED_VARIABLES.match(name):
             wrong.append(("env", f"{name} is set by Fairway and cannot be changed."))
     return wrong
 
 
 def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
-    def outside(
-        name: str, low: int, high: int, unit: str = "", shown: Callable[[int], str] = str
-    ) -> list[tuple[str, str]]:
-        value = getattr(request, name)
-        if isinstance(value, int) and low <= value <= high:
-            return []
-        return [(name, f"Must be between {shown(low)} and {shown(high)}{unit}.")]
-
-    wrong = [
-        *outside("tasks", 1, MAX_TASKS),
-        *outside("gpus_per_task", 0, MAX_GPUS_PER_TASK),
-        *outside("milli_per_gpu", 1, 1000),
-        *outside("cpu_milli", 100, 1_000_000),
-        *outside("memory_mib", 32, 64 * 1024 * 1024, shown=format_memory),
-        *outside("shm_mib", 1, 1024 * 1024, shown=format_memory),
-        *outside("termination_grace_s", 1, 600, " s"),
-        *outside("max_attempts", 1, 20),
-        *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
-    ]
+    wrong: list[tuple[str, str]] = []
     if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
         wrong.append(("min_tasks", "Must be between 1 and the number of tasks."))
-    if request.time_limit_s is not None:
-        wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
-    if request.min_gpu_memory_mib is not None:
-        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, shown=format_memory)
-    if request.mig_profile and not MIG_PROFILE_PATTERN.fullmatch(request.mig_profile):
-        wrong.append(("mig_profile", "Write a MIG profile such as 1g.10gb."))
     if request.mig_profile and request.milli_per_gpu != 1000:
-        wrong.append(("milli_per_gpu", "A MIG slice is given away whole."))
-    capability = request.min_compute_capability
-    if capability is not None and not 1.0 <= capability < 100.0:
-        wrong.append(("min_compute_capability", "Write a compute capability such as 8.0."))
+        wrong.append(("milli_per_gpu", "A MIG slice cannot be shared."))
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
         wrong.append(
             (
                 "milli_per_gpu",
-                "A share of a GPU comes from one GPU; ask for whole GPUs when you need several.",
+                "A task can have a share of one GPU only; request whole GPUs if you need several.",
             )
         )
     return wrong

@@ -12,6 +12,7 @@ from django.http import QueryDict
 
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
+from portal.domain.job_spec import job_fields
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.selectors.nodes.nodes import list_templates
@@ -19,6 +20,7 @@ from portal.services.jobs.dependencies import unknown_job_message
 from portal.services.jobs.submission import JobRequest
 from portal.web.display.formatting import MAX_DIGITS
 from portal.web.launch.data_fields import DataForm
+from portal.web.launch.spec_fields import build_spec_fields, request_values, select_input, text_input
 
 SHELL = ["/bin/sh", "-c"]
 _SHELL_SYNTAX = re.compile(r"[|&;<>()$`\n*?~#]")
@@ -34,7 +36,11 @@ LAUNCHER_LABELS = {
     "none": "none: RANK, WORLD_SIZE and the like",
     "torchrun": "torchrun: a process for each GPU",
 }
-GPU_FRACTIONS = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
+_REQUEST_VALUES = (
+    "project", "environment", "pool", "template", "topology_constraint", "command", "env", "volumes",
+)  # fmt: skip
+WHOLE_MILLI = 1000
+GPU_FRACTIONS = [(WHOLE_MILLI, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
 
 
 class DurationField(forms.CharField):
@@ -52,25 +58,6 @@ class DurationField(forms.CharField):
         if len(found[1]) > MAX_DIGITS:
             raise forms.ValidationError("That is longer than any job may run.")
         return int(float(found[1]) * _UNIT_SECONDS[(found[2] or "h").lower()])
-
-
-def _text(**attrs: Any) -> forms.TextInput:
-    return forms.TextInput({"class": "form-control", "autocomplete": "off", **attrs})
-
-
-BOUNDS_MESSAGES = {
-    "min_value": "Must be at least %(limit_value)s.",
-    "max_value": "Must be at most %(limit_value)s.",
-    "invalid": "Must be a number.",
-}
-
-
-def _number(**attrs: Any) -> forms.NumberInput:
-    return forms.NumberInput({"class": "form-control", **attrs})
-
-
-def _select() -> forms.Select:
-    return forms.Select({"class": "form-select"})
 
 
 if TYPE_CHECKING:
@@ -103,127 +90,76 @@ class PublicIdMultipleChoiceField(_RowChoices):
 
 
 class LaunchForm(DataForm):
-    """One form for workspaces and jobs; fields that do not apply to a kind are ignored."""
+    """One form for workspaces and jobs; fields that do not apply to a kind are ignored.
+
+    Fields with a label in the specification are added to those declared here.
+    """
+
+    request_type = JobRequest
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
-    name = forms.CharField(max_length=100, widget=_text())
-    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=_select())
+    name = forms.CharField(max_length=100, widget=text_input())
+    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
     template = PublicIdChoiceField(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
-    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=_select())
+    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
     pool = PublicIdChoiceField(
-        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=_select()
+        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=select_input()
     )
     gpu_model = forms.CharField(max_length=100, required=False)
-    gpus_per_task = forms.IntegerField(
-        label="GPUs", min_value=0, max_value=64, initial=1, widget=_number(min=0, max=64)
-    )
-    tasks = forms.IntegerField(
-        label="Tasks", min_value=1, max_value=1024, initial=1, widget=_number(min=1, max=1024),
-        help_text="Equal parts that start together; each may sit on another node.",
-    )  # fmt: skip
-    min_tasks = forms.IntegerField(
-        label="Tasks, at least", min_value=1, max_value=1024, required=False,
-        widget=_number(min=1, max=1024, placeholder="all"),
-        help_text="It starts with so many, and grows and shrinks while it runs.",
-    )  # fmt: skip
     milli_per_gpu = forms.TypedChoiceField(
-        label="Of each GPU",
+        label="Share of each GPU",
         choices=GPU_FRACTIONS,
         coerce=int,
         initial=1000,
-        widget=_select(),
+        widget=select_input(),
         required=False,
         help_text="A share is cooperative: other jobs of the project may use the same GPU.",
     )
     mig_profile = forms.ChoiceField(
-        label="MIG slices", required=False, widget=_select(),
-        help_text="Parts of a GPU, each alone with its memory; each counts as one GPU.",
-    )  # fmt: skip
-    min_compute_capability = forms.FloatField(
-        label="Compute capability, at least", required=False, min_value=1, max_value=99.9,
-        widget=_number(min=1, max=99.9, step="0.1"), help_text="Such as 8.0.",
-    )  # fmt: skip
-    min_gpu_memory_gib = forms.FloatField(
-        label="Memory of a GPU, at least, GiB", required=False, min_value=0.1, max_value=9_000,
-        widget=_number(min=0.1, max=9_000, step="any"), help_text="Such as 80.",
+        label="MIG slices", required=False, widget=select_input(),
+        help_text="Parts of a GPU with isolated memory; each counts as one GPU.",
     )  # fmt: skip
     topology_required = forms.ChoiceField(
-        label="Required topology level", required=False, widget=_select(),
-        help_text="They start together there, or wait until one has room.",
+        label="Required topology level", required=False, widget=select_input(),
+        help_text="All tasks start within one domain of this level, or wait for it.",
     )  # fmt: skip
     topology_preferred = forms.ChoiceField(
-        label="Preferred topology level", required=False, widget=_select(),
-        help_text="Tried first; keeps nothing waiting.",
-    )  # fmt: skip
-    cores = forms.FloatField(
-        label="CPU cores for each task", min_value=0.1, initial=1, widget=_number(min=0.1, step="any")
-    )
-    memory_gib = forms.FloatField(
-        label="Memory for each task, GiB", min_value=0.1, initial=2, widget=_number(min=0.1, step="any")
-    )
-    shm_mib = forms.IntegerField(
-        label="Shared memory for each task, MiB", min_value=1, max_value=1024 * 1024, initial=64, required=False,
-        widget=_number(min=1, max=1024 * 1024), help_text="Of its memory; data loaders use it between processes.",
+        label="Preferred topology level", required=False, widget=select_input(),
+        help_text="Tried first; never delays the job.",
     )  # fmt: skip
     command = forms.CharField(
         max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
-        help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
+        help_text="A command with pipes, variables or several lines is run by /bin/sh -c.",
     )  # fmt: skip
     env = forms.CharField(
         label="Variables", max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
-        help_text="One NAME=value a line.",
+        help_text="One NAME=value per line.",
     )  # fmt: skip
     time_limit_s = DurationField(
         label="Time limit",
         required=False,
-        widget=_text(placeholder="no limit"),
+        widget=text_input(placeholder="no limit"),
         help_text="Such as 90 min, 12 h, 2 d.",
     )
-    preemptible = forms.BooleanField(
-        required=False, initial=True, label="Preemptible",
-        widget=forms.CheckboxInput({"class": "form-check-input"}),
-    )  # fmt: skip
-    priority = forms.IntegerField(
-        min_value=-100, max_value=100, initial=0, required=False, widget=_number(min=-100, max=100),
-        help_text="Higher goes first within the project; above 0 needs a manager.",
-    )  # fmt: skip
-    max_attempts = forms.IntegerField(
-        label="Max attempts", min_value=1, max_value=20, initial=3, required=False, widget=_number(min=1, max=20),
-        help_text="After failures of the cluster's making.",
-    )  # fmt: skip
-    retry_on_failure = forms.BooleanField(
-        required=False, label="Retry on failure",
-        widget=forms.CheckboxInput({"class": "form-check-input"}),
-    )  # fmt: skip
     launcher = forms.ChoiceField(
-        label="Launcher", required=False, widget=_select(), initial="none",
+        label="Launcher", required=False, widget=select_input(), initial="none",
         choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
-        help_text="How tasks are told of each other.",
-    )  # fmt: skip
-    termination_grace_s = forms.IntegerField(
-        label="Termination grace period (s)", min_value=1, max_value=600, initial=30, required=False,
-        widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
+        help_text="How tasks find each other.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )  # fmt: skip
     dependency_ids = forms.CharField(
-        label="Other jobs, by id", max_length=2000, required=False, widget=_text(),
-        help_text="Several with spaces between. The id stands in a job's address.",
-    )  # fmt: skip
-    ignore_dependency_failure = forms.BooleanField(
-        required=False, label="Start even if they fail",
-        widget=forms.CheckboxInput({"class": "form-check-input"}),
+        label="Other jobs, by id", max_length=2000, required=False, widget=text_input(),
+        help_text="Separated by spaces. The id is in the URL of a job.",
     )  # fmt: skip
 
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
-        for field in self.fields.values():
-            if isinstance(field, forms.IntegerField):  # includes FloatField, a subclass
-                field.error_messages |= BOUNDS_MESSAGES
+        self.fields |= build_spec_fields(self.request_type)
         self.user = user
         self._set_queryset("project", launchable_projects(user))
         self._set_queryset("environment", visible_environments(user).filter(enabled=True).order_by("title"))
@@ -236,6 +172,38 @@ class LaunchForm(DataForm):
         self._set_choices("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
         chosen = data.getlist("dependencies") if isinstance(data, QueryDict) else []
         self._set_queryset("dependencies", dependency_candidates(user, chosen))
+
+    @property
+    def gpu_kind_fields(self) -> list[forms.BoundField]:
+        fields = self._section("gpu_kind")
+        return [field for field in fields if field.name != "mig_profile" or self.has_mig_slices]
+
+    @property
+    def software_fields(self) -> list[forms.BoundField]:
+        return self._section("software")
+
+    @property
+    def limit_fields(self) -> list[forms.BoundField]:
+        return self._section("limits")
+
+    @property
+    def opens_gpu_kind(self) -> bool:
+        """True if a field of the folded section has a value or an error."""
+        return any(field.value() or field.errors for field in self._section("gpu_kind"))
+
+    @property
+    def opens_software(self) -> bool:
+        """True if the folded section has variables or an error."""
+        return bool(self["env"].value()) or any(field.errors for field in self.software_fields)
+
+    @property
+    def jobs_only_names(self) -> set[str]:
+        """Names of fields that workspaces do not have."""
+        return {rule.form_name for rule in job_fields(self.request_type).values() if rule.jobs_only}
+
+    def _section(self, section: str) -> list[forms.BoundField]:
+        rules = job_fields(self.request_type).values()
+        return [self[rule.form_name] for rule in rules if rule.section == section]
 
     def _set_queryset(self, name: str, rows: QuerySet[Any]) -> None:
         field = self.fields[name]
@@ -269,7 +237,8 @@ class LaunchForm(DataForm):
             self.add_error("topology_preferred", "Choose levels of one topology.")
         levels = [choice.partition(":")[2] or None for choice in (required, preferred)]
         near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
-        data["topology_constraint"] = near if len(topologies) == 1 else None
+        workspace = data.get("kind") == JobKind.WORKSPACE.value
+        data["topology_constraint"] = near if len(topologies) == 1 and not workspace else None
         return data
 
     def clean_env(self) -> dict[str, str]:
@@ -314,44 +283,14 @@ class LaunchForm(DataForm):
     def to_job_request(self) -> JobRequest:
         """Return the valid form as a request."""
         data = self.cleaned_data
-        workspace = data["kind"] == JobKind.WORKSPACE.value
-        return JobRequest(
-            name=data["name"].strip(),
-            project=data["project"],
-            environment=data["environment"],
-            kind=data["kind"],
-            pool=data["pool"],
-            template=data["template"],
-            tasks=1 if workspace else data["tasks"],
-            min_tasks=None if workspace else data["min_tasks"],
-            gpus_per_task=data["gpus_per_task"],
-            milli_per_gpu=(data["milli_per_gpu"] or 1000)
-            if data["gpus_per_task"] == 1 and not data["mig_profile"]
-            else 1000,
-            mig_profile=data["mig_profile"],
-            min_compute_capability=data["min_compute_capability"],
-            gpu_model=data["gpu_model"],
-            min_gpu_memory_mib=round(data["min_gpu_memory_gib"] * 1024)
-            if data["min_gpu_memory_gib"]
-            else None,
-            topology_constraint=None if workspace else data["topology_constraint"],
-            cpu_milli=round(data["cores"] * 1000),
-            memory_mib=round(data["memory_gib"] * 1024),
-            command=[] if workspace else data["command"],
-            env=data["env"],
-            volumes=data["volumes"],
-            secrets=self.secrets(),
-            shm_mib=data["shm_mib"] or 64,
-            termination_grace_s=data["termination_grace_s"] or 30,
-            priority=data["priority"] or 0,
-            preemptible=data["preemptible"],
-            time_limit_s=data["time_limit_s"],
-            max_attempts=data["max_attempts"] or 3,
-            retry_on_failure=data["retry_on_failure"] and not workspace,
-            launcher="none" if workspace else data["launcher"] or "none",
-            dependencies=self.all_dependencies(),
-            ignore_dependency_failure=data["ignore_dependency_failure"],
-        )
+        values = request_values(self.request_type, data)
+        values |= {name: data[name] for name in _REQUEST_VALUES}
+        if values["gpus_per_task"] != 1 or values["mig_profile"]:
+            values["milli_per_gpu"] = WHOLE_MILLI
+        if values["kind"] == JobKind.WORKSPACE.value:
+            rules = job_fields(self.request_type).values()
+            values |= {rule.name: rule.default for rule in rules if rule.jobs_only and rule.name != "kind"}
+        return self.request_type(**values, secrets=self.secrets(), dependencies=self.all_dependencies())
 
 
 def dependency_candidates(user: User, chosen: list[str]) -> QuerySet[Job]:

@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from portal.domain.job_spec import job_fields
 from portal.engine_client import query_would_start
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import NodePool, User
@@ -99,7 +100,7 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     message = str(verdict.get("message", ""))
     if answer.get("starts_now"):
         where = ", ".join(answer.get("where", []))
-        return LaunchPreview("now", "It starts now", f"There is a place for it on {where}." if where else "")
+        return LaunchPreview("now", "It starts now", f"It fits on {where}." if where else "")
     if answer.get("unsatisfiable"):
         return LaunchPreview("never", "This can never start here", message, ways)
     interval = answer.get("interval")
@@ -113,11 +114,13 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
 
 def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """Return the new values of a change with the form's field names."""
-    if "topology_constraint" not in changed:
-        return changed
-    return {
-        name: value for name, value in changed.items() if name != "topology_constraint"
-    } | initial_from_api_fields({"topology_constraint": changed["topology_constraint"]})
+    rules = job_fields()
+    blank = {
+        rules[name].form_name if name in rules else name: value
+        for name, value in changed.items()
+        if name not in rules or value in (None, "")
+    }
+    return blank | initial_from_api_fields(changed)
 
 
 def _from_timestamp(seconds: float) -> dt.datetime:
@@ -131,9 +134,9 @@ def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
         return []
     fields = initial_from_api_fields(nearest)
     parts = [
-        f"{fields[name]} {words if fields[name] != 1 else _SINGULAR_UNITS.get(name, words)}"
-        for name, words in _UNITS.items()
-        if name in fields
+        f"{fields[rule.form_name]} {rule.nouns[fields[rule.form_name] != 1]}"
+        for rule in job_fields().values()
+        if rule.nouns and rule.form_name in fields
     ]
     parts += [str(fields["gpu_model"])] if fields.get("gpu_model") else []
     if "pool" in nearest:
@@ -144,30 +147,11 @@ def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
     return [Suggestion("Nearest feasible request: " + ", ".join(parts), fields)]
 
 
-_UNITS = {
-    "tasks": "tasks",
-    "min_tasks": "tasks at least",
-    "gpus_per_task": "GPUs each",
-    "mig_profile": "slices",
-    "min_compute_capability": "as compute capability",
-    "cores": "CPU cores",
-    "min_gpu_memory_gib": "GiB of GPU memory",
-    "memory_gib": "GiB of memory",
-}
-_SINGULAR_UNITS = {
-    "tasks": "task",
-    "min_tasks": "task at least",
-    "gpus_per_task": "GPU each",
-    "mig_profile": "slice",
-    "cores": "CPU core",
-}
-
-
 def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:
     """Estimate from free GPUs only, without queue and quota: it says "fits", not "starts"."""
     total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
     if any(is_live(job) for job in request.dependencies):
-        return LaunchPreview("waits", "It would wait", "It starts after the jobs that it names.")
+        return LaunchPreview("waits", "It would wait", "It starts after its dependencies.")
     if request.gpus_per_task == 0:
         return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
@@ -178,11 +162,11 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
         and free >= (request.min_tasks or request.tasks) * request.gpus_per_task
     ):
         fits = "fits" if total <= 1000 else "fit"
-        message = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
+        message = f"{gpu_words(total)} {fits} on the free GPUs; the next cycle decides."
         return LaunchPreview("unknown", "Fits on free GPUs", message)
     model = f" {short_gpu_model(request.gpu_model)}" if request.gpu_model else ""
     return LaunchPreview(
         "waits",
         "It would wait",
-        f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {space}.",
+        f"It needs {request.gpus_per_task}{model} on one node; at most {space} free on one node now.",
     )

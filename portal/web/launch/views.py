@@ -21,6 +21,7 @@ from portal.access import (
     require_user,
     visible_secrets,
 )
+from portal.domain.job_spec import job_fields, placement_fields
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import JobKind
 from portal.domain.volumes import VolumeKind
@@ -43,16 +44,7 @@ from portal.web.launch.preview import LaunchPreview, nearest_suggestions, previe
 from portal.web.sign_in import add_service_errors
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
-QUERY_FIELDS = (
-    "tasks",
-    "gpus_per_task",
-    "milli_per_gpu",
-    "gpu_model",
-    "cpu_milli",
-    "memory_mib",
-    "preemptible",
-    "time_limit_s",
-)
+QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
 NAME_PREFIXES = {
     JobKind.WORKSPACE.value: "notebook",
     JobKind.TRAINING.value: "run",
@@ -202,10 +194,10 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         said = [
             f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
         ]
-        message = " ".join(said) or "Fill in what is missing."
+        message = " ".join(said) or "Fill in the missing fields."
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
     shares = project_quota_usage([request.project]) if request else []
-    asked = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
+    requested = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
@@ -219,7 +211,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "kind": str(value("kind") or ""),
         "size_presets": size_presets(strips, model, count, shares),
         "quota_bars": [
-            QuotaBar(share, f"Quota after, {share.pool.name}", asked)
+            QuotaBar(share, f"Quota after, {share.pool.name}", requested)
             for share in shares
             if _applies_to(share, request, strips)
         ],
@@ -281,7 +273,6 @@ def _tightest_limit(share: QuotaUsage) -> int | None:
 
 def rest_body(request: JobRequest) -> dict[str, Any]:
     """Return the request as the body of ``POST /api/v1/jobs``, without defaults."""
-    blank = JobRequest(name="", project=request.project, environment=request.environment)
     body: dict[str, Any] = {
         "name": request.name,
         "project": request.project.name,
@@ -290,11 +281,9 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
     }
     if request.pool is not None:
         body["pool"] = request.pool.name
-    for name in JobRequest.__dataclass_fields__:
-        if name in body or name in ("pool", "template", "held", "dependencies"):
-            continue
+    for name, rule in job_fields(type(request)).items():
         value = getattr(request, name)
-        if value != getattr(blank, name) or name in ("gpus_per_task", "tasks"):
+        if name not in body and (value != rule.default or name in ("gpus_per_task", "tasks")):
             body[name] = list(value) if name == "command" else dict(value) if name == "env" else value
     body["dependencies"] = [job.public_id for job in request.dependencies]
     return {name: value for name, value in body.items() if value not in ([], {})}

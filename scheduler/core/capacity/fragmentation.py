@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import GpuKind, gpu_matches, milli_by_memory
+from portal.domain.feasibility import GpuKind, gpu_constraints, milli_by_memory
 from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
 Ints = NDArray[np.int64]
@@ -87,8 +87,7 @@ def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
         (
             TaskRequest(
                 len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
-                task.memory_mib, row.gpu_model, row.min_gpu_memory_mib, task.share_mib, row.mig_profile,
-                row.min_compute_capability,
+                task.memory_mib, share_mib=task.share_mib, **gpu_constraints(row)._asdict(),
             ),
             1,
         )
@@ -120,11 +119,8 @@ def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
     return mix
 
 
-def _sortable(ask: TaskRequest) -> tuple[float | str, ...]:
-    return (
-        *ask[:4], ask.gpu_model or "", ask.min_gpu_memory_mib or 0, ask.share_mib or 0,
-        ask.mig_profile or "", ask.min_compute_capability or 0.0,
-    )  # fmt: skip
+def _sortable(ask: TaskRequest) -> tuple[tuple[bool, object], ...]:
+    return tuple((value is not None, value) for value in ask)
 
 
 class CandidateTask(NamedTuple):
@@ -164,11 +160,9 @@ class Fragmentation:
         for ask, count in with_gpu.items():
             cpu = self._cpu.needed(_per_share(ask.cpu_milli, ask))
             memory = self._memory.needed(_per_share(ask.memory_mib, ask))
+            constraints = gpu_constraints(ask)
             for k, kind in enumerate(kinds):
-                fits = gpu_matches(
-                    kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
-                )
-                if not fits or _milli(ask, kind) > WHOLE_MILLI:
+                if not constraints.accepts(kind) or _milli(ask, kind) > WHOLE_MILLI:
                     continue
                 if _uses_several_whole_gpus(ask):
                     groups[0, k, ask.gpus, cpu, memory] += count

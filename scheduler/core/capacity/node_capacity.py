@@ -17,7 +17,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_matches, milli_by_memory, tasks_on_node
+from portal.domain.feasibility import (
+    UNBOUNDED_TASKS,
+    GpuConstraints,
+    gpu_constraints,
+    milli_by_memory,
+    tasks_on_node,
+)
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
     HeldSlots,
@@ -189,7 +195,7 @@ class NodeCapacity:
                 self._slot_of[gpu.uuid] = (i, slot)
                 if empty or gpu.healthy:
                     self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
-        self._masks: dict[tuple[str | None, int | None, str | None, float | None], Bools] = {}
+        self._masks: dict[GpuConstraints, Bools] = {}
         self._milli_by_memory: dict[int, Ints] = {}
         self._eligible_nodes: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._changed: list[int] = []  # change log: node indexes in order of changes, with repetitions
@@ -227,14 +233,14 @@ class NodeCapacity:
 
     def matching_slots(self, shape: TaskShape) -> Bools:
         """Return the GPU slots of the requested kind, free or not; (nodes, slots)."""
-        key = (shape.gpu_model, shape.min_gpu_memory_mib, shape.mig_profile, shape.min_compute_capability)
-        if key not in self._masks:
+        constraints = gpu_constraints(shape)
+        if constraints not in self._masks:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = gpu_matches(gpu.kind, *key)
-            self._masks[key] = mask
-        return self._masks[key]
+                    mask[i, slot] = constraints.accepts(gpu.kind)
+            self._masks[constraints] = mask
+        return self._masks[constraints]
 
     def load_tenants(self, running: Iterable[RunningRow] | None) -> None:
         """Load the tenants of running shares; None: shared GPUs are not exclusive to a project."""

@@ -301,7 +301,7 @@ def estimate_delay_impact(
     """
     row = next((row for row in snapshot.running if row.job == job), None)
     if row is None or extended_end_s <= end_s:
-        raise ValueError("the job does not run, or would not end later")
+        raise ValueError("the job is not running, or the extended end is not later")
     before, after = (
         QueueForecast(
             snapshot, plan, row.pool, durations, policy, template_of=template_of, known_ends_s={job: at_s}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from portal.domain.feasibility import gpu_constraints
 from scheduler.core.model.plan import Eviction, JobPlacement, Plan
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -53,11 +54,8 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 node_affinity=row.node_affinity,
                 min_tasks=row.min_tasks,
                 submitted_s=row.submitted_s,
-                gpu_model=row.gpu_model,
-                min_gpu_memory_mib=row.min_gpu_memory_mib,
                 topology_constraint=row.topology_constraint,
-                mig_profile=row.mig_profile,
-                min_compute_capability=row.min_compute_capability,
+                **gpu_constraints(row)._asdict(),
             )
         )
     nodes = _add_usage(snapshot.nodes, [*started, *joined])

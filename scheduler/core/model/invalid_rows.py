@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,8 +62,8 @@ def message_for_job(fault: Fault, names: Names) -> str:
     """Return why a job that was left out because of ``fault`` is pending, and who can correct it."""
     if fault.kind in (RowKind.RUNNING, RowKind.PENDING):
         return (
-            f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it; or cancel the "
-            "job and submit it again."
+            f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it, or you can "
+            "cancel the job and submit it again."
         )
     return f"{message_for_admins(fault, names)} This job waits until an administrator corrects it."
 
@@ -383,7 +384,7 @@ def _closed(node: NodeRow) -> NodeRow:
                 used_milli=WHOLE_MILLI,
                 exclusive=True,
                 healthy=False,
-                memory_mib=max(0, gpu.memory_mib),
+                memory_mib=max(0, gpu.memory_mib) if math.isfinite(gpu.memory_mib) else 0,
                 compute_capability=None,
             )
             for gpu in node.gpus

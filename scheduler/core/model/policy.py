@@ -72,7 +72,7 @@ class Policy:
                     f"{value} is outside {setting.minimum:g} to {setting.maximum:g} {setting.unit}",
                 )
             if (choice := CHOICE_SETTINGS.get(field.name)) and value not in choice.options:
-                raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
+                raise PolicyError(field.name, f"{value!r} is not one of {', '.join(choice.options)}")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Policy:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
 from portal.domain.feasibility import WHOLE_MILLI as WHOLE_MILLI
-from portal.domain.feasibility import GpuKind
+from portal.domain.feasibility import GpuKind, gpu_constraints
 from portal.domain.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
@@ -326,8 +326,8 @@ class PendingRow:
     def task_request(self) -> TaskRequest:
         """The request of each task, where all are equal."""
         return TaskRequest(
-            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib, self.gpu_model,
-            self.min_gpu_memory_mib, self.share_mib, self.mig_profile, self.min_compute_capability,
+            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib,
+            share_mib=self.share_mib, **gpu_constraints(self)._asdict(),
         )  # fmt: skip
 
     @property
@@ -403,16 +403,13 @@ class TaskShape(NamedTuple):
         return cls(
             job.gpus_per_task,
             job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
-            job.gpu_model,
-            job.min_gpu_memory_mib,
-            job.cpu_milli,
-            job.memory_mib,
-            tuple(sorted(job.avoid_nodes)),
-            job.node_affinity,
-            job.share_mib if job.gpus_per_task else None,
-            job.mig_profile,
-            job.min_compute_capability,
-            job.project if job.gpus_per_task and job.task_request.is_fractional else None,
+            cpu_milli=job.cpu_milli,
+            memory_mib=job.memory_mib,
+            avoid_nodes=tuple(sorted(job.avoid_nodes)),
+            node_affinity=job.node_affinity,
+            share_mib=job.share_mib if job.gpus_per_task else None,
+            tenant=job.project if job.gpus_per_task and job.task_request.is_fractional else None,
+            **gpu_constraints(job)._asdict(),
         )
 
     @property
@@ -423,8 +420,7 @@ class TaskShape(NamedTuple):
     @property
     def has_gpu_constraints(self) -> bool:
         """True if only some kinds of GPU match."""
-        kinds = (self.gpu_model, self.min_gpu_memory_mib, self.mig_profile, self.min_compute_capability)
-        return any(kind is not None for kind in kinds)
+        return any(each is not None for each in gpu_constraints(self))
 
 
 class HeldSlots(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
+from portal.domain.job_spec import job_fields
 from portal.domain.policy_settings import CHOICE_SETTINGS
 from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX
 from scheduler.core.model.snapshot import (
@@ -32,6 +33,12 @@ from scheduler.core.model.snapshot import (
 Row = TypeVar("Row")
 
 
+NULLABLE_AMOUNTS = tuple(
+    name
+    for name, rule in job_fields().items()
+    if rule.affects_placement and rule.nullable and rule.is_number and name != "min_tasks"
+)
+"""Fields of a request that are None for no bound."""
 MAX_TASKS = 10_000
 MAX_GPUS_PER_TASK = 1_000
 """A decision creates an object per task, so these bound its time and memory."""
@@ -160,7 +167,7 @@ def _repeated(kind: RowKind, field: str, keys: Sequence[str]) -> Iterator[Fault]
     if len(set(keys)) < len(keys):
         for key, count in Counter(keys).items():
             if count > 1:
-                yield Fault(kind, key, f"{field}[{key}]", f"stands there {count} times")
+                yield Fault(kind, key, f"{field}[{key}]", f"is listed {count} times")
 
 
 def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
@@ -172,14 +179,12 @@ def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
     for node in snapshot.nodes:
         for gpu in node.gpus:
             if count[gpu.uuid] > 1:
-                yield Fault(
-                    RowKind.NODE, node.id, f"gpus[{gpu.uuid}]", f"stands there {count[gpu.uuid]} times"
-                )
+                yield Fault(RowKind.NODE, node.id, f"gpus[{gpu.uuid}]", f"is listed {count[gpu.uuid]} times")
 
 
 def _check_pool(pool: PoolRow) -> None:
     if pool.placement is not None and pool.placement not in CHOICE_SETTINGS["placement"].options:
-        raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
+        raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is not a placement strategy")
 
 
 def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
@@ -189,13 +194,13 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
         _check_at_least(f"{at}.{name}", getattr(node, name), 0)
     for key, value in node.labels:
         if not isinstance(value, str):
-            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is no text")
+            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is not a string")
     for gpu in node.gpus:
         if not 0 <= gpu.used_milli <= WHOLE_MILLI:
             raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
         if gpu.exclusive and gpu.used_milli != WHOLE_MILLI:
             raise SnapshotError(
-                f"{at}.gpus[{gpu.uuid}].exclusive", f"a whole allocation stands on {gpu.used_milli} milli"
+                f"{at}.gpus[{gpu.uuid}].exclusive", f"is set, but only {gpu.used_milli} milli are used"
             )
         _check_at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
         if gpu.compute_capability is not None:
@@ -205,7 +210,7 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
 def _check_topology(row: TopologyRow) -> None:
     for level in row.levels:
         if not isinstance(level, str):
-            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is no text")
+            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is not a string")
     _check_unique(f"topologies[{row.name}].levels", row.levels)
 
 
@@ -227,9 +232,7 @@ def _tree_faults(snapshot: Snapshot, projects: frozenset[str]) -> Iterator[Fault
         while here is not None and here not in sound and here in parents:
             if here in walk:
                 for each in walk[walk.index(here) :]:
-                    yield Fault(
-                        RowKind.PROJECT, each, f"projects[{each}].parent", "the tree runs in a circle"
-                    )
+                    yield Fault(RowKind.PROJECT, each, f"projects[{each}].parent", "is part of a cycle")
                 break
             walk.append(here)
             here = parents[here]
@@ -240,7 +243,7 @@ def _check_project(project: ProjectRow, projects: frozenset[str]) -> None:
     at = f"projects[{project.id}]"
     _check_finite(f"{at}.created_s", project.created_s)
     if OWN_LEAF_SUFFIX in project.id:
-        raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
+        raise SnapshotError(f"{at}.id", "contains a slash, which is reserved")
     if project.parent is not None:
         _check_known(f"{at}.parent", project.parent, projects)
 
@@ -272,7 +275,7 @@ def _check_reservation(row: ReservationRow, projects: frozenset[str], nodes: fro
     _check_finite(f"{at}.start_s", row.start_s)
     _check_finite(f"{at}.end_s", row.end_s)
     if row.start_s >= row.end_s:
-        raise SnapshotError(f"{at}.end_s", "the end is not after the begin")
+        raise SnapshotError(f"{at}.end_s", "is not after start_s")
 
 
 def _running_faults(
@@ -292,8 +295,8 @@ def _running_faults(
             _check_known(f"{at}.project", row.project, projects)
             _check_known(f"{at}.pool", row.pool, pools)
             _check_finite(f"{at}.started_s", row.started_s)
-            for name in ("submitted_s", "checkpoint_s", "time_limit_s", "min_compute_capability"):
-                if (value := getattr(row, name)) is not None:
+            for name in ("submitted_s", "checkpoint_s", *NULLABLE_AMOUNTS):
+                if (value := getattr(row, name, None)) is not None:
                     _check_finite(f"{at}.{name}", value)
             for rank, task in enumerate(row.tasks):
                 check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
@@ -314,7 +317,7 @@ def _running_faults(
                 RowKind.NODE,
                 node,
                 f"nodes[{node}].gpus[{uuid}].used_milli",
-                f"running jobs hold {milli} milli of it, the node says {used}",
+                f"is {used}, but running jobs hold {milli}",
             )
 
 
@@ -353,8 +356,8 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     _check_at_least(f"{at}.memory_mib", row.memory_mib, 0)
     if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
         raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
-    for name in ("min_gpu_memory_mib", "min_compute_capability", "time_limit_s"):
-        if (value := getattr(row, name)) is not None:
+    for name in NULLABLE_AMOUNTS:
+        if (value := getattr(row, name, None)) is not None:
             _check_at_least(f"{at}.{name}", value, 0)
     if row.not_before_s is not None:
         _check_finite(f"{at}.not_before_s", row.not_before_s)
@@ -362,7 +365,7 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
         if not 1 <= speed.percent <= 100:
             raise SnapshotError(f"{at}.layout_speeds", f"{speed.percent} % is outside 1 to 100")
     if row.job in _check_unique(f"{at}.dependencies", (each.job for each in row.dependencies)):
-        raise SnapshotError(f"{at}.dependencies", "it would wait for itself")
+        raise SnapshotError(f"{at}.dependencies", "contain the job itself")
 
 
 def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
@@ -370,7 +373,7 @@ def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
     different = frozenset(all_keys)
     if len(different) < len(all_keys):
         key, count = next(each for each in Counter(all_keys).items() if each[1] > 1)
-        raise SnapshotError(f"{field}[{key}]", f"stands there {count} times")
+        raise SnapshotError(f"{field}[{key}]", f"is listed {count} times")
     return different
 
 
@@ -381,7 +384,7 @@ def _check_known(field: str, key: str, keys: Collection[str]) -> None:
 
 def _check_finite(field: str, value: float) -> None:
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise SnapshotError(field, f"{value!r} is no number")
+        raise SnapshotError(field, f"{value!r} is not a finite number")
 
 
 def _check_at_least(field: str, value: Any, low: int) -> None:

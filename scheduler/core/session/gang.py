@@ -12,6 +12,7 @@ from enum import IntEnum
 from math import ceil
 from typing import NamedTuple
 
+from portal.domain.feasibility import gpu_constraints
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -374,14 +375,11 @@ def build_task_shape(
     shape = TaskShape(
         request.gpus,
         milli if request.gpus else WHOLE_MILLI,
-        request.gpu_model,
-        request.min_gpu_memory_mib,
-        request.cpu_milli,
-        request.memory_mib,
-        avoid_nodes,
-        node_affinity,
-        mig_profile=request.mig_profile,
-        min_compute_capability=request.min_compute_capability,
+        cpu_milli=request.cpu_milli,
+        memory_mib=request.memory_mib,
+        avoid_nodes=avoid_nodes,
+        node_affinity=node_affinity,
+        **gpu_constraints(request)._asdict(),
         tenant=project if request.is_fractional else None,
     )
     return shape, ResourceVector(
@@ -436,14 +434,11 @@ def build_running_gang(
         shape = TaskShape(
             len(stands.gpus),
             stands.gpus[0].milli if stands.gpus else WHOLE_MILLI,
-            row.gpu_model,
-            row.min_gpu_memory_mib,
-            stands.cpu_milli,
-            stands.memory_mib,
-            avoid,
-            row.node_affinity,
-            mig_profile=row.mig_profile,
-            min_compute_capability=row.min_compute_capability,
+            cpu_milli=stands.cpu_milli,
+            memory_mib=stands.memory_mib,
+            avoid_nodes=avoid,
+            node_affinity=row.node_affinity,
+            **gpu_constraints(row)._asdict(),
             tenant=row.project if stands.gpus and stands.gpus[0].milli < WHOLE_MILLI else None,
         )
         group = gang.groups[stands.group or ""]

@@ -206,17 +206,17 @@ class VerdictReport:
 def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, now_s: float) -> str:
     """Return which reservation blocks until when, and how the job could pass."""
     nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
-    need = f"Needs {formatting.format_request(job)}; " + ("so much is free now, but " if free else "")
+    need = f"Needs {formatting.format_request(job)}; " + ("enough is free now, but " if free else "")
     until = f"until {formatting.format_time(row.end_s)}"
     if row.start_s <= now_s:
         return f"{need}{nodes} reserved {until} ({row.name})."
     return (
         f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
-        "With a time limit that ends before, it could start now."
+        "With a time limit that ends before then, it could start now."
     )
 
 
 def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
     """Add the time before which nothing is evicted for the job."""
-    message = f"{verdict.message} Nobody is asked to leave for it before {formatting.format_time(from_s)}."
+    message = f"{verdict.message} No job is preempted for it before {formatting.format_time(from_s)}."
     return replace(verdict, message=message, details={**verdict.details, "preemption_from_s": from_s})

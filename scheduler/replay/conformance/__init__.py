@@ -24,8 +24,10 @@ KINDS = ("scheduling", "fair_share", "predicate")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="cases in the format of tests/data/conformance/README.md, plain or gzip")
-    parser.add_argument("--policy", choices=POLICIES, default="kai", help="KAI-Scheduler's habits, or ours")
-    parser.add_argument("--only", metavar="ID", help="only the cases whose id begins like this")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="kai", help="behave as KAI-Scheduler or as Fairway"
+    )
+    parser.add_argument("--only", metavar="ID", help="only cases with this id prefix")
     parser.add_argument("--kind", choices=KINDS, help="only cases of this kind")
 
 

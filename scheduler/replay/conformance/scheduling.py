@@ -71,7 +71,7 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
         else:
             wrong = _run_rounds(case, cluster, states, policy)
     except SnapshotError as problem:
-        return CaseResult(case["id"], False, "a decision", f"the photograph is refused: {problem}")
+        return CaseResult(case["id"], False, "a decision", f"the snapshot is invalid: {problem}")
     except Exception as problem:  # a bug in the core fails this case only
         return CaseResult(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
     return CaseResult(

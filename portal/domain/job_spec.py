@@ -1,0 +1,290 @@
+"""The request of a job, declared once: fields, bounds, defaults and texts.
+
+REST body, launch form, validation, preview query, snapshot columns and copies of a job are derived from
+``JobSpec``. Amounts of CPU, memory and GPUs are per task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from portal.domain.formatting import format_memory
+from portal.domain.states import JobKind
+
+MAX_TASKS = 1024
+MAX_TIME_LIMIT_S = 30 * 24 * 3600
+_METADATA_KEY = "job_field"
+_T = TypeVar("_T")
+_resolved: dict[type[Any], Mapping[str, JobField]] = {}
+
+
+@dataclass(frozen=True)
+class JobField:
+    """One field of a request; ``declare`` gives what the annotation cannot say.
+
+    - ``minimum`` and ``maximum`` are inclusive; both or neither are given.
+    - ``error`` replaces the generated message for a value that is out of bounds or does not match ``pattern``.
+    - ``unit``: ``s``, ``mib`` or blank, for messages.
+    - ``help``: REST help, and the hint of the form unless ``form_help`` is given.
+    - ``if_null``: what null means, for REST help and as a placeholder of the form.
+    - ``label``: label on the launch form; blank fields are not on it, or are declared there.
+    - ``section``: the part of the launch form that lists it; blank: the page names it.
+    - ``form_name``, ``form_factor``: name and size of the unit that the form uses instead, such as GiB for MiB.
+    - ``nouns``: words for 1 and for more, to name an amount in a suggestion.
+    - ``affects_placement``: it takes part in scheduling, so the preview query and the snapshot have it.
+    - ``jobs_only``: workspaces do not have it and use the default.
+    - ``copied``: a resubmitted job copies it.
+    """
+
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    max_length: int | None = None
+    pattern: str = ""
+    error: str = ""
+    unit: str = ""
+    help: str = ""
+    form_help: str = ""
+    if_null: str = ""
+    label: str = ""
+    section: str = ""
+    form_name: str = ""
+    form_factor: int = 1
+    nouns: tuple[str, str] | None = None
+    affects_placement: bool = False
+    jobs_only: bool = False
+    copied: bool = True
+    name: str = ""
+    value_type: type = str
+    nullable: bool = False
+    default: Any = None
+
+    @property
+    def is_scalar(self) -> bool:
+        """True for numbers, flags and texts; lists and mappings have their own notation in each interface."""
+        return self.value_type in (int, float, bool, str)
+
+    @property
+    def is_number(self) -> bool:
+        return self.value_type in (int, float)
+
+    def error_of(self, value: Any) -> str | None:
+        """Return what is wrong with the value, or None."""
+        if value is None and self.nullable:
+            return None
+        if self.choices and value not in self.choices:
+            return self.error or f"Choose one of {', '.join(self.choices)}."
+        if self.value_type is str and self.is_scalar:
+            if self.max_length is not None and len(value) > self.max_length:
+                return self.error or f"Must have at most {self.max_length} characters."
+            if self.pattern and value != self.default and not re.fullmatch(self.pattern, value):
+                return self.error
+        if self.minimum is None or self.maximum is None:
+            return None
+        accepted = int if self.value_type is int else (int, float)
+        if isinstance(value, accepted) and self.minimum <= value <= self.maximum:
+            return None
+        low, high = self._format(self.minimum), self._format(self.maximum)
+        return self.error or f"Must be between {low} and {high}{' s' if self.unit == 's' else ''}."
+
+    def _format(self, bound: float) -> str:
+        return format_memory(int(bound)) if self.unit == "mib" else str(bound)
+
+
+def declare(default: _T, rule: JobField | None = None) -> _T:
+    """Return a dataclass field with its default and its rule."""
+    metadata = {_METADATA_KEY: rule or JobField()}
+    if isinstance(default, dict):
+        return cast(_T, field(default_factory=default.copy, metadata=metadata))
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A request for a job, without the rows that it refers to."""
+
+    name: str = field(
+        metadata={
+            _METADATA_KEY: JobField(
+                max_length=100,
+                pattern=r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?",
+                error="Use up to 100 letters, digits, spaces, dots, hyphens; begin and end with a letter or digit.",
+                affects_placement=True,
+            )
+        }
+    )
+    kind: str = declare(
+        JobKind.TRAINING.value,
+        JobField(choices=tuple(kind.value for kind in JobKind), affects_placement=True, jobs_only=True),
+    )
+    tasks: int = declare(
+        1,
+        JobField(
+            minimum=1, maximum=MAX_TASKS, label="Tasks", nouns=("task", "tasks"),
+            help="Identical tasks that start together; each may run on another node.",
+            affects_placement=True, jobs_only=True,
+        ),
+    )  # fmt: skip
+    min_tasks: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=MAX_TASKS, label="Minimum tasks", nouns=("task at least", "tasks at least"),
+            help="The job starts with this many, and grows and shrinks while it runs.", if_null="all",
+            affects_placement=True, jobs_only=True,
+        ),
+    )  # fmt: skip
+    gpus_per_task: int = declare(
+        1,
+        JobField(
+            minimum=0, maximum=64, label="GPUs", nouns=("GPU each", "GPUs each"), affects_placement=True
+        ),
+    )
+    milli_per_gpu: int = declare(
+        1000, JobField(minimum=1, maximum=1000, help="1000 is a whole GPU.", affects_placement=True)
+    )
+    gpu_model: str = declare("", JobField(max_length=100, affects_placement=True))
+    min_gpu_memory_mib: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=10_000_000, unit="mib", label="Minimum GPU memory, GiB",
+            form_help="Such as 80.", form_name="min_gpu_memory_gib", form_factor=1024, section="gpu_kind",
+            nouns=("GiB of GPU memory", "GiB of GPU memory"), affects_placement=True,
+        ),
+    )  # fmt: skip
+    mig_profile: str = declare(
+        "",
+        JobField(
+            max_length=32, pattern=r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?",
+            error="Enter a MIG profile such as 1g.10gb.", nouns=("slice", "slices"),
+            help="MIG slices of this profile; blank: whole GPUs.", section="gpu_kind", affects_placement=True,
+        ),
+    )  # fmt: skip
+    min_compute_capability: float | None = declare(
+        None,
+        JobField(
+            minimum=1.0, maximum=99.9, error="Enter a compute capability such as 8.0.",
+            label="Minimum compute capability", help="Such as 8.0.", section="gpu_kind",
+            nouns=("as compute capability", "as compute capability"), affects_placement=True,
+        ),
+    )  # fmt: skip
+    topology_constraint: Mapping[str, str | None] | None = declare(None, JobField(affects_placement=True))
+    cpu_milli: int = declare(
+        1000,
+        JobField(
+            minimum=100, maximum=1_000_000, label="CPU cores for each task", form_name="cores",
+            form_factor=1000, nouns=("CPU core", "CPU cores"), affects_placement=True,
+        ),
+    )  # fmt: skip
+    memory_mib: int = declare(
+        2048,
+        JobField(
+            minimum=32, maximum=64 * 1024 * 1024, unit="mib", label="Memory for each task, GiB",
+            form_name="memory_gib", form_factor=1024, nouns=("GiB of memory", "GiB of memory"),
+            affects_placement=True,
+        ),
+    )  # fmt: skip
+    shm_mib: int = declare(
+        64,
+        JobField(
+            minimum=1, maximum=1024 * 1024, unit="mib", label="Shared memory for each task, MiB",
+            help="Part of its memory; data loaders share data through it.", section="software",
+        ),
+    )  # fmt: skip
+    command: Sequence[str] = declare((), JobField(jobs_only=True))
+    env: Mapping[str, str] = declare({})
+    volumes: Sequence[Mapping[str, Any]] = declare((), JobField(affects_placement=True))
+    secrets: Sequence[Mapping[str, Any]] = declare(())
+    priority: int = declare(
+        0,
+        JobField(
+            minimum=-100, maximum=100, label="Priority", section="limits",
+            help="Higher starts first within the project; above 0 requires a manager.", affects_placement=True,
+        ),
+    )  # fmt: skip
+    preemptible: bool = declare(True, JobField(label="Preemptible", affects_placement=True))
+    time_limit_s: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=MAX_TIME_LIMIT_S, unit="s", if_null="no limit", section="limits",
+            affects_placement=True,
+        ),
+    )  # fmt: skip
+    termination_grace_s: int = declare(
+        30,
+        JobField(
+            minimum=1, maximum=600, unit="s", label="Termination grace period (s)", section="limits",
+            help="Time between SIGTERM and SIGKILL.",
+        ),
+    )  # fmt: skip
+    max_attempts: int = declare(
+        3,
+        JobField(
+            minimum=1, maximum=20, label="Max attempts", section="limits",
+            help="Retries follow failures of the cluster.",
+        ),
+    )  # fmt: skip
+    retry_on_failure: bool = declare(
+        False,
+        JobField(
+            label="Retry on failure", jobs_only=True,
+            help="Also retry when the command fails, all tasks together.",
+        ),
+    )  # fmt: skip
+    launcher: str = declare(
+        "none", JobField(affects_placement=True, jobs_only=True, help="How tasks find each other.")
+    )
+    held: bool = declare(False, JobField(copied=False))
+    ignore_dependency_failure: bool = declare(
+        False,
+        JobField(
+            label="Start even if they fail", affects_placement=True, copied=False,
+            help="Start after the dependencies however they end.",
+        ),
+    )  # fmt: skip
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if it can run with fewer tasks than requested."""
+        return self.min_tasks is not None and self.min_tasks < self.tasks
+
+
+def job_fields(spec: type[Any] = JobSpec) -> Mapping[str, JobField]:
+    """Return the declared fields of ``JobSpec`` or a subclass by name, in their order.
+
+    Fields without a rule, such as rows, are left out.
+    """
+    if spec not in _resolved:
+        hints = get_type_hints(spec)
+        _resolved[spec] = {
+            each.name: _resolve(each.name, each.metadata[_METADATA_KEY], hints[each.name], each.default)
+            for each in fields(spec)
+            if _METADATA_KEY in each.metadata
+        }
+    return _resolved[spec]
+
+
+def _resolve(name: str, rule: JobField, hint: Any, default: Any) -> JobField:
+    nullable = type(None) in get_args(hint)
+    inner = next(each for each in get_args(hint) if each is not type(None)) if nullable else hint
+    return replace(
+        rule,
+        name=name,
+        value_type=get_origin(inner) or inner,
+        nullable=nullable,
+        default=None if default is MISSING else default,
+        form_name=rule.form_name or name,
+    )
+
+
+def placement_fields(spec: type[Any] = JobSpec) -> tuple[str, ...]:
+    """Return the names of the fields that take part in scheduling."""
+    return tuple(name for name, each in job_fields(spec).items() if each.affects_placement)
+
+
+def field_errors(request: JobSpec) -> dict[str, str]:
+    """Return what is wrong with single values of a request, by field."""
+    rules = job_fields(type(request)).items()
+    return {name: error for name, rule in rules if (error := rule.error_of(getattr(request, name)))}

@@ -1,0 +1,100 @@
+"""Fields of the launch form that are derived from the job specification, and the conversion of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+
+from portal.domain.job_spec import JobField, JobSpec, job_fields
+from portal.web.display.formatting import duration, parse_whole_number
+
+BOUNDS_MESSAGES = {
+    "min_value": "Must be at least %(limit_value)s.",
+    "max_value": "Must be at most %(limit_value)s.",
+    "invalid": "Must be a number.",
+}
+
+
+def text_input(**attrs: Any) -> forms.TextInput:
+    return forms.TextInput({"class": "form-control", "autocomplete": "off", **attrs})
+
+
+def select_input() -> forms.Select:
+    return forms.Select({"class": "form-select"})
+
+
+def build_spec_fields(spec: type[JobSpec]) -> dict[str, forms.Field]:
+    """Return form fields by name for the fields of the specification that have a label."""
+    return {rule.form_name: _build_field(rule) for rule in job_fields(spec).values() if rule.label}
+
+
+def _build_field(rule: JobField) -> forms.Field:
+    options: dict[str, Any] = {
+        "label": rule.label,
+        "required": rule.is_number and not rule.nullable and not rule.section,
+        "help_text": rule.form_help or rule.help,
+        "initial": rule.default,
+    }
+    if rule.value_type is bool:
+        return forms.BooleanField(**options, widget=forms.CheckboxInput({"class": "form-check-input"}))
+    if rule.choices:
+        return forms.ChoiceField(
+            **options, choices=[(name, name) for name in rule.choices], widget=select_input()
+        )
+    if not rule.is_number:
+        return forms.CharField(**options, max_length=rule.max_length, widget=text_input())
+    attrs = {"class": "form-control"} | ({"placeholder": rule.if_null} if rule.if_null else {})
+    options |= {"widget": forms.NumberInput(attrs), "error_messages": BOUNDS_MESSAGES}
+    options |= {"min_value": _form_bound(rule, rule.minimum, math.ceil)}
+    options |= {"max_value": _form_bound(rule, rule.maximum, math.floor)}
+    if rule.value_type is int and rule.form_factor == 1:
+        return forms.IntegerField(**options)
+    if rule.default is not None:
+        options["initial"] = f"{rule.default / rule.form_factor:g}"
+    return forms.FloatField(**options)
+
+
+def _form_bound(rule: JobField, bound: float | None, rounded: Any) -> float | None:
+    """Return a bound in the unit of the form, rounded inwards to one decimal."""
+    if bound is None or rule.form_factor == 1:
+        return bound
+    found = float(rounded(bound * 10 / rule.form_factor) / 10)
+    return int(found) if found.is_integer() else found
+
+
+def request_values(spec: type[JobSpec], cleaned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a valid form in the units of a request; empty ones are the defaults."""
+    rules = [rule for rule in job_fields(spec).values() if rule.is_scalar and rule.form_name in cleaned]
+    return {rule.name: _request_value(rule, cleaned[rule.form_name]) for rule in rules}
+
+
+def _request_value(rule: JobField, value: Any) -> Any:
+    if value is None or value == "":
+        return rule.default
+    return value if rule.form_factor == 1 else round(value * rule.form_factor)
+
+
+def form_values(spec: type[JobSpec], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with API names in the units of the form; blank and unreadable ones are left out."""
+    found = {}
+    for rule in job_fields(spec).values():
+        value = fields.get(rule.name)
+        if rule.is_scalar and rule.copied and value is not None and value != "":
+            found[rule.form_name] = _form_value(rule, value)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _form_value(rule: JobField, value: Any) -> Any:
+    if rule.value_type is bool:
+        return value.lower() in ("true", "1", "on") if isinstance(value, str) else value
+    if rule.form_factor == 1 and rule.name != "time_limit_s":
+        return value
+    amount = parse_whole_number(value)
+    if not amount:
+        return None
+    if rule.name == "time_limit_s":
+        return duration(amount).replace("\u00a0", " ")
+    return f"{amount / rule.form_factor:.10g}"

@@ -1,0 +1,65 @@
+"""Columns of a job that its snapshot rows are made of, and their conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from agents.launchers import REQUIRES_RENDEZVOUS
+from portal.domain.job_spec import job_fields, placement_fields
+from portal.domain.states import JobKind
+from scheduler.core.model.snapshot import NodeId, PendingRow, RunningRow, TopologyConstraint
+
+PLACEMENT_COLUMNS = placement_fields()
+_COMPUTED = {"tasks", "min_tasks", "launcher", "ignore_dependency_failure"}
+"""Fields whose value in a row is not simply that of the column."""
+
+
+def _copied_columns(row_type: type[PendingRow | RunningRow]) -> tuple[tuple[str, bool], ...]:
+    """Return the placement fields that a row has under the same name, and whether blank is None there."""
+    names = {each.name for each in fields(row_type)} - _COMPUTED
+    rules = [rule for rule in job_fields().values() if rule.affects_placement and rule.is_scalar]
+    return tuple((rule.name, rule.default == "") for rule in rules if rule.name in names)
+
+
+_OF_PENDING = _copied_columns(PendingRow)
+_OF_RUNNING = tuple((name, f"job__{name}", blank) for name, blank in _copied_columns(RunningRow))
+RUNNING_COLUMNS = tuple(column for _, column, _ in _OF_RUNNING)
+
+
+def pending_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ``PendingRow`` that are copied from columns of a job."""
+    return {name: (row[name] or None) if blank else row[name] for name, blank in _OF_PENDING}
+
+
+def running_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ``RunningRow`` that are copied from ``RUNNING_COLUMNS``."""
+    return {name: (row[column] or None) if blank else row[column] for name, column, blank in _OF_RUNNING}
+
+
+def home_node(kind: str, owner: str, home_nodes: dict[str, NodeId]) -> NodeId | None:
+    """Return the node of the owner's home for a workspace; None otherwise."""
+    return home_nodes.get(owner) if kind == JobKind.WORKSPACE.value else None
+
+
+def elastic_min_tasks(tasks: int, min_tasks: int | None) -> int | None:
+    """Return the fewest tasks a job starts with; None when it is not elastic."""
+    return min_tasks if min_tasks is not None and min_tasks < tasks else None
+
+
+def parse_topology_constraint(requested: dict[str, Any] | None) -> TopologyConstraint | None:
+    """Return the topology constraint; None when blank. Raise ValueError for an invalid one."""
+    if not requested:
+        return None
+    near = TopologyConstraint(requested["topology"], requested.get("required"), requested.get("preferred"))
+    if not all(
+        each is None or isinstance(each, str) for each in (near.required, near.preferred, near.topology)
+    ):
+        raise ValueError(f"near {requested!r} is no topology with levels")
+    return near
+
+
+def gang_launcher(tasks: int, launcher: str) -> str | None:
+    """Return the launcher of a job whose tasks must reach each other; None otherwise."""
+    return launcher if tasks > 1 and launcher in REQUIRES_RENDEZVOUS else None
