@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import logging
-from dataclasses import asdict
 
 from django.db import transaction
 from django.utils import timezone
@@ -86,7 +85,7 @@ def _format_message(what: str, why: str) -> str:
 def _serialize_inputs(inputs: DecisionInput | None, settings: ClusterSettings) -> bytes:
     """Return the snapshot and policy settings as gzip JSON; empty when they cannot be serialized."""
     snapshot = inputs.snapshot if inputs else None
-    pool_settings = asdict(inputs.policy) if inputs else settings.policy
+    pool_settings = inputs.policy.settings() if inputs else settings.policy
     try:
         return gzip.compress(case_to_json(snapshot, pool_settings).encode(), mtime=0)
     except (TypeError, ValueError, RecursionError) as unsaved:

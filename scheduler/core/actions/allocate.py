@@ -60,15 +60,11 @@ class AllocateAction:
                 return
             places.append((task, place))
         amounts = total_demand(task for task, _ in places)
-        if pool_state.ledger.is_blocked(
-            gang.leaf_project, gang.user, amounts, gang.preemptible, assume_released=AssumeReleased.ALL
-        ):
+        if pool_state.is_quota_blocked(gang, amounts, AssumeReleased.ALL):
             return
         pool_state.gangs[gang.job] = gang
         statement = Statement(pool_state)
-        if not gang.running_row and not pool_state.ledger.is_blocked(
-            gang.leaf_project, gang.user, amounts, gang.preemptible
-        ):
+        if not gang.running_row and not pool_state.is_quota_blocked(gang, amounts):
             for task, place in places:
                 statement.allocate(task, place)
             if not _is_overcommitted(pool_state, places):
@@ -95,9 +91,7 @@ class AllocateAction:
                 statement = Statement(pool_state)
                 for task in tasks:
                     statement.evict(task)
-                closed = pool_state.ledger.is_blocked(
-                    gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible
-                )
+                closed = pool_state.is_quota_blocked(gang, total_demand(tasks))
                 if not closed and GangPlacer(statement, nominate=False).place(gang, tasks):
                     gang.pinned = bool(
                         gang.pending_row and gang.pending_row.nominated_tasks
@@ -203,13 +197,7 @@ class AllocateAction:
     @staticmethod
     def _quota_blocked(pool_state: PoolState, gang: Gang) -> bool:
         """Return True if a limit blocks the gang even once all releasing jobs are gone."""
-        return pool_state.ledger.is_blocked(
-            gang.leaf_project,
-            gang.user,
-            gang.next_demand,
-            gang.preemptible,
-            assume_released=AssumeReleased.ALL,
-        )
+        return pool_state.is_quota_blocked(gang, gang.next_demand, AssumeReleased.ALL)
 
     def _fits_nowhere(self, pool_state: PoolState, gang: Gang, last: bool) -> bool:
         """Return True if only space is missing: then no other gang of this shape fits either."""
@@ -227,7 +215,7 @@ class AllocateAction:
     def _start(self, pool_state: PoolState, gang: Gang) -> bool:
         """Start the next tasks of the gang on free slots, or change nothing."""
         tasks = gang.next_to_place()
-        if pool_state.ledger.is_blocked(gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible):
+        if pool_state.is_quota_blocked(gang, total_demand(tasks)):
             return False
         if any(task.state is GangTaskState.NOMINATED for task in gang.tasks):
             return False

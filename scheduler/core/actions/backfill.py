@@ -199,13 +199,7 @@ class BackfillReservations:
             shape, domains = tasks[0].shape, pool_state.domains
             if domains.max_tasks_together(near, pool_state.available, shape) >= len(tasks):
                 continue  # it fits on free slots when its turn comes
-            if pool_state.ledger.is_blocked(
-                gang.leaf_project,
-                gang.user,
-                gang.next_demand,
-                gang.preemptible,
-                assume_released=AssumeReleased.ALL,
-            ):
+            if pool_state.is_quota_blocked(gang, gang.next_demand, AssumeReleased.ALL):
                 continue
             if self._planner is None:
                 ends = _job_ends(pool_state, now_s)

@@ -10,7 +10,7 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.core.actions.scheduling_session import (
     OrderedEviction,
@@ -46,8 +46,8 @@ class PreemptionPlanner:
         self._pool_state = pool_state
         self._now_s = now_s
         self._dry_run = simulate_at_s is not None
-        self._candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
-        self._search = VictimSearch(pool_state, self._candidates)
+        self.candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
+        self._search = VictimSearch(pool_state, self.candidates)
         self._future_free: tuple[int, int] | None = None
         self._reclaim_allowed: dict[
             tuple[ProjectId, ResourceVector, bool], bool
@@ -71,36 +71,23 @@ class PreemptionPlanner:
 
     def invalidate(self) -> None:
         """Discard candidates and infeasible classes after the pool state was changed by another action."""
-        self._candidates.invalidate()
+        self.candidates.invalidate()
         self._search.invalidate()
         self._protection_ends_s = None
         self._dry_run_planners.clear()
 
-    def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """Return the live set of quota classes without victims since the last ``invalidate``."""
-        return self._candidates.infeasible(reason)
-
-    def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
-        """Skip gangs of this quota class until the next ``invalidate``."""
-        self._candidates.mark_infeasible(gang, reason)
-
-    def lost_gpu_seconds(self, gang: Gang) -> float:
-        """Return the GPU-seconds of work that evicting ``gang`` would lose."""
-        return self._candidates.lost_gpu_seconds(gang)
-
     def preempt(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Find victims of lower priority in the gang's project."""
-        lower = self._candidates.in_project(gang.leaf_project, "preempt", gang.priority)
+        lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
         asked = gang.next_demand
         if not gang.preemptible and self._pool_state.ledger.exceeded_guarantee(
             gang.leaf_project, asked, assume_released=AssumeReleased.ALL
         ):
             return None
-        most = self._max_held(gang, asked)
+        most = self._max_held(gang)
 
         def allowed(gone: Sequence[GangTask]) -> bool:
-            held, path = self._pool_state.ledger.held, self._pool_state.tree.path[gang.leaf_project]
-            return all(held[level].fits_in(most[level]) for level in path)
+            return all(self._pool_state.ledger.held[level].fits_in(most[level]) for level in most)
 
         return self._search.find(
             SearchRequest(
@@ -113,7 +100,7 @@ class PreemptionPlanner:
             )
         )
 
-    def _max_held(self, gang: Gang, asked: ResourceVector) -> dict[ProjectId, ResourceVector]:
+    def _max_held(self, gang: Gang) -> dict[ProjectId, ResourceVector]:
         """Return the most each project on the gang's path may hold afterwards: fair share, or current use.
 
         Otherwise other projects could reclaim the gain, and the evicted jobs preempt again, endlessly.
@@ -138,10 +125,10 @@ class PreemptionPlanner:
         )
         victims_by_project = {
             each: mine
-            for each in sorted(self._candidates.by_project())
+            for each in sorted(self.candidates.by_project())
             if each != leaf
             and reclaim_check.may_have_reclaimable(each)
-            and (mine := self._candidates.in_project(each, kind))
+            and (mine := self.candidates.in_project(each, kind))
         }
         before_held, before_firm = dict(ledger.held), dict(ledger.held_non_preemptible)
 
@@ -166,7 +153,7 @@ class PreemptionPlanner:
         A binary search simulates the evictions at each probed time.
         """
         if self._protection_ends_s is None:
-            self._protection_ends_s = self._candidates.protection_ends_s()
+            self._protection_ends_s = self.candidates.protection_ends_s()
         moments = self._protection_ends_s
         low, high = 0, len(moments)
         found: float | None = None
@@ -213,7 +200,7 @@ class PreemptionPlanner:
                 preemptible,
             )
         if reason is EvictionReason.PREEMPTED:
-            return self._candidates.any_below_priority(leaf, priority)
+            return self.candidates.any_below_priority(leaf, priority)
         return preemptible and min_demand.gpu_milli <= self.future_free_milli()
 
     def may_evict(self, gang: Gang, reason: EvictionReason) -> bool:
@@ -222,7 +209,7 @@ class PreemptionPlanner:
         if reason is EvictionReason.RECLAIMED:
             may = self.may_reclaim(gang)
         elif reason is EvictionReason.PREEMPTED:
-            lower = self._candidates.in_project(gang.leaf_project, "preempt", gang.priority)
+            lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
             may = bool(lower)
         else:
             may = gang.preemptible and 0 < gang.next_demand.gpu_milli <= self.future_free_milli()
@@ -291,8 +278,8 @@ class PreemptionPlanner:
         if not self.may_evict(gang, EvictionReason.MIGRATED):
             return None
         movers = {
-            leaf: [each for each in self._candidates.in_project(leaf, "move") if each is not gang]
-            for leaf in sorted(self._candidates.by_project())
+            leaf: [each for each in self.candidates.in_project(leaf, "move") if each is not gang]
+            for leaf in sorted(self.candidates.by_project())
         }
 
         def allowed(gone: Sequence[GangTask]) -> bool:
@@ -332,7 +319,10 @@ class EvictAction:
         changed = False
         for pool, pool_state in self._session.pool_states.items():
             planner, reason = self._planners[pool], EVICTION_REASONS[action]
-            cannot_help, infeasible = self._cannot_help(planner, action), planner.infeasible(reason)
+            cannot_help, infeasible = (
+                self._cannot_help(planner, action),
+                planner.candidates.infeasible(reason),
+            )
             mine: list[Gang] = []
             for owner, claims in self._session.ready_classes[pool].items():
                 if not planner.any_may_evict(*owner, claims.min_demand, reason):
@@ -404,7 +394,7 @@ class EvictAction:
     def _most_lost_first(self, eviction: OrderedEviction) -> tuple[float, JobId]:
         gang = eviction.task.gang
         pool_state = self._session.pool_states[self._session.pool_of[eviction.for_job]]
-        return (-self._planners[pool_state.pool.id].lost_gpu_seconds(gang), gang.job)
+        return (-self._planners[pool_state.pool.id].candidates.lost_gpu_seconds(gang), gang.job)
 
     def _fits_beside_victim(
         self,
@@ -423,20 +413,10 @@ class EvictAction:
             victim.leaf_project, total_demand(nominated)
         ):
             return False
-        if pool_state.ledger.is_blocked(
-            preemptor.leaf_project,
-            preemptor.user,
-            total_demand(nominated),
-            preemptor.preemptible,
-            assume_released=AssumeReleased.EVICTED,
-        ):
+        if pool_state.is_quota_blocked(preemptor, total_demand(nominated), AssumeReleased.EVICTED):
             return False
-        if not GangPlacer(statement, nominate=True).place(preemptor, nominated):
-            return False
-        levels = {*pool_state.tree.path[victim.leaf_project], *pool_state.tree.path[preemptor.leaf_project]}
-        if pool_state.is_user_over_limit(preemptor) or pool_state.is_user_over_limit(victim):
-            return False
-        return not any(pool_state.ledger.is_over_limit(level) for level in levels)
+        placed = GangPlacer(statement, nominate=True).place(preemptor, nominated)
+        return placed and not pool_state.is_over_limit(preemptor, victim)
 
     def _may_preempt(self, gang: Gang) -> bool:
         """Return False during the job's preemption delay, or if only a backfill reservation blocks it."""
@@ -449,14 +429,14 @@ class EvictAction:
     def _cannot_help(self, planner: PreemptionPlanner, action: str) -> Callable[[Gang], bool]:
         """Return a predicate: True if eviction cannot help a gang, nor any other gang of its quota class."""
         reason = EVICTION_REASONS[action]
-        infeasible = planner.infeasible(reason)
+        infeasible = planner.candidates.infeasible(reason)
 
         def cannot_help(gang: Gang) -> bool:
             if gang.quota_class_id in infeasible:
                 return True
             if not planner.may_evict(gang, reason):
                 if reason is not EvictionReason.RECLAIMED:
-                    planner.mark_infeasible(gang, reason)
+                    planner.candidates.mark_infeasible(gang, reason)
                 return True
             return False
 

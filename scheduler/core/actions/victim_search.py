@@ -297,13 +297,7 @@ class VictimSearch:
     ) -> EvictionSet | None:
         """Place the job, restore or migrate victims, and return the result if the rules allow it."""
         pool_state, gang, reason = self._pool_state, request.gang, request.reason
-        if pool_state.ledger.is_blocked(
-            gang.leaf_project,
-            gang.user,
-            total_demand(wanted),
-            gang.preemptible,
-            assume_released=AssumeReleased.EVICTED,
-        ):
+        if pool_state.is_quota_blocked(gang, total_demand(wanted), AssumeReleased.EVICTED):
             return None
         mark = statement.checkpoint()
         gone = [task for step in steps for task in step]
@@ -380,7 +374,7 @@ class VictimSearch:
                 for task in tasks:
                     self._restore(task, statement)
                 if not later.is_overcommitted([place for task in tasks for place in task.held]) and not (
-                    self._exceeds_limits(gang, victim)
+                    self._pool_state.is_over_limit(gang, victim)
                 ):
                     continue
                 statement.rollback(mark)
@@ -398,13 +392,7 @@ class VictimSearch:
                 continue  # tasks beyond the minimum of an elastic job left first, so they come last here
             if not victim.root.children:
                 without_minimum.add(victim.job)
-            if self._pool_state.ledger.is_blocked(
-                victim.leaf_project,
-                victim.user,
-                total_demand(tasks),
-                victim.preemptible,
-                assume_released=AssumeReleased.EVICTED,
-            ):
+            if self._pool_state.is_quota_blocked(victim, total_demand(tasks), AssumeReleased.EVICTED):
                 continue
             self.steps_used += 1
             if not (self._pool_state.available if fresh else later).capacity(tasks[0].shape).any():
@@ -430,15 +418,6 @@ class VictimSearch:
             statement.nominate(task, self._nominated_before[task])
         else:
             statement.allocate(task, self._allocated_before[task])
-
-    def _exceeds_limits(self, gang: Gang, victim: Gang) -> bool:
-        """Return True if a project on the path of either gang, or either user, is over a limit."""
-        ledger, path = self._pool_state.ledger, self._pool_state.tree.path
-        if self._pool_state.is_user_over_limit(gang) or self._pool_state.is_user_over_limit(victim):
-            return True
-        return any(
-            ledger.is_over_limit(level) for level in {*path[gang.leaf_project], *path[victim.leaf_project]}
-        )
 
 
 def _migrates_whole_gang(task: GangTask) -> bool:
@@ -476,7 +455,8 @@ class VictimRescheduler:
             gang = self._first(waiting.values())
             del waiting[gang.job]
             tasks = self._next_tasks(gang)
-            seated = bool(tasks) and not self._quota_blocked(gang, tasks) and self._place(gang, tasks)
+            blocked = self._pool_state.is_quota_blocked(gang, total_demand(tasks), AssumeReleased.EVICTED)
+            seated = bool(tasks) and not blocked and self._place(gang, tasks)
             if gang is self._preemptor and not seated:
                 return False
         for task in self._evicted:
@@ -491,15 +471,6 @@ class VictimRescheduler:
 
     def _is_reschedulable(self, task: GangTask) -> bool:
         return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
-
-    def _quota_blocked(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
-        return self._pool_state.ledger.is_blocked(
-            gang.leaf_project,
-            gang.user,
-            total_demand(tasks),
-            gang.preemptible,
-            assume_released=AssumeReleased.EVICTED,
-        )
 
     # -- fair order -----------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Policy:
 
         Raise PolicyError for a setting that is unknown or out of range.
         """
-        known = {field.name for field in fields(cls)}
+        known = cls().settings()
         turned: dict[str, Any] = {}
         for name, value in settings.items():
             if not affects_decisions(name):
@@ -89,6 +89,10 @@ class Policy:
                 raise PolicyError(name, "is not a setting of this version")
             turned[name] = tuple(value) if isinstance(value, list) else value
         return cls(**turned)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by name, as ``from_settings`` reads them."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "semantics"}
 
     def for_pool(self, settings: Iterable[tuple[str, float | str]]) -> Policy:
         """Return this policy with the overrides of one pool."""

@@ -45,7 +45,7 @@ from scheduler.core.session.gang import (
 )
 from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.fairshare import Claim, FairShare, ProjectUsers, divide_tree, project_usage
-from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
 
 
@@ -362,14 +362,21 @@ class PoolState:
         gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         return total_demand(gang.tasks)
 
+    def is_quota_blocked(
+        self, gang: Gang, demand: ResourceVector, assume_released: AssumeReleased = AssumeReleased.NONE
+    ) -> bool:
+        """Return True if a quota blocks ``demand`` more for ``gang``."""
+        return self.ledger.is_blocked(
+            gang.leaf_project, gang.user, demand, gang.preemptible, assume_released=assume_released
+        )
+
     def fits_now(self, job: PendingRow) -> bool:
         """Return True if limits, guarantee and free capacity let the gang start now."""
         if not (job.task_requests or job.groups):
             return self.batch_fits_now(job, self.batch_request(job))
-        leaf = self.tree.leaf_of[job.project]
-        gang = build_pending_gang(job, leaf, self.smallest_gpu_mib)
+        gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         wanted = gang.next_to_place()
-        if not wanted or self.ledger.is_blocked(leaf, job.user, total_demand(wanted), job.preemptible):
+        if not wanted or self.is_quota_blocked(gang, total_demand(wanted)):
             return False
         return self.available.fit_count(wanted[0].shape) >= len(wanted)
 
@@ -410,7 +417,12 @@ class PoolState:
             )
         return known
 
-    def is_user_over_limit(self, gang: Gang) -> bool:
+    def is_over_limit(self, *gangs: Gang) -> bool:
+        """Return True if the user of a gang, or a project on its path, is over a limit."""
+        levels = {level for gang in gangs for level in self.tree.path[gang.leaf_project]}
+        return any(map(self._is_user_over_limit, gangs)) or any(map(self.ledger.is_over_limit, levels))
+
+    def _is_user_over_limit(self, gang: Gang) -> bool:
         """Return True if the gang's user exceeds a user limit because of this plan.
 
         Resources held before a limit was lowered are no reason to evict.
