@@ -20,7 +20,11 @@ from portal.config import data_paths
 
 START_LIMIT_S = 60
 INFO_OPTIONS = {"--help", "-h", "--version", "--collect-only"}
-SERVERLESS = (Path("tests/core"), Path("tests/replay"), Path("tests/recipes"))  # a run of these folders alone starts no server
+SERVERLESS = (
+    Path("tests/core"),
+    Path("tests/replay"),
+    Path("tests/recipes"),
+)  # a run of these folders alone starts no server
 _guardian: subprocess.Popen[str] | None = None
 _root: Path | None = None
 
