@@ -48,7 +48,7 @@ def build_archive(target: Path) -> str:
 def _nvml_module() -> bytes:
     found = importlib.util.find_spec("pynvml")
     if found is None or found.origin is None:
-        raise FileNotFoundError("nvidia-ml-py is not installed: without it no node would see its GPUs.")
+        raise FileNotFoundError("nvidia-ml-py is not installed: without it nodes cannot detect their GPUs.")
     return Path(found.origin).read_bytes()
 
 

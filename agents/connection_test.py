@@ -86,7 +86,7 @@ def run_connection_test(
                 name,
                 title,
                 StepOutcome.SKIPPED,
-                f"Not tried: {_STEP_TITLES[blocked_by].lower()} failed.",
+                f"Skipped: {_STEP_TITLES[blocked_by].lower()} failed.",
                 0.0,
             )
             continue
@@ -139,7 +139,7 @@ class _ConnectionTest:
         took_ms = (time.monotonic() - began_s) * 1000
         return (
             StepOutcome.OK,
-            f"{self._target.host} takes connections on port {self._target.port} ({took_ms:.1f} ms).",
+            f"{self._target.host} accepts connections on port {self._target.port} ({took_ms:.1f} ms).",
         )
 
     def step_host_key(self) -> OutcomeMessage:
@@ -147,17 +147,17 @@ class _ConnectionTest:
         shown = scan_host_key(self._target.host, self._target.port, key_type)
         if shown.line != " ".join(self._target.host_key.split()[:2]):
             raise HostKeyMismatchError(
-                f"The node shows {shown.fingerprint}, but {fingerprint(self._target.host_key)} was confirmed: "
-                "another machine answers, or it was installed anew.",
+                f"The node presents {shown.fingerprint}, but {fingerprint(self._target.host_key)} was "
+                "confirmed: it is another machine, or it was reinstalled.",
                 shown.line,
             )
-        return StepOutcome.OK, f"It shows the confirmed key {shown.fingerprint} ({shown.key_type})."
+        return StepOutcome.OK, f"It presents the confirmed key {shown.fingerprint} ({shown.key_type})."
 
     def step_control(self) -> OutcomeMessage:
         return self._try_key("control", "to start and stop tasks")
 
     def step_watch(self) -> OutcomeMessage:
-        return self._try_key("watch", "to read its state and its meters")
+        return self._try_key("watch", "to read its state and metrics")
 
     def step_tunnel(self) -> OutcomeMessage:
         check_ssh_installed()
@@ -168,7 +168,7 @@ class _ConnectionTest:
     def step_agent(self) -> OutcomeMessage:
         purpose: Purpose = "control" if "control" in self._keys else "watch"
         if purpose not in self._keys:
-            return StepOutcome.SKIPPED, "Not tried: this process holds no key that opens the agent."
+            return StepOutcome.SKIPPED, "Skipped: this process has no key for the agent."
         role: Role = "control" if purpose == "control" else "watch"
         self._request_sent_s = self._now()
         link = open_ssh(
@@ -177,7 +177,7 @@ class _ConnectionTest:
         self._reply_received_s = self._now()
         link.close()
         self._hello = hello = link.hello
-        message = f"Agent {hello.agent_version} answers on {hello.hostname} (Python {hello.python})."
+        message = f"Agent {hello.agent_version} responds on {hello.hostname} (Python {hello.python})."
         if hello.version_warnings:
             return StepOutcome.WARNING, f"{message} {' '.join(hello.version_warnings)}"
         return StepOutcome.OK, message
@@ -186,11 +186,11 @@ class _ConnectionTest:
         runtimes = self._require_hello().runtimes
         if not runtimes:
             raise _StepFailedError(
-                "It has no way to run tasks: install podman and run the enrolment script again."
+                "It has no runtime for tasks: install podman and run the enrolment script again."
             )
         silent = [kind for kind, version in runtimes if version is None and kind != "process"]
         if silent:
-            raise _StepFailedError(f"{silent[0]} does not answer there: install or mend it.")
+            raise _StepFailedError(f"{silent[0]} does not respond there: install or repair it.")
         named = ", ".join(f"{kind} {version or ''}".strip() for kind, version in runtimes)
         return StepOutcome.OK, f"It runs tasks with {named}."
 
@@ -198,9 +198,9 @@ class _ConnectionTest:
         gpus = self._require_hello().gpus
         silent = self._require_hello().gpu_driver_error
         if silent is not None:
-            return StepOutcome.WARNING, f"{silent} Until it does, no new work is placed on its GPUs."
+            return StepOutcome.WARNING, f"{silent} Until it does, no new task is placed on its GPUs."
         if not gpus:
-            return StepOutcome.WARNING, "It reports no GPU: jobs that ask for one will not be placed here."
+            return StepOutcome.WARNING, "It reports no GPU: jobs that request one are not placed here."
         models = ", ".join(sorted({gpu.model for gpu in gpus}))
         simulated = " (simulated)" if any(gpu.simulated for gpu in gpus) else ""
         message = f"{len(gpus)} x {models}{simulated}, driver {self._require_hello().driver or 'unknown'}."
@@ -213,8 +213,8 @@ class _ConnectionTest:
     def step_disk(self) -> OutcomeMessage:
         free_mib = self._require_hello().disk_free_mib
         if free_mib is None:
-            return StepOutcome.WARNING, "It could not say how much disk is free."
-        message = f"{free_mib / 1024:.1f} GiB are free where the agent keeps its state."
+            return StepOutcome.WARNING, "It could not report the free disk space."
+        message = f"{free_mib / 1024:.1f} GiB are free in the agent's state folder."
         return (StepOutcome.WARNING if free_mib < DISK_WARNING_MIB else StepOutcome.OK), message
 
     def step_clock(self) -> OutcomeMessage:
@@ -227,15 +227,15 @@ class _ConnectionTest:
                 StepOutcome.WARNING,
                 f"Its clock is {skew_s:.0f} s {way} the portal's; check its time service.",
             )
-        return StepOutcome.OK, f"Its clock agrees with the portal's within {max(skew_s, 0.1):.1f} s."
+        return StepOutcome.OK, f"Its clock matches the portal's within {max(skew_s, 0.1):.1f} s."
 
     def _try_key(self, purpose: Purpose, use: str) -> OutcomeMessage:
         if purpose not in self._keys:
-            return StepOutcome.SKIPPED, f"Not tried: this process does not hold the {purpose} key."
+            return StepOutcome.SKIPPED, f"Skipped: this process does not have the {purpose} key."
         connect_with_key(self._target, self._keys[purpose]).close()
-        return StepOutcome.OK, f"The account {self._target.user} takes the key {use}."
+        return StepOutcome.OK, f"The account {self._target.user} accepts the key {use}."
 
     def _require_hello(self) -> Hello:
         if self._hello is None:
-            raise _StepFailedError("The agent was not asked.")
+            raise _StepFailedError("The agent was not contacted.")
         return self._hello

@@ -187,7 +187,7 @@ def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
             raise EnrolmentScriptError(str(refused)) from refused
     if done.exit_status != 0:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        message = said[-1] if said else f"The script ended with status {done.exit_status} and said nothing."
+        message = said[-1] if said else f"The script ended with status {done.exit_status} and no output."
         raise EnrolmentScriptError(message.removeprefix("fairway: stopped: "), done.stdout + done.stderr)
     return done.stdout
 
@@ -206,16 +206,16 @@ def check_account(account: str) -> None:
             f"{account!r} is not an account name: at most 31 lower-case letters, digits and '-'.", "account"
         )
     if account == "root":
-        raise EnrolmentError("The agent has an account of its own; root is not offered.", "account")
+        raise EnrolmentError("The agent needs its own account; root is not allowed.", "account")
 
 
 def check_options(choices: EnrolmentOptions) -> None:
     """Raise EnrolmentError for invalid options."""
     check_account(choices.user)
     if choices.engine not in ENGINE_ACCESS_MODES:
-        raise EnrolmentError(f"Engine access is one of {', '.join(ENGINE_ACCESS_MODES)}.", "engine")
+        raise EnrolmentError(f"Engine access must be one of {', '.join(ENGINE_ACCESS_MODES)}.", "engine")
     if choices.runtime not in RUNTIME_KINDS:
-        raise EnrolmentError(f"The runtime is one of {', '.join(RUNTIME_KINDS)}.", "runtime")
+        raise EnrolmentError(f"The runtime must be one of {', '.join(RUNTIME_KINDS)}.", "runtime")
     if not _ABSOLUTE_PATH.fullmatch(choices.home_root) or ".." in choices.home_root:
         raise EnrolmentError(f"{choices.home_root!r} is not an absolute folder of plain names.")
     if choices.runtime == "process" and choices.engine == "rootless":

@@ -166,7 +166,7 @@ class Link:
                 self.on_wait()
             answer = answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
-            raise OutcomeUnknownError(f"No answer to {verb} within {timeout_s:g} s.") from None
+            raise OutcomeUnknownError(f"No response to {verb} within {timeout_s:g} s.") from None
         finally:
             with self._lock:
                 self._pending.pop(number, None)
@@ -190,7 +190,7 @@ class Link:
 
     def close(self) -> None:
         """Close the link; tasks on the node keep running. Idempotent and thread-safe."""
-        self._mark_closed("The link was closed.")
+        self._mark_closed("The connection was closed.")
         with contextlib.suppress(OSError, EOFError, ValueError):
             self._close_streams()
         if threading.current_thread() is not self._reader_thread:
@@ -206,7 +206,7 @@ class Link:
         try:
             answer = self._hello_queue.get(timeout=timeout_s)
         except queue.Empty:
-            raise OutcomeUnknownError(f"The node did not say hello within {timeout_s:g} s.") from None
+            raise OutcomeUnknownError(f"The node did not send its hello within {timeout_s:g} s.") from None
         if isinstance(answer, OutcomeUnknownError):
             raise answer
         if "hello" not in answer:
@@ -214,7 +214,7 @@ class Link:
         try:
             return Hello.from_wire(answer["hello"])
         except InvalidMessageError as error:
-            raise AgentError("protocol_version", f"The node's hello cannot be read: {error}.") from error
+            raise AgentError("protocol_version", f"The node's hello is invalid: {error}.") from error
 
     def _write(self, message: JsonObject, *, deadline_s: float | None = None) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -222,34 +222,38 @@ class Link:
             raise ValueError(f"A line of {len(line)} bytes is longer than {MAX_LINE_BYTES}.")
         wait_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         if not self._write_lock.acquire(timeout=wait_s):
-            raise OutcomeUnknownError("The node does not take our lines.")
+            raise OutcomeUnknownError("The node does not read the portal's requests.")
         try:
             self._writer.write(line)
             self._writer.flush()
         except (OSError, EOFError, ValueError) as error:
-            why = self._mark_closed(f"The link broke while writing: {error}.")
+            why = self._mark_closed(f"The connection failed while writing: {error}.")
             raise OutcomeUnknownError(why) from error
         finally:
             self._write_lock.release()
 
     def _read(self) -> None:
-        why = "The node closed the link."
+        why = "The node closed the connection."
         try:
             while line := self._reader.readline(MAX_REPLY_BYTES + 1):
                 if not line.endswith(b"\n"):
                     cut = len(line) <= MAX_REPLY_BYTES
-                    why = "The node's line was cut off." if cut else "A line of the node was too long."
+                    why = (
+                        "The node sent an incomplete line."
+                        if cut
+                        else "The node sent a line that is too long."
+                    )
                     break
                 message = json.loads(line)
                 if not isinstance(message, dict):
-                    why = "The node sent something that is not an object."
+                    why = "The node sent a line that is not a JSON object."
                     break
                 if not self._dispatch(message):
                     wait_s = self._unsolicited_limit.take(1.0 + len(line) / UNSOLICITED_UNIT_BYTES)
                     if wait_s > 0:
                         self._closed.wait(wait_s)
         except Exception as error:  # a link without a reader must not look open, whatever the error
-            why = f"The link broke: {error}."
+            why = f"The connection failed: {error}."
         said = self._diagnostics() if self._diagnostics is not None and self._closed_reason is None else ""
         self._mark_closed(f"{why} {said}".strip())
 

@@ -266,7 +266,7 @@ def open_stream(target: SshTarget, key_path: Path, role: Role) -> SshStream:
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
         raise AgentMissingError(
-            f"{target.address} let us in but opened no channel: {error}.", SshStep.CHANNEL
+            f"{target.address} accepted the login but opened no channel: {error}.", SshStep.CHANNEL
         ) from error
     return SshStream(connection, channel)
 
@@ -339,7 +339,7 @@ def agent_missing_error(stream: SshStream) -> AgentMissingError:
             f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
         )
     else:
-        message = f"The agent on {place} ended without a word: {stream.end_reason()}."
+        message = f"The agent on {place} ended without output: {stream.end_reason()}."
     return AgentMissingError(message, SshStep.CHANNEL)
 
 
@@ -388,18 +388,18 @@ class PasswordLogin:
             if channel.recv_stderr_ready():
                 errors += channel.recv_stderr(4096)
             if len(output) + len(errors) > MAX_ROOT_OUTPUT_BYTES:
-                raise LoginError("The login prints without end.")
+                raise LoginError("The login prints endless output.")
             prompts = errors.count(self._PROMPT)
             if prompts > 1:
-                raise LoginError("sudo does not take this password.")
+                raise LoginError("sudo rejects this password.")
             if prompts > asked:
                 asked = prompts
                 channel.sendall(password.encode() + b"\n")
             if channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready():
                 said = clean_text(errors.replace(self._PROMPT, b"").decode(errors="replace").strip())
-                raise LoginError(f"There is no root shell for this account: {said or 'sudo said nothing'}")
+                raise LoginError(f"There is no root shell for this account: {said or 'sudo printed nothing'}")
             if time.monotonic() > deadline_s:
-                raise LoginError("sudo did not answer in time.")
+                raise LoginError("sudo did not respond in time.")
 
 
 @contextlib.contextmanager
@@ -458,11 +458,13 @@ def _connect_tcp(host: str, port: int) -> socket.socket:
         raise NodeUnreachableError(f"No address is known for {host}.", SshStep.RESOLVE) from error
     except TimeoutError as error:
         message = (
-            f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
+            f"{place} does not respond within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is blocking."
         )
         raise NodeUnreachableError(message, SshStep.CONNECT) from error
     except ConnectionRefusedError as error:
-        raise NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
+        raise NodeUnreachableError(
+            f"{place} is up, but no sshd listens on the port.", SshStep.CONNECT
+        ) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise NodeUnreachableError(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
@@ -485,17 +487,17 @@ def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str,
     try:
         transport.start_client(timeout=STEP_TIMEOUT_S)
         if not transport.initial_kex_done:  # paramiko returns silently from its own time-out
-            raise EOFError(f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s")
+            raise EOFError(f"it did not finish the SSH handshake within {STEP_TIMEOUT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
         if "host key" not in str(error):
-            message = f"{host}:{port} and we have no way to encrypt in common ({error})."
+            message = f"{host}:{port} and the portal have no common cipher ({error})."
             raise NodeUnreachableError(message, SshStep.CONNECT) from error
-        message = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
+        message = f"{host}:{port} has no host key of a supported type ({', '.join(key_types)})."
         raise HostKeyMismatchError(message) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
-        message = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
+        message = f"{host}:{port} responds, but not as an SSH server: {error or 'it closed the connection'}."
         raise NodeUnreachableError(message, SshStep.CONNECT) from error
     return transport
 
@@ -520,16 +522,18 @@ def _authenticate(connection: SshConnection, authenticate: Callable[[], object],
     except paramiko.AuthenticationException as error:
         connection.close()
         raise AuthenticationError(
-            f"{target.address} does not take our {method} for the account {target.user}.", SshStep.LOGIN
+            f"{target.address} rejects the portal's {method} for the account {target.user}.", SshStep.LOGIN
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
         raise NodeUnreachableError(
-            f"{target.address} hung up during the login: {error}.", SshStep.LOGIN
+            f"{target.address} closed the connection during the login: {error}.", SshStep.LOGIN
         ) from error
     if missing:
         connection.close()
-        message = f"{target.address} wants more than one proof for the account {target.user}."
+        message = (
+            f"{target.address} requires more than one authentication method for the account {target.user}."
+        )
         raise AuthenticationError(message, SshStep.LOGIN)
     connection.start_keepalive()
 
@@ -539,9 +543,9 @@ def host_key_mismatch(
 ) -> HostKeyMismatchError:
     """Return the error for a host key that differs from the confirmed one."""
     return HostKeyMismatchError(
-        f"{target.address} shows the host key {fingerprint_shown}, "
-        f"but {fingerprint(target.host_key)} was confirmed for it: "
-        "it is another machine, or was installed anew. Nothing was sent to it.",
+        f"{target.address} presents the host key {fingerprint_shown}, "
+        f"but {fingerprint(target.host_key)} was confirmed for it: it is "
+        "another machine, or was reinstalled. Nothing was sent to it.",
         presented,
     )
 

@@ -79,7 +79,7 @@ class Watchdog:
             for connection, limit_s in silences:
                 if connection.inactive_s() > limit_s:
                     self.unwatch(connection)
-                    connection.abort(f"nothing was heard for {limit_s:.0f} s")
+                    connection.abort(f"nothing was received for {limit_s:.0f} s")
             if idle:
                 self._wake.clear()
                 self._wake.wait()

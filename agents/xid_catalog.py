@@ -27,9 +27,9 @@ XID_MEANINGS: dict[int, str] = {
     MEMORY_FAULT: "Uncorrected memory errors were counted",
     8: "GPU stopped processing",
     11: "Invalid or corrupted push buffer stream",
-    13: "Graphics engine exception, mostly of a program",
+    13: "Graphics engine exception, usually caused by an application",
     25: "Invalid or illegal push buffer stream",
-    31: "GPU memory page fault, mostly of a program",
+    31: "GPU memory page fault, usually caused by an application",
     32: "Invalid or corrupted push buffer stream",
     37: "Driver firmware error",
     38: "Driver firmware error",
@@ -60,11 +60,11 @@ XID_MEANINGS: dict[int, str] = {
     95: "Uncontained memory error",
     109: "Context switch timed out",
     110: "Security fault",
-    119: "GSP did not answer the driver in time",
+    119: "GSP did not respond to the driver in time",
     120: "GSP error",
     121: "Corrected errors on the link to the CPU",
     136: "NVLink training failed",
-    137: "NVLink privilege error, mostly of a program",
+    137: "NVLink privilege error, usually caused by an application",
     140: "Unrecovered ECC error",
     141: "CUDA fast path error",
     143: "GPU initialization error",
@@ -90,7 +90,7 @@ XID_MEANINGS: dict[int, str] = {
 
 def xid_meaning(xid: int) -> str:
     """Return the meaning of the code, for users."""
-    return XID_MEANINGS.get(xid, "Not in our table; see NVIDIA's catalog of XIDs")
+    return XID_MEANINGS.get(xid, "Unknown XID; see NVIDIA's XID catalog")
 
 
 def xid_severity(xid: int) -> XidSeverity:

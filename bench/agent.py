@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
             print_figure(
                 "agent_memory_of_shims",
                 ours=round(sum(_memory_mb(pid)[0] for pid in shims), 1),
-                unit=f"MB (proportional set size) of {len(shims)} shims, one of each task of the runtime process",
+                unit=f"MB (proportional set size) of {len(shims)} shims, one per task of the runtime process",
                 resident_mb=round(sum(_memory_mb(pid)[1] for pid in shims), 1),
             )
             for number in range(GPUS):

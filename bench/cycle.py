@@ -33,9 +33,9 @@ PENDING = 10_000
 EXTRA_RUNNING = 8_000
 """Jobs beyond the pending ones; as many jobs as fit already run."""
 MOST_CYCLES = 10
-STEADY = "nothing else moves, another cycle follows"
-STEADY_EXPLAINED = "nothing else moves, all are told why they wait"
-BACK_TO_BACK = "others are leaving still, another cycle follows"
+STEADY = "nothing else changes, another cycle follows"
+STEADY_EXPLAINED = "nothing else changes, all verdicts are reported"
+BACK_TO_BACK = "other jobs are still stopping, another cycle follows"
 FIRST_TARGET_S, STEADY_TARGET_MS, MEMORY_TARGET_MIB = 2.0, 300.0, 1_000
 
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     """Print the rows; return 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="bench cycle")
     parser.add_argument(
-        "--fill", action="store_true", help="measure the cycle that fills the empty cluster too"
+        "--fill", action="store_true", help="also measure the cycle that fills the empty cluster"
     )
     parser.add_argument("--rounds", type=int, default=8, help="cycles of each of the three kinds")
     options = parser.parse_args(arguments)
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         for kind, cycles in took.items():
             seconds, row = sorted(cycles, key=lambda each: each[0])[len(cycles) // 2]
             met &= _print_cycle(
-                f"one job ended and one came, 10,000 pending, {kind}",
+                f"one job ended and one arrived, 10,000 pending, {kind}",
                 seconds,
                 row,
                 target_s=STEADY_TARGET_MS / 1000 if kind != STEADY_EXPLAINED else None,
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
                 told_ms=round(seconds * 1000 - row.snapshot_ms - row.decide_ms - row.commit_ms),
             )
         mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print_figure("cycle, memory of the process that decides", ours=round(mib), unit="MiB at most",
+        print_figure("cycle, memory of the deciding process", ours=round(mib), unit="MiB at most",
             target=f"below {MEMORY_TARGET_MIB}", met=mib < MEMORY_TARGET_MIB)  # fmt: skip
     return 0 if met and mib < MEMORY_TARGET_MIB else 1
 
@@ -94,7 +94,7 @@ def _cycle(state: Any, *, next_cycle_requested: bool = False) -> tuple[float, An
     outcome = run_cycle("bench", "bench", state, next_cycle_requested=lambda: next_cycle_requested)
     seconds = time.perf_counter() - began_s
     if outcome is None or outcome.refused:
-        raise AssertionError(f"the cycle did not do its work: {outcome}")
+        raise AssertionError(f"the cycle did not complete: {outcome}")
     return seconds, Cycle.objects.latest("id")
 
 

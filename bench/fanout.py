@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     """Print one line."""
     parser = argparse.ArgumentParser(prog="bench fanout")
     parser.add_argument("--browsers", type=int, default=500)
-    parser.add_argument("--seconds", type=int, default=20, help="how many ticks; p95 of few is the slowest")
+    parser.add_argument("--seconds", type=int, default=20, help="number of ticks; p95 of few is the slowest")
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--direct", action="store_true", help="straight to web, without the gateway")
     parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
@@ -108,7 +108,7 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
     print_figure(
         f"fanout_{wanted.browsers}_browsers_1_hz",
         ours=round(last_ms, 1),
-        unit="ms until the last has it, p95",
+        unit="ms until the last client has it, p95",
         target=f"at most {LAST_TARGET_MS:.0f} ms, at most {CORE_TARGET_PERCENT} % of a core",
         met=last_ms <= LAST_TARGET_MS and percent <= CORE_TARGET_PERCENT and not found["missed"],
         p50_ms=round(statistics.median(last), 1),

@@ -27,7 +27,7 @@ TARGET_S = 20.0
 def main(arguments: list[str]) -> int:
     """Print the rows; return 1 when a pass takes longer than its period."""
     parser = argparse.ArgumentParser(prog="bench forecast")
-    parser.add_argument("--rounds", type=int, default=3, help="passes where little changed")
+    parser.add_argument("--rounds", type=int, default=3, help="passes with few changes")
     rounds = parser.parse_args(arguments).rounds
     with scratch_database():
         from scheduler.cycle_state import CycleState
@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> int:
         record.add_running_and_pending()
         _spread_starts()
         record.settle(state)
-        met = _measure_pass("foresee, nobody foreseen before", forecast_state)
+        met = _measure_pass("forecast, no earlier forecasts", forecast_state)
         for n in range(rounds):
             record.end_one(n)
             record.submit_one(n)
             record.settle(state)
-            met &= _measure_pass("foresee, one job ended and one came", forecast_state)
+            met &= _measure_pass("forecast, one job ended and one arrived", forecast_state)
     return 0 if met else 1
 
 

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--where", nargs="*", choices=["local", "ssh"], default=["local", "ssh"])
     parser.add_argument("--figures", nargs="*", choices=sorted(FIGURES), default=list(FIGURES))
-    parser.add_argument("--chp", help="configurable-http-proxy, when it is installed already")
+    parser.add_argument("--chp", help="configurable-http-proxy, if it is already installed")
     parser.add_argument("--part", nargs="*", help=argparse.SUPPRESS)
     wanted = parser.parse_args(arguments)
     if wanted.part:

@@ -20,8 +20,8 @@ from bench.report import print_figure
 from scheduler.core.model import snapshot as c
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.validation import check_plan
 from scheduler.incremental import IncrementalDecider
+from tests.core.plan_rules import check_plan
 
 GPUS_PER_NODE = 8
 NOW_S = 1_000_000.0
@@ -58,7 +58,7 @@ def scenarios() -> list[KaiScenario]:
             lambda plan: len(plan.evictions) == len(plan.nominations) == 4_000,
             59.0,
             1.0,
-            "ManySingleGPUJobs, 59 to 197 s told",
+            "ManySingleGPUJobs, 59 to 197 s published",
         ),
         KaiScenario(
             "reclaim for one gang of 800 GPUs on 1,000 nodes",
@@ -133,7 +133,7 @@ def _measure(row: KaiScenario, rounds: int) -> bool:
         check_plan(snapshot, replace(plan, verdicts=tuple(verdicts)))
         if not row.is_correct(plan):
             raise AssertionError(
-                f"{row.name}: {len(plan.evictions)} leave, {len(plan.nominations)} keep places"
+                f"{row.name}: {len(plan.evictions)} evictions, {len(plan.nominations)} nominations"
             )
     ours = sorted(took_s)[rounds // 2]
     print_figure(

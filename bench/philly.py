@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quota-file")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--no-forecast", action="store_true", help="half the time")
-    parser.add_argument("--to", default=TO, help="a shorter window is good for a try only")
+    parser.add_argument("--to", default=TO, help="a shorter window is only for trials")
     given = parser.parse_args(arguments)
     projects = read_projects(given.projects)
     jobs = read_trace(given.trace, parse_time(FROM), parse_time(given.to), projects)

@@ -20,7 +20,7 @@ def run_suite(
 ) -> int:
     """Run the named parts, or all, and print their durations; return 1 when a part did not finish."""
     parser = argparse.ArgumentParser(prog=f"bench {group}")
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(known)}; all when none is named")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(known)}; default: all")
     parts = parser.parse_args(arguments).parts or list(known)
     if unknown := set(parts) - set(known):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
@@ -30,7 +30,7 @@ def run_suite(
         group,
         ours=round(time.monotonic() - began),
         unit="s",
-        target=f"every part to its end, at most {limit_s:.0f} s",
+        target=f"all parts completed, at most {limit_s:.0f} s",
         met=not failed and time.monotonic() - began <= limit_s,
         parts=parts,
         failed=failed,
@@ -44,14 +44,12 @@ def _run(part: str, words: list[str], limit_s: float) -> bool:
     try:
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        print_figure(part, skipped=f"not ended within {limit_s:.0f} s; its lines above stand")
+        print_figure(part, skipped=f"not finished within {limit_s:.0f} s; see its output above")
         return False
     finally:
         _end(process)
     if code != 0:
-        print_figure(
-            part, skipped=f"it failed with exit code {code}; its lines above stand, its messages say why"
-        )
+        print_figure(part, skipped=f"it failed with exit code {code}; see its output and messages above")
     return code == 0
 
 

@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
     """Print the lines of median and p95, and the breakdown of our time."""
     parser = argparse.ArgumentParser(prog="bench start")
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--within", type=float, default=600.0, help="begin no job after so many seconds")
-    parser.add_argument("--verbose", action="store_true", help="a line for each job on stderr")
+    parser.add_argument("--within", type=float, default=600.0, help="start no job after this many seconds")
+    parser.add_argument("--verbose", action="store_true", help="print a line per job on stderr")
     wanted = parser.parse_args(arguments)
     from tests.rig.needs import missing_for_rig
 
@@ -81,7 +81,7 @@ def _print_rows(rows: list[dict[str, float]]) -> None:
             reference=round(hand, 1),
             ratio=round(ours / hand, 2),
             unit="ms",
-            target=f"at most {target_ms:.0f} ms more than by hand",
+            target=f"at most {target_ms:.0f} ms more than a manual start",
             met=more <= target_ms,
             more_ms=round(more, 1),
             jobs=len(rows),

@@ -54,7 +54,7 @@ def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespac
         waits += not answer["starts_now"]
     p95_ms = percentile(took_ms, 0.95)
     print_figure(
-        "a question, fresh photograph" if fresh else "a question, photograph at hand",
+        "what-if query, new snapshot" if fresh else "what-if query, cached snapshot",
         ours=round(p95_ms, 1),
         unit="ms p95",
         target=f"below {TARGET_MS:g} ms",

@@ -278,7 +278,7 @@ def require_permission(requester: Requester, verb: Permission, obj: Any) -> None
         return
     require_user(requester)
     if can(requester, Permission.VIEW, obj):
-        raise Forbidden("You may see this, but not do that.")
+        raise Forbidden("You may view this, but you lack the permission for this action.")
     raise NotFound
 
 

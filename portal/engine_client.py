@@ -32,7 +32,7 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
     Must not run inside a transaction, because the scheduler could not see the query.
     """
     if connection.in_atomic_block:
-        log.debug("not asked inside a transaction: %s", kind)
+        log.debug("query not sent inside a transaction: %s", kind)
         return None
     store = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=wait_s + 1.0, socket_connect_timeout=1.0)
     try:
@@ -50,7 +50,7 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
             )
             reported = store.blpop([answer_key(question.public_id)], timeout=wait_s)
     except (BrokerAway, redis.RedisError, OSError) as problem:
-        log.warning("no answer to %s: %s", kind, problem)
+        log.warning("no response to %s: %s", kind, problem)
         return None
     if reported is None:
         return None

@@ -61,7 +61,7 @@ class NotFound(FairwayError):
     status = 404
     code = "not_found"
 
-    def __init__(self, message: str = "There is nothing here under that name.", **more: Any) -> None:
+    def __init__(self, message: str = "There is nothing at this address.", **more: Any) -> None:
         super().__init__(message, **more)
 
 

@@ -55,13 +55,13 @@ def publish(events: Sequence[TopicEvent]) -> None:
     if not VALKEY_BREAKER:
         announcements.mark_announced(topics)  # before sending: pages that subscribe too late find this entry
     if VALKEY_BREAKER:
-        log.debug("open pages were not told of %s: Valkey was silent a moment ago", topics)
+        log.debug("event of %s was not published: Valkey is unavailable", topics)
         return
     try:
         run_in_background_loop(_send(events))
     except (OSError, RedisError, RuntimeError, ValueError) as problem:
         record_valkey_error(problem)
-        log.warning("open pages were not told of %s: %s", ", ".join(topics[:5]), problem or "no answer")
+        log.warning("events of %s were not published: %s", ", ".join(topics[:5]), problem or "no response")
 
 
 async def _send(news: Sequence[TopicEvent]) -> None:

@@ -80,7 +80,7 @@ def _send(row: OutboxMessage) -> bool:
             headers={"fairway_sent_s": time.time()},  # later cycles have seen the change
         )
     except (BrokerAway, RedisError, OSError) as problem:
-        log.warning("the hint %s was not sent: %s", row.name, problem)
+        log.warning("the message %s was not sent: %s", row.name, problem)
         return False
     failpoint("hint.sent")
     return True

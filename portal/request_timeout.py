@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 RESPONSE_START_TIMEOUT_S = 8.0
 """Below the gateway's own timeout for web, and well below 10 s to leave time for the network."""
 RETRY_AFTER_S = 5
-TITLE = "Something that is needed does not answer"
+TITLE = "A required service is unavailable"
 MESSAGE = (
-    "Fairway waits for its database or its message store. Jobs and workspaces keep running. Try again in a moment; "
-    "a form that was sent may have been taken, so look before you send it again."
+    "Fairway waits for its database or Valkey. Jobs and workspaces keep running. Try again in a moment; a submitted "
+    "form may have been processed, so check before you submit it again."
 )
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -54,13 +54,13 @@ class RequestTimeoutApp:
             raise
         self._abandoned_tasks.add(work)
         work.add_done_callback(self._on_task_done)
-        log.error("no answer to %s %s within %g s", scope["method"], scope["path"], self._within_s)
+        log.error("no response to %s %s within %g s", scope["method"], scope["path"], self._within_s)
         await _send_unavailable(scope, send)
 
     def _on_task_done(self, work: asyncio.Task[None]) -> None:
         self._abandoned_tasks.discard(work)
         if not work.cancelled() and work.exception() is not None:
-            log.warning("a request that was given up ended with: %s", work.exception())
+            log.warning("an abandoned request ended with: %s", work.exception())
 
 
 _FIRST_COMPLETED = asyncio.FIRST_COMPLETED

@@ -149,7 +149,7 @@ def _with_duration_estimates(inputs: DecisionInput, state: CycleState) -> Snapsh
     try:
         return state.duration_estimator.fill(inputs.snapshot, inputs.policy)
     except (DataError, *INVALID_DATA):
-        log.exception("this cycle predicts nothing: a job that ended cannot be read")
+        log.exception("no predictions in this cycle: an ended job cannot be read")
         state.duration_estimator = DurationEstimator()
         return inputs.snapshot
 
@@ -199,7 +199,7 @@ def _recovery_verdict(start: JobPlacement) -> Verdict:
     return Verdict(
         start.job,
         VerdictCode.BEGIN_TIME,
-        "The record was restored from a backup; nothing starts until every node has been compared with it.",
+        "The database was restored from a backup; no job starts until every node has been reconciled with it.",
     )
 
 
@@ -207,7 +207,7 @@ def _set_alert(leader: HeldLease, settings: ClusterSettings, message: str) -> No
     """Set or clear the scheduler alert that administrators see, if it changed."""
     if settings.scheduler_alert == message[:1000]:
         return
-    log.error("%s", message) if message else log.info("the scheduler works again")
+    log.error("%s", message) if message else log.info("the scheduler has recovered")
     with transaction.atomic():
         leases.check(leader)
         ClusterSettings.objects.filter(id=1).update(

@@ -33,7 +33,7 @@ def save_failed_cycle(
     Raise LeaseLostError when another scheduler leads.
     """
     kind, field, message = _describe_error(error)
-    log.error("a cycle decided nothing: %s", message, exc_info=error)
+    log.error("a scheduling cycle failed: %s", message, exc_info=error)
     now = timezone.now()
     with transaction.atomic():
         leases.check(leader)
@@ -71,12 +71,12 @@ def _describe_error(error: Exception) -> tuple[str, str, str]:
             return (
                 "snapshot",
                 error.field,
-                _format_message("What it has to decide on cannot be true", str(error)),
+                _format_message("The snapshot is invalid", str(error)),
             )
         case PolicyError():
-            return "policy", error.field, _format_message("A knob of the policy cannot stand", str(error))
+            return "policy", error.field, _format_message("A policy setting is invalid", str(error))
     fault = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return "fault", "", _format_message("Its decision broke with", fault)
+    return "fault", "", _format_message("The decision failed with", fault)
 
 
 def _format_message(what: str, why: str) -> str:
@@ -90,5 +90,5 @@ def _serialize_inputs(inputs: DecisionInput | None, settings: ClusterSettings) -
     try:
         return gzip.compress(case_to_json(snapshot, pool_settings).encode(), mtime=0)
     except (TypeError, ValueError, RecursionError) as unsaved:
-        log.warning("the failed cycle cannot be saved for replay: %s", unsaved)
+        log.warning("the failed cycle could not be saved for replay: %s", unsaved)
         return b""

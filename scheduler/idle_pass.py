@@ -77,15 +77,15 @@ def _take_step(candidate: IdleCandidate, now_s: float) -> bool:
 def _end_reason(candidate: IdleCandidate, rule: IdlePolicy, now_s: float) -> str:
     """Return the message why a countdown ends."""
     if rule.action == "off":
-        return "The policy lets idle workspaces be."
+        return "The policy no longer acts on idle workspaces."
     if candidate.observed.exempt_until_s is not None and candidate.observed.exempt_until_s > now_s:
         return "It is kept."
     used_at, reported = candidate.activity.last_active_at, candidate.activity.inactive_since
     if used_at is not None and reported is not None and used_at > reported:
-        return "It is used again."
+        return "It is in use again."
     if inactive_since_s(candidate.observed, now_s) is not None:
-        return "It has not been quiet for long enough."
-    return "Whether it is used is not known at the moment, so it is not taken for idle."
+        return "It has not been inactive for long enough."
+    return "Its activity is unknown at the moment, so it does not count as idle."
 
 
 # -- reads -----------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def check(lease: HeldLease) -> None:
         cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [lease.name])
         row = cursor.fetchone()
     if row != (lease.holder, lease.epoch):
-        raise LeaseLostError(f"The lease {lease.name} has moved on to {row[0] if row else 'nobody'}.")
+        raise LeaseLostError(f"The lease {lease.name} is now held by {row[0] if row else 'nobody'}.")
 
 
 def command_epoch(lease: HeldLease) -> int:
@@ -110,5 +110,5 @@ def command_epoch(lease: HeldLease) -> int:
         )
         rows = {name: (holder, epoch) for name, holder, epoch in cursor.fetchall()}
     if rows.get(lease.name) != (lease.holder, lease.epoch):
-        raise LeaseLostError(f"The lease {lease.name} is another worker's now.")
+        raise LeaseLostError(f"The lease {lease.name} is now held by another worker.")
     return max(int(epoch) for _, epoch in rows.values())

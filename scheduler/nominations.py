@@ -57,7 +57,7 @@ def parse_nomination(
             for rank, node, gpus in placement or ()
         )
     except (TypeError, ValueError):
-        log.warning("kept places that cannot be read are dropped: %.200r", placement)
+        log.warning("an unreadable nominated placement was dropped: %.200r", placement)
         return ()
 
 

@@ -93,7 +93,7 @@ def stop_unsent_on_unreachable_nodes() -> None:
     for attempt in rows.distinct().select_related("job"):
         away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
         if away is not None:
-            message = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
+            message = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not respond.")
             job_control.request_stop(attempt.pk, EndReason.START_REFUSED, message=message)
 
 
@@ -112,7 +112,7 @@ def stop_gangs_on_unreachable_nodes() -> None:
         node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_NODE_WAIT_S),
     )
     for attempt, node in rows.values_list("attempt_id", "node__name"):
-        message = end_message(EndReason.START_REFUSED, node=node, detail="it does not answer.")
+        message = end_message(EndReason.START_REFUSED, node=node, detail="it does not respond.")
         job_control.request_stop(attempt, EndReason.START_REFUSED, message=message)
 
 
@@ -122,7 +122,7 @@ def mark_unreachable_nodes() -> None:
         reachable=True, last_seen_at__lt=Now() - dt.timedelta(seconds=SILENT_AFTER_S)
     ).exclude(state=NodeState.RETIRED.value)
     for node in rows:
-        nodes.record_unreachable(node.pk, f"Nobody has heard from it for {SILENT_AFTER_S} s.")
+        nodes.record_unreachable(node.pk, f"It has not responded for {SILENT_AFTER_S} s.")
 
 
 def send_outbox() -> int:

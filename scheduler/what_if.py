@@ -17,9 +17,8 @@ from portal.engine_client import ANSWER_TTL_S, HEARTBEAT_KEY, HEARTBEAT_TTL_S, a
 from portal.models import ClusterSettings, EngineQuery, Environment
 from portal.valkey.client import valkey_client
 from scheduler.commit.verdict_store import change_fields, verdict_fields
-from scheduler.core.decide import preview_request
-from scheduler.core.forecast.delay_impact import estimate_delay_impact
-from scheduler.core.model.network_isolation import isolation_excluded_nodes
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.forecast.start_times import estimate_delay_impact
 from scheduler.core.model.plan import Eviction, RequestPreview, Verdict
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -32,7 +31,7 @@ from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.snapshot.dependencies import unfinished_jobs
 from scheduler.snapshot.invalid_rows import use_valid_rows
-from scheduler.snapshot.network_isolation import exclude_nodes, isolation_side
+from scheduler.snapshot.network_isolation import exclude_nodes, isolation_excluded_nodes, isolation_side
 from scheduler.snapshot.pending import build_placeable_row
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ def send_heartbeats(stopping: threading.Event) -> None:
         try:
             valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
         except RedisError as away:
-            log.warning("nobody can hear that questions are answered here: %s", away)
+            log.warning("this worker could not announce that it answers what-if queries: %s", away)
         stopping.wait(HEARTBEAT_TTL_S / 3)
 
 
@@ -140,6 +139,7 @@ def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     """Return the jobs that a later end of a running job would delay."""
     found = estimate_delay_impact(
         inputs.snapshot,
+        decide(inputs.snapshot, inputs.policy),
         inputs.policy,
         JobId(body["job"]),
         float(body["end_s"]),

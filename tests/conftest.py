@@ -22,7 +22,7 @@ SKIP_REASONS = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the long campaigns too")
+    parser.addoption("--long", action="store_true", help="also run the long campaigns")
 
 
 def pytest_configure() -> None:

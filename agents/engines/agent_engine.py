@@ -196,7 +196,7 @@ class AgentEngine:
             self._link.request("pull", timeout_s=PULL_TIMEOUT_S, image=image)
             return
         if CAN_USE_REGISTRY_LOGINS not in self._link.hello.capabilities:
-            raise AgentError("agent_too_old", "Its agent does not know logins to registries. Upgrade it.")
+            raise AgentError("agent_too_old", "Its agent does not support registry credentials. Upgrade it.")
         fields = {"username": login[0], "password": login[1]}
         self._link.request("pull", timeout_s=PULL_TIMEOUT_S, image=image, login=fields)
 
@@ -269,7 +269,7 @@ class AgentEngine:
         try:
             return parse(answer)
         except (KeyError, ValueError) as problem:
-            raise InvalidReplyError(f"Its answer to {verb} cannot be read: {problem}.") from problem
+            raise InvalidReplyError(f"Its response to {verb} is invalid: {problem}.") from problem
 
     def _on_event(self, message: dict[str, Any]) -> None:
         """Called in the link's reading thread; events before the first ``watch`` are buffered."""

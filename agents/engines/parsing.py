@@ -85,7 +85,7 @@ def parse_log_chunk(answer: dict[str, Any]) -> LogChunk:
     read = FieldReader(answer)
     data = answer.get("data_b64")
     if not isinstance(data, str) or len(data) > 2 * LOG_CHUNK_BYTES:
-        raise InvalidMessageError("data_b64 is no piece of a log")
+        raise InvalidMessageError("data_b64 is not base64")
     return LogChunk(
         base64.b64decode(data, validate=True),
         read.integer("offset", maximum=MAX_LOG_BYTES),

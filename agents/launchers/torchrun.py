@@ -28,7 +28,7 @@ def launch_torchrun(gang: GangShape, rank: RankNetwork, command: Sequence[str]) 
     if gang.tasks == 1:
         return LaunchSpec(("torchrun", "--no-python", "--standalone", *options, *command))
     if gang.rendezvous is None:
-        raise ValueError("torchrun needs an address at which its tasks meet")
+        raise ValueError("torchrun needs a rendezvous address")
     options += [f"--nnodes={gang.tasks}", f"--node-rank={rank.number}"]
     met = {"PET_MASTER_ADDR": gang.rendezvous.host, "PET_MASTER_PORT": str(gang.rendezvous.port)}
     reported = rendezvous_variables(gang.rendezvous) | met | {"NODE_RANK": str(rank.number)}

@@ -28,7 +28,7 @@ def main() -> int:
         from agents.node.terminals import terminal
 
         return terminal.main()
-    parser = argparse.ArgumentParser(prog="fairway-node", description="Fairway's program on a node.")
+    parser = argparse.ArgumentParser(prog="fairway-node", description="The Fairway agent of a node.")
     parser.add_argument("role", choices=("control", "watch", "bulk", "preflight"))
     parser.add_argument("--settings", default=os.environ.get("FAIRWAY_NODE_SETTINGS", DEFAULT_SETTINGS))
     arguments = parser.parse_args()

@@ -130,7 +130,7 @@ class AgentSession:
             self.push({"ok": False, "code": refusal.code, "message": refusal.message})
             return 2
         except OSError as error:
-            message = f"The agent cannot begin: {error}."
+            message = f"The agent cannot start: {error}."
             self.push({"ok": False, "code": errors.ENGINE_ERROR, "message": message})
             return 2
         watch = (
@@ -220,18 +220,18 @@ class AgentSession:
     def _check_greeting(self, greeting: JsonObject) -> None:
         role = greeting.get("role")
         if role not in ALLOWED_ROLES[self._key_role]:
-            raise AgentError(errors.FORBIDDEN, f"This key opens {self._key_role}, not {role}.")
+            raise AgentError(errors.FORBIDDEN, f"This key is for the role {self._key_role}, not {role}.")
         protocol = greeting.get("protocol")
         if not isinstance(protocol, int) or not OLDEST_PROTOCOL <= protocol <= PROTOCOL + 1:
             raise AgentError(
                 errors.PROTOCOL_VERSION,
-                f"The portal speaks protocol {protocol}; this agent ({AGENT_VERSION}) speaks {PROTOCOL} "
-                "and the versions beside it. Upgrade the older of the two.",
+                f"The portal speaks protocol {protocol}; this agent ({AGENT_VERSION}) speaks {PROTOCOL} and "
+                "adjacent versions. Upgrade the older of the two.",
             )
         if greeting.get("cluster") != self._settings.cluster:
             raise AgentError(
                 errors.FORBIDDEN,
-                f"This node belongs to the cluster {self._settings.cluster}, not to another one.",
+                f"This node belongs to the cluster {self._settings.cluster}.",
             )
         self.role = str(role)
         self._directories.create_all()
@@ -280,10 +280,10 @@ class AgentSession:
         try:
             if verb not in self._verbs:
                 raise AgentError(
-                    errors.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not know the verb {verb!r}."
+                    errors.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not support the verb {verb!r}."
                 )
             if verb not in VERBS_BY_ROLE[self.role]:
-                raise AgentError(errors.FORBIDDEN, f"The role {self.role} may not {verb}.")
+                raise AgentError(errors.FORBIDDEN, f"The role {self.role} may not use {verb}.")
             with disk_full_as_error(self._settings.state_dir):
                 answer = self._verbs[verb](request)
         except AgentError as refusal:
@@ -320,7 +320,7 @@ class AgentSession:
         elif not self._subscribed.is_set():
             phase_s = fields.get("phase_s", time.time() % 1.0)
             if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 0 <= phase_s < 1:
-                raise invalid_spec("phase_s is a number of at least 0 and less than 1.")
+                raise invalid_spec("phase_s must be a number of at least 0 and less than 1.")
             self._subscribed.set()
             threading.Thread(target=self._stream_samples, args=(phase_s,), name="stats", daemon=True).start()
         return {"subscribed": self._subscribed.is_set()}

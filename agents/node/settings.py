@@ -98,7 +98,7 @@ def parse_settings(raw: Any) -> Settings:
         raise SettingsError(f"The settings have an unknown key: {unknown[0]}.")
     for key in _REQUIRED:
         if not isinstance(raw.get(key), str) or not raw[key]:
-            raise SettingsError(f"The settings need {key}.")
+            raise SettingsError(f"The settings must have {key}.")
     merged = dict(_DEFAULTS)
     merged.update(raw)
     merged["scratch_root"] = merged["scratch_root"] or os.path.join(merged["state_dir"], "scratch")
@@ -123,18 +123,18 @@ def parse_settings(raw: Any) -> Settings:
 def _parse_port_range(raw: Any) -> Tuple[int, int]:
     first, last = (int(each) for each in raw)
     if not 1024 <= first <= last <= 65_535:
-        raise SettingsError("rendezvous_ports are two ports from 1024 to 65535, the smaller first.")
+        raise SettingsError("rendezvous_ports must be two ports from 1024 to 65535, the smaller first.")
     return first, last
 
 
 def _parse_runtime(raw: Any) -> RuntimeSettings:
     if not isinstance(raw, dict) or raw.get("kind") not in ("podman", "docker", "process"):
-        raise SettingsError("A runtime is one of podman, docker, process.")
+        raise SettingsError("A runtime must be one of podman, docker, process.")
     unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags", "gpus"})
     if unknown:
         raise SettingsError(f"The runtime {raw['kind']} has an unknown key: {unknown[0]}.")
     if raw.get("gpus") not in (None, "cdi", "hook") or (raw.get("gpus") and raw["kind"] != "docker"):
-        raise SettingsError("gpus of a runtime is cdi or hook, and only docker's.")
+        raise SettingsError("gpus of a runtime must be cdi or hook, and only docker supports it.")
     program: List[str] = raw.get("program") or [raw["kind"]]
     return RuntimeSettings(
         kind=raw["kind"],

@@ -61,7 +61,7 @@ def main(folder: str) -> int:
     if said == b"already":
         return EXIT_ALREADY_CLAIMED
     if said != b"started":
-        sys.stderr.write(said.decode(errors="replace") or "the shim ended before it started anything\n")
+        sys.stderr.write(said.decode(errors="replace") or "the shim ended before it started the task\n")
         return _FAILED
     return 0
 

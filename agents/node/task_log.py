@@ -45,7 +45,7 @@ class TaskLogWriter:
                 else:
                     del self._streams[reading]
         if self._dropped_bytes:
-            self._write_marker(f"fairway: {self._dropped_bytes} bytes were dropped after this place.")
+            self._write_marker(f"fairway: {self._dropped_bytes} bytes were dropped here.")
 
     def _append(self, stream: bytes, data: bytes) -> None:
         """Append output; after the first piece beyond the limit everything is dropped."""
@@ -83,4 +83,4 @@ def to_log_lines(stream: bytes, data: bytes, now_ns: int) -> bytes:
 
 def log_cut_message(limit_mib: int) -> str:
     """Return the message at the end of a log that reached its limit."""
-    return f"fairway: log cut at {limit_mib} MiB; what follows is not kept."
+    return f"fairway: log truncated at {limit_mib} MiB; further output is discarded."

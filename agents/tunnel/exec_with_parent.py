@@ -20,7 +20,7 @@ def main(parent_pid: int, argv: list[str]) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
-        sys.exit("the process that asked for this one is gone")
+        sys.exit("the parent process has ended")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each stream uses three file descriptors
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -113,7 +113,7 @@ async def request_stream(control_socket: str, host: str, port: int) -> tuple[Str
         wire.close()
         pipes.close()
         if isinstance(problem, OSError):
-            raise ProcessExitedError(f"the ssh process does not answer: {problem}") from problem
+            raise ProcessExitedError(f"the ssh process does not respond: {problem}") from problem
         raise
     finally:
         os.close(theirs_to_read)

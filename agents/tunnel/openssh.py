@@ -68,7 +68,7 @@ class NoReplyError(TimeoutError):
     """A stream was neither opened nor refused in time; ``node_unresponsive``: nothing on the node answers."""
 
     def __init__(self, node_unresponsive: bool) -> None:
-        super().__init__("no answer in time")
+        super().__init__("no response in time")
         self.node_unresponsive = node_unresponsive
 
 
@@ -80,8 +80,8 @@ def check_ssh_installed() -> None:
     """Raise SshNotInstalledError when this machine has no OpenSSH client."""
     if shutil.which(SSH_PROGRAM) is None:
         raise SshNotInstalledError(
-            "The portal's machine has no program ssh, which carries the streams to jobs: install OpenSSH's client "
-            "there (Debian: apt-get install openssh-client).",
+            "The portal's machine lacks the ssh client, which connects to jobs: install "
+            "it there (Debian: apt-get install openssh-client).",
             SshStep.CONNECT,
         )
 
@@ -95,12 +95,12 @@ def check_key_file(path: Path) -> None:
         raise KeyFileError(message, SshStep.LOGIN) from problem
     if found.st_uid != os.geteuid():
         raise KeyFileError(
-            f"The tunnel key belongs to account {found.st_uid}, but this process is account {os.geteuid()}.",
+            f"The tunnel key belongs to uid {found.st_uid}, but this process has uid {os.geteuid()}.",
             SshStep.LOGIN,
         )
     if found.st_mode & 0o077:
         raise KeyFileError(
-            f"The tunnel key is open to other accounts (mode {found.st_mode & 0o777:o}): make it 600.",
+            f"The tunnel key is accessible to other accounts (mode {found.st_mode & 0o777:o}): make it 600.",
             SshStep.LOGIN,
         )
 
@@ -242,7 +242,7 @@ class SshProcess:
                 raise parse_ssh_error(self._target, list(self._lines))
             if time.monotonic() > until_s:
                 raise NodeUnreachableError(
-                    f"{self._target.address} answers, but did not let us in within {CONNECT_TIMEOUT_S:.0f} s.",
+                    f"{self._target.address} responds, but the login took longer than {CONNECT_TIMEOUT_S:.0f} s.",
                     SshStep.LOGIN,
                 )
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -364,34 +364,34 @@ def parse_ssh_error(target: SshTarget, stderr_lines: list[str]) -> SshError:
         return host_key_mismatch(target, shown[1] if shown else "another host key")
     if "no matching host key type" in text:
         algorithms = ", ".join(host_key_algorithms(target))
-        return HostKeyMismatchError(f"{place} has no host key of a type that we take ({algorithms}).")
+        return HostKeyMismatchError(f"{place} has no host key of a supported type ({algorithms}).")
     if "Unable to negotiate" in text:
-        return NodeUnreachableError(f"{place} and we have no way to encrypt in common.", SshStep.CONNECT)
+        return NodeUnreachableError(f"{place} and the portal have no common cipher.", SshStep.CONNECT)
     if "UNPROTECTED PRIVATE KEY" in text or "Load key" in text:
         return KeyFileError("The portal's ssh cannot use its tunnel key.", SshStep.LOGIN)
     if "Permission denied (" in text or "Too many authentication failures" in text:
-        message = f"{place} does not take our key for the account {target.user}."
+        message = f"{place} rejects the portal's key for the account {target.user}."
         return AuthenticationError(message, SshStep.LOGIN)
     if "Could not resolve hostname" in text:
         return NodeUnreachableError(f"No address is known for {target.host}.", SshStep.RESOLVE)
     if "No user exists for uid" in text:
-        message = f"The gateway's account {os.geteuid()} has no name in /etc/passwd, and ssh wants one."
+        message = f"The gateway's account {os.geteuid()} has no name in /etc/passwd, which ssh requires."
         return SshNotInstalledError(message, SshStep.CONNECT)
     if "Connection refused" in text:
-        return NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT)
+        return NodeUnreachableError(f"{place} is up, but no sshd listens on the port.", SshStep.CONNECT)
     if "banner exchange" in text or "kex_exchange" in text:
-        reason = "it hung up"
+        reason = "it closed the connection"
         if "timed out" in text:
-            reason = f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s"
-        message = f"{place} answers, but not as an SSH server should: {reason}."
+            reason = f"it did not finish the SSH handshake within {STEP_TIMEOUT_S:.0f} s"
+        message = f"{place} responds, but not as an SSH server: {reason}."
         return NodeUnreachableError(message, SshStep.CONNECT)
     if "timed out" in text:
         message = (
-            f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
+            f"{place} does not respond within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is blocking."
         )
         return NodeUnreachableError(message, SshStep.CONNECT)
     if refusal := re.search(r"connect to .* port \d+: (.+)", text):
         return NodeUnreachableError(f"{place} cannot be reached: {refusal[1].strip('.')}.", SshStep.CONNECT)
     if "cannot be run" in text:
         return SshNotInstalledError("The program ssh cannot be run on the portal's machine.", SshStep.CONNECT)
-    return NodeUnreachableError(f"{place} hung up during the login.", SshStep.LOGIN)
+    return NodeUnreachableError(f"{place} closed the connection during the login.", SshStep.LOGIN)

@@ -136,7 +136,7 @@ class TunnelPool:
         except ConnectionRefusedError as error:
             raise PortRefusedError(f"Nothing listens on port {port} of this machine's jobs.") from error
         except (OSError, TimeoutError) as error:
-            raise TunnelError(f"Port {port} of this machine's jobs does not answer: {error}.") from error
+            raise TunnelError(f"Port {port} of this machine's jobs does not respond: {error}.") from error
         return transport, protocol
 
     async def _close_idle(self) -> None:
@@ -181,9 +181,9 @@ class _NodeTunnel:
                 except NoReplyError as problem:
                     if problem.node_unresponsive:
                         process.terminate()
-                        raise TunnelError(f"{place} does not answer any more.") from problem
-                    raise PortRefusedError(f"Port {port} of {place} takes no connections.") from problem
-            raise TunnelError(f"{place} opens no tunnel: it hangs up.")
+                        raise TunnelError(f"{place} no longer responds.") from problem
+                    raise PortRefusedError(f"Port {port} of {place} accepts no connections.") from problem
+            raise TunnelError(f"{place} opens no tunnel: it closes the connection.")
         finally:
             self._opening -= 1
 

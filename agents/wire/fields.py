@@ -30,7 +30,7 @@ def check_number(value: Any, minimum: float = -MAX_QUANTITY, maximum: float = MA
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise InvalidMessageError(f"{_short_repr(value)} is no measurement")
+        raise InvalidMessageError(f"{_short_repr(value)} is not a number")
     return value
 
 
@@ -40,7 +40,7 @@ def clean_text(value: Any, max_length: int = MAX_TEXT_LENGTH) -> str:
     Users of the node choose parts of it, such as process names, so its content never invalidates a message.
     """
     if not isinstance(value, str):
-        raise InvalidMessageError(f"{_short_repr(value)} is no text")
+        raise InvalidMessageError(f"{_short_repr(value)} is not a string")
     return _UNPRINTABLE.sub("\ufffd", value[:max_length])
 
 
@@ -51,7 +51,7 @@ class FieldReader:
 
     def __init__(self, row: object) -> None:
         if not isinstance(row, Mapping):
-            raise InvalidMessageError(f"{_short_repr(row)} is no object")
+            raise InvalidMessageError(f"{_short_repr(row)} is not an object")
         self._row = row
 
     def __contains__(self, key: str) -> bool:
@@ -115,7 +115,7 @@ class FieldReader:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise InvalidMessageError(f"{key} is {_short_repr(value)}, neither true nor false")
+            raise InvalidMessageError(f"{key} is {_short_repr(value)}, not true or false")
         return value
 
     def list_of(self, key: str, parse: Callable[[Any], T], max_items: int) -> tuple[T, ...]:
@@ -137,7 +137,7 @@ class FieldReader:
         if value is None:
             return {}
         if not isinstance(value, Mapping) or len(value) > max_items:
-            raise InvalidMessageError(f"{key} is no object with at most {max_items} fields")
+            raise InvalidMessageError(f"{key} is not an object with at most {max_items} fields")
         return {
             _check_name(key, name, 64): self._with_field_name(key, parse, each)
             for name, each in value.items()
@@ -177,7 +177,7 @@ def _check_name(key: str, value: Any, max_length: int) -> str:
 def _check_integer(key: str, value: Any, minimum: int, maximum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise InvalidMessageError(
-            f"{key} is {_short_repr(value)}, not a whole number from {minimum} to {maximum}"
+            f"{key} is {_short_repr(value)}, not an integer from {minimum} to {maximum}"
         )
     return value
 

@@ -259,7 +259,7 @@ def _parse_port_range(read: FieldReader) -> tuple[int, int] | None:
 
 def _parse_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidMessageError("a value is neither true nor false")
+        raise InvalidMessageError("a value is not true or false")
     return value
 
 
@@ -335,7 +335,7 @@ def parse_ports(read: FieldReader) -> dict[int, int]:
     """Return ports of a task with the loopback ports of the node that lead to them."""
     found = read.mapping_of("ports", lambda each: check_integer(each, 1, MAX_PORT), 256)
     if not all(port.isascii() and port.isdecimal() and int(port) <= MAX_PORT for port in found):
-        raise InvalidMessageError("ports has a name that is no port")
+        raise InvalidMessageError("ports has a key that is not a port")
     return {int(port): number for port, number in found.items()}
 
 

@@ -57,9 +57,9 @@ def parse_address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise InvalidMessageError(f"{text[:64]!a} is no address") from None
+        raise InvalidMessageError(f"{text[:64]!a} is not an address") from None
     if address.is_unspecified or address.is_multicast:
-        raise InvalidMessageError(f"{address} is not the address of a machine")
+        raise InvalidMessageError(f"{address} is not a unicast address")
     return text
 
 
@@ -68,7 +68,7 @@ def _parse_interface_address(text: Any) -> str:
     try:
         ipaddress.ip_interface(f"{parse_address(address)}{slash}{bits}")
     except ValueError:
-        raise InvalidMessageError(f"{address[:64]!a} is no address with the bits of its network") from None
+        raise InvalidMessageError(f"{address[:64]!a} is not an address with a prefix length") from None
     return str(text)
 
 

@@ -46,7 +46,7 @@ def run_steps(stack: ComposeStack) -> Iterator[str]:
     scenarios.add_node(stack, client)
     yield "a node over SSH, enrolled by the page's script"
     long = scenarios.first_job(stack, client)
-    yield "a job to its end, and one that runs from now on"
+    yield "one completed job, and one that keeps running"
     yield from scenarios.restart_each(stack, client, long)
     stack.wait("all services healthy", stack.healthy, 600)
     yield "all services are healthy again"
@@ -79,7 +79,7 @@ def main() -> int:
                 raise
             finally:
                 stack.clean()
-        print(f"{time.monotonic() - began_s:6.0f} s  down, nothing is left running")  # noqa: T201
+        print(f"{time.monotonic() - began_s:6.0f} s  stopped, no container is left")  # noqa: T201
     finally:
         shutil.rmtree(stack.site, ignore_errors=True)
         if not chosen.keep:

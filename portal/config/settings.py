@@ -25,7 +25,7 @@ SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", defau
 if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
     raise ImproperlyConfigured(
         "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: "
-        "it needs 50 random characters. Without it `manage.py up` makes one."
+        "it needs 50 random characters. Without it `manage.py up` generates one."
     )
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
@@ -107,7 +107,7 @@ DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
 """Connections shared by all requests of the web process; 0 opens one per request."""
 if DATABASE_POOL < 0:
-    raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL is a number of connections, or 0.")
+    raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL must be a number of connections, or 0.")
 DATABASE_OWNER: dict[str, Any] = {}
 """The role that owns the tables, for migrations, backups and restores.
 

@@ -18,7 +18,7 @@ APPEND_ONLY_TABLES = ("portal_auditentry", "portal_jobevent", "portal_quotachang
 """Histories: the services may insert and read rows, not change them."""
 SINGLE_ROLE_WARNING = (
     "The role of DATABASE_URL may change tables and the audit trail. Set DATABASE_OWNER_URL to the role that owns "
-    "the tables, and DATABASE_URL to one of its own for the services (docs/operations.md)."
+    "the tables, and DATABASE_URL to a separate role for the services (docs/operations.md)."
 )
 
 
@@ -95,5 +95,5 @@ def _ensure_role(cursor: Any, name: str, password: str) -> None:
             raise
         if not known:
             raise ProgrammingError(
-                f'The owner of the tables may not make roles. As a superuser: CREATE ROLE "{name}" LOGIN PASSWORD ...'
+                f'The table owner cannot create roles. As a superuser: CREATE ROLE "{name}" LOGIN PASSWORD ...'
             ) from refused

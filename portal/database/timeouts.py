@@ -45,7 +45,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
             self.timed_out = True
             DATABASE_BREAKER.trip()
             raise psycopg.OperationalError(
-                f"the database has said nothing for {patience_s:.0f} s"
+                f"the database has not responded for {patience_s:.0f} s"
             ) from silence
 
     def ping(self, timeout_s: float) -> None:
@@ -63,4 +63,4 @@ class TimeoutConnection(psycopg.Connection[Any]):
 def raise_if_breaker_open() -> None:
     """Raise OperationalError if the database has just timed out."""
     if DATABASE_BREAKER:
-        raise psycopg.OperationalError("the database did not answer a moment ago")
+        raise psycopg.OperationalError("the database did not respond a moment ago")

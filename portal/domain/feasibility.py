@@ -57,6 +57,14 @@ def gpu_constraints(request: object) -> GpuConstraints:
     return GpuConstraints._make(_values(request))
 
 
+def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
+    """Return the milli of a GPU that hold ``share_mib`` of its memory, rounded up.
+
+    Return more than 1000, which fits nowhere, if the GPU has less memory.
+    """
+    return -(-share_mib * WHOLE_MILLI // gpu_memory_mib) if gpu_memory_mib > 0 else WHOLE_MILLI + 1
+
+
 def tasks_on_node(
     free_milli: Iterable[int],
     gpus: int,

@@ -62,20 +62,20 @@ def fabric_errors(fabric: GangFabric) -> dict[str, str]:
     """Return a message by field for each invalid value; empty if all are valid."""
     found = {}
     if fabric.interface and not _is_interface(fabric.interface):
-        found["fabric_interface"] = "Neither the name of an interface nor a network such as 10.9.0.0/16."
+        found["fabric_interface"] = "Enter an interface name or a network such as 10.9.0.0/16."
     if fabric.network and not _NETWORK.fullmatch(fabric.network):
-        found["fabric_network"] = "Not a name that a network of an engine of yours can have."
+        found["fabric_network"] = "This is not a valid name of a container network."
     if fabric.interface and fabric.network:
         found["fabric_interface"] = (
-            "In a network of the engine a task has an interface of its own: leave one blank."
+            "Tasks in a container network have their own interface: leave one of the two blank."
         )
     wrong = next((each for each in fabric.devices if not _DEVICE.fullmatch(each)), None)
     if wrong is not None:
-        found["fabric_devices"] = f"{wrong} is no device below /dev."
+        found["fabric_devices"] = f"{wrong} is not a device below /dev."
     elif len(fabric.devices) > MAX_DEVICES:
         found["fabric_devices"] = f"At most {MAX_DEVICES} devices."
     if fabric.adapters and not _ADAPTERS.fullmatch(fabric.adapters):
-        found["fabric_adapters"] = "Not what NCCL_IB_HCA takes, such as mlx5_0,mlx5_1."
+        found["fabric_adapters"] = "This is not a valid value of NCCL_IB_HCA, such as mlx5_0,mlx5_1."
     return found
 
 
@@ -140,7 +140,7 @@ def missing_requirements(
         lacks.append(f"It has {what} {fabric.interface}.")
     if runtime == RuntimeKind.PROCESS.value:
         if fabric.network or fabric.devices:
-            lacks.append("It runs plain processes, which join no network and are handed no devices.")
+            lacks.append("It runs plain processes, which cannot use container networks or devices.")
         return " ".join(lacks)
     reported = (agent_info.get("networks") or {}).get(runtime)
     if fabric.network and reported is not None:
@@ -148,11 +148,11 @@ def missing_requirements(
         if named is None:
             lacks.append(f"Its {runtime} has no network {fabric.network}.")
         elif not named["subnets"]:
-            lacks.append(f"Its network {fabric.network} gives out no addresses that are known beforehand.")
+            lacks.append(f"Its network {fabric.network} does not support static addresses.")
     here = agent_info.get("fabric_devices")
     missing = [] if here is None else [each for each in fabric.devices if not _has_device(here, each)]
     if missing:
-        lacks.append(f"It lends no {', '.join(missing)}.")
+        lacks.append(f"It does not allow {', '.join(missing)}.")
     return " ".join(lacks)
 
 

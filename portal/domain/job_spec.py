@@ -124,15 +124,15 @@ class JobSpec:
         1,
         JobField(
             minimum=1, maximum=MAX_TASKS, label="Tasks", nouns=("task", "tasks"),
-            help="Equal parts that start together; each may run on another node.",
+            help="Identical tasks that start together; each may run on another node.",
             affects_placement=True, jobs_only=True,
         ),
     )  # fmt: skip
     min_tasks: int | None = declare(
         None,
         JobField(
-            minimum=1, maximum=MAX_TASKS, label="Tasks, at least", nouns=("task at least", "tasks at least"),
-            help="It starts with this number of tasks, and grows and shrinks while it runs.", if_null="all",
+            minimum=1, maximum=MAX_TASKS, label="Minimum tasks", nouns=("task at least", "tasks at least"),
+            help="The job starts with this many, and grows and shrinks while it runs.", if_null="all",
             affects_placement=True, jobs_only=True,
         ),
     )  # fmt: skip
@@ -149,7 +149,7 @@ class JobSpec:
     min_gpu_memory_mib: int | None = declare(
         None,
         JobField(
-            minimum=1, maximum=10_000_000, unit="mib", label="Memory of a GPU, at least, GiB",
+            minimum=1, maximum=10_000_000, unit="mib", label="Minimum GPU memory, GiB",
             form_help="Such as 80.", form_name="min_gpu_memory_gib", form_factor=1024, section="gpu_kind",
             nouns=("GiB of GPU memory", "GiB of GPU memory"), affects_placement=True,
         ),
@@ -158,15 +158,15 @@ class JobSpec:
         "",
         JobField(
             max_length=32, pattern=r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?",
-            error="Write a MIG profile such as 1g.10gb.", nouns=("slice", "slices"),
+            error="Enter a MIG profile such as 1g.10gb.", nouns=("slice", "slices"),
             help="MIG slices of this profile; blank: whole GPUs.", section="gpu_kind", affects_placement=True,
         ),
     )  # fmt: skip
     min_compute_capability: float | None = declare(
         None,
         JobField(
-            minimum=1.0, maximum=99.9, error="Write a compute capability such as 8.0.",
-            label="Compute capability, at least", help="Such as 8.0.", section="gpu_kind",
+            minimum=1.0, maximum=99.9, error="Enter a compute capability such as 8.0.",
+            label="Minimum compute capability", help="Such as 8.0.", section="gpu_kind",
             nouns=("as compute capability", "as compute capability"), affects_placement=True,
         ),
     )  # fmt: skip
@@ -190,7 +190,7 @@ class JobSpec:
         64,
         JobField(
             minimum=1, maximum=1024 * 1024, unit="mib", label="Shared memory for each task, MiB",
-            help="Part of its memory; data loaders use it between processes.", section="software",
+            help="Part of its memory; data loaders share data through it.", section="software",
         ),
     )  # fmt: skip
     command: Sequence[str] = declare((), JobField(jobs_only=True))
@@ -201,7 +201,7 @@ class JobSpec:
         0,
         JobField(
             minimum=-100, maximum=100, label="Priority", section="limits",
-            help="Higher goes first within the project; above 0 needs a manager.", affects_placement=True,
+            help="Higher starts first within the project; above 0 requires a manager.", affects_placement=True,
         ),
     )  # fmt: skip
     preemptible: bool = declare(True, JobField(label="Preemptible", affects_placement=True))
@@ -216,32 +216,32 @@ class JobSpec:
         30,
         JobField(
             minimum=1, maximum=600, unit="s", label="Termination grace period (s)", section="limits",
-            help="Time between the request to stop and the kill.",
+            help="Time between SIGTERM and SIGKILL.",
         ),
     )  # fmt: skip
     max_attempts: int = declare(
         3,
         JobField(
             minimum=1, maximum=20, label="Max attempts", section="limits",
-            help="Attempts after failures that the cluster caused.",
+            help="Retries follow failures of the cluster.",
         ),
     )  # fmt: skip
     retry_on_failure: bool = declare(
         False,
         JobField(
             label="Retry on failure", jobs_only=True,
-            help="true: a command that fails is run again too, all tasks together.",
+            help="Also retry when the command fails, all tasks together.",
         ),
     )  # fmt: skip
     launcher: str = declare(
-        "none", JobField(affects_placement=True, jobs_only=True, help="How its tasks find each other.")
+        "none", JobField(affects_placement=True, jobs_only=True, help="How tasks find each other.")
     )
     held: bool = declare(False, JobField(copied=False))
     ignore_dependency_failure: bool = declare(
         False,
         JobField(
             label="Start even if they fail", affects_placement=True, copied=False,
-            help="true: it starts after its dependencies however they end.",
+            help="Start after the dependencies however they end.",
         ),
     )  # fmt: skip
 

@@ -24,16 +24,16 @@ def label_key_error(key: str) -> str | None:
     """Return what is wrong with a key such as ``rack`` or ``example.org/rack``, or None."""
     prefix, slash, name = key.rpartition("/")
     if slash and not (len(prefix) <= MAX_PREFIX_LENGTH and _PREFIX.fullmatch(prefix)):
-        return f"“{_shorten(key)}”: what stands before the slash must be a domain name in lower case."
+        return f"“{_shorten(key)}”: the part before the slash must be a domain name in lower case."
     if not _NAME.fullmatch(name):
-        return f"“{_shorten(key)}” is no key: use at most {MAX_LABEL_LENGTH} {_CHARACTERS}."
+        return f"“{_shorten(key)}” is not a key: use at most {MAX_LABEL_LENGTH} {_CHARACTERS}."
     return None
 
 
 def labels_error(labels: Mapping[str, str]) -> str | None:
     """Return what is wrong with the labels of a node, or None."""
     if len(labels) > MAX_LABELS:
-        return f"These are {len(labels)} labels; a node carries at most {MAX_LABELS}."
+        return f"{len(labels)} labels are too many; a node has at most {MAX_LABELS}."
     for key, value in labels.items():
         if fault := label_key_error(key):
             return fault
@@ -51,7 +51,7 @@ def levels_error(levels: Iterable[str]) -> str | None:
         if fault := label_key_error(key):
             return fault
     if len(set(listed)) < len(listed):
-        return "A level stands there twice."
+        return "A level is listed twice."
     return None
 
 

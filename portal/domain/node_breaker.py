@@ -211,23 +211,23 @@ def close_breaker(breaker: NodeBreaker, now_s: float, *, reset_trips: bool = Fal
 
 
 CAUSE_MESSAGES: dict[IncidentKind, str] = {
-    IncidentKind.START_REFUSED: "It refused to start jobs, one after another.",
-    IncidentKind.EARLY_FAILURES: "Jobs failed there soon after they started, one after another.",
-    IncidentKind.COMMAND_TIMEOUTS: "It took commands and did not answer them.",
-    IncidentKind.LINK_LOST: "The connection to it broke again and again.",
-    IncidentKind.STUCK: "Something there cannot be ended, and holds its GPUs.",
-    IncidentKind.PEER_UNREACHABLE: "Other nodes and it did not reach each other.",
-    IncidentKind.MALFORMED: "It keeps sending what the protocol does not allow.",
-    IncidentKind.EPOCH_AHEAD: "It reports an epoch that this portal never gave.",
+    IncidentKind.START_REFUSED: "It repeatedly refused to start jobs.",
+    IncidentKind.EARLY_FAILURES: "Jobs repeatedly failed there soon after they started.",
+    IncidentKind.COMMAND_TIMEOUTS: "It accepted commands but did not respond to them.",
+    IncidentKind.LINK_LOST: "The connection to it was lost repeatedly.",
+    IncidentKind.STUCK: "A task there cannot be killed and holds its GPUs.",
+    IncidentKind.PEER_UNREACHABLE: "It and other nodes could not reach each other.",
+    IncidentKind.MALFORMED: "It repeatedly sent invalid messages.",
+    IncidentKind.EPOCH_AHEAD: "It reports an epoch that this portal never issued.",
 }
 
 INCIDENT_TITLES: dict[IncidentKind, str] = {
     IncidentKind.START_REFUSED: "A start was refused",
-    IncidentKind.EARLY_FAILURES: "A job failed soon",
-    IncidentKind.COMMAND_TIMEOUTS: "A command got no answer",
-    IncidentKind.LINK_LOST: "The connection broke",
-    IncidentKind.STUCK: "Something could not be ended",
-    IncidentKind.PEER_UNREACHABLE: "It and another node did not reach each other",
-    IncidentKind.MALFORMED: "It sent malformed frames",
-    IncidentKind.EPOCH_AHEAD: "It reported an epoch that was never given",
+    IncidentKind.EARLY_FAILURES: "A job failed early",
+    IncidentKind.COMMAND_TIMEOUTS: "A command timed out",
+    IncidentKind.LINK_LOST: "The connection was lost",
+    IncidentKind.STUCK: "A task could not be killed",
+    IncidentKind.PEER_UNREACHABLE: "It and another node could not reach each other",
+    IncidentKind.MALFORMED: "It sent invalid messages",
+    IncidentKind.EPOCH_AHEAD: "It reported an epoch that was never issued",
 }

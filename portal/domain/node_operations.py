@@ -21,9 +21,9 @@ CONTROL_CHANNEL_OPERATIONS = frozenset({OperationKind.UPGRADE, OperationKind.PRE
 OPERATION_TITLES: dict[OperationKind, str] = {
     OperationKind.TEST: "Connection test",
     OperationKind.ENROL: "Enrolment",
-    OperationKind.UPGRADE: "Upgrade of its agent",
-    OperationKind.PREFLIGHT: "Check of the node",
-    OperationKind.GC: "Tidying up",
+    OperationKind.UPGRADE: "Agent upgrade",
+    OperationKind.PREFLIGHT: "Node check",
+    OperationKind.GC: "Clean-up",
 }
 
 WARNING_ONLY_CHECKS = frozenset({"version"})
@@ -33,7 +33,7 @@ UPGRADE_CONFIRM_TIMEOUT_S = 60.0
 """Time within which a new agent must answer hello and be confirmed; otherwise the node rolls back."""
 
 OPERATION_TIMEOUT_S = 240.0
-"""Unfinished operations fail after this time: two tries, and a pause while the node does not answer."""
+"""Unfinished operations fail after this time: two attempts, and a pause while the node does not respond."""
 
 MAX_PARALLEL_UPGRADES = 8
 """Nodes upgraded in parallel once the first has succeeded."""
@@ -43,12 +43,12 @@ PROGRAM_SENT_STEP = "Sent"
 
 
 GC_COUNTER_LABELS: dict[str, tuple[str, str]] = {
-    "ended_tasks": ("Ended tasks", "removed with their logs, of which nobody took leave"),
-    "orphan_dirs": ("Folders", "removed that belonged to no task"),
-    "uploads": ("Uploads", "removed that nobody went on with"),
-    "scratch": ("Scratch folders", "removed of tasks that have ended"),
-    "networks": ("Networks", "removed that no task has"),
-    "removed_jobs": ("Jobs", "forgotten that were not heard of for thirty days"),
+    "ended_tasks": ("Ended tasks", "removed with their logs, never released by the portal"),
+    "orphan_dirs": ("Folders", "removed that belong to no task"),
+    "uploads": ("Uploads", "abandoned and removed"),
+    "scratch": ("Scratch folders", "of ended tasks removed"),
+    "networks": ("Networks", "unused and removed"),
+    "removed_jobs": ("Jobs", "not seen for thirty days, removed"),
     "freed_mib": ("Disk", "MiB freed"),
 }
 """Counters of an agent's garbage collection: title, and the text after the number."""
@@ -60,9 +60,9 @@ IMAGES_STEP, IMAGE_STORE_STEP = "Images", "Image store"
 def images_removed_message(removed: Sequence[Mapping[str, Any]]) -> str:
     """Describe the removed images; each row of an agent's report has ``names`` and ``size_mib``."""
     if not removed:
-        return "0 removed that nobody needs."
+        return "0 unused images removed."
     reported = [f"{', '.join(row['names'])} ({row['size_mib'] or 0} MiB)" for row in removed]
-    return f"{len(reported)} removed that nobody needed: {'; '.join(reported)}."
+    return f"{len(reported)} unused images removed: {'; '.join(reported)}."
 
 
 FULL_DISK_GC_INTERVAL_S = 900.0

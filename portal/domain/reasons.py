@@ -30,10 +30,10 @@ class VerdictCode(StrEnum):
 
 
 NO_FORECAST_REASONS: dict[str, str] = {
-    VerdictCode.HELD: "It is held: when it starts is worked out once it is released.",
-    VerdictCode.DEPENDENCY: "When it starts then is worked out once they have ended.",
-    VerdictCode.VOLUME_UNAVAILABLE: "The node of its home volume takes no work, and when it will is not known.",
-    VerdictCode.UNSATISFIABLE: "This cluster cannot run it as it asks.",
+    VerdictCode.HELD: "It is held; its start is predicted after it is released.",
+    VerdictCode.DEPENDENCY: "Its start is predicted after its dependencies have ended.",
+    VerdictCode.VOLUME_UNAVAILABLE: "The node of its home volume accepts no jobs for an unknown time.",
+    VerdictCode.UNSATISFIABLE: "This cluster cannot satisfy its request.",
     VerdictCode.OWNER_NOT_PERMITTED: "Its owner may not run it at the moment.",
     VerdictCode.INVALID_DATA: "It cannot be scheduled until invalid data is corrected.",
 }
@@ -82,22 +82,22 @@ END_MESSAGES: dict[EndReason, str] = {
     EndReason.CONTAINER_LOST: "Its container disappeared from {node}.",
     EndReason.GPU_LOST: "A GPU of {node} failed.",
     EndReason.START_REFUSED: "The node {node} refused to start it: {detail}",
-    EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be brought there: {detail}",
+    EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be pulled: {detail}",
     EndReason.DISK_FULL: "The disk of {node} is full.",
     EndReason.DISK_LIMIT_EXCEEDED: "It wrote {used} to the disk of {node} outside its volumes; {limit} are allowed. "
-    "Files that a job keeps belong in its home or in a volume.",
-    EndReason.PREEMPTED: "It gave its GPUs to a job of higher priority and waits again.",
-    EndReason.RECLAIMED: "It gave borrowed GPUs back to another project and waits again.",
+    "Write large files to its home or a volume.",
+    EndReason.PREEMPTED: "It was preempted by a job of higher priority and is pending again.",
+    EndReason.RECLAIMED: "Its borrowed GPUs were reclaimed for another project, and it is pending again.",
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
     EndReason.READINESS_TIMEOUT: "Its server did not answer within {seconds} s.",
-    EndReason.MIGRATED: "It moves to another place, so that a job that needs more room together can start.",
-    EndReason.DEPENDENCY_FAILED: "It was to start after {job}, which {how}, so it can never start.",
+    EndReason.MIGRATED: "It moves to other GPUs so that a job that needs more GPUs together can start.",
+    EndReason.DEPENDENCY_FAILED: "It depends on {job}, which {how}, so it can never start.",
     EndReason.GPU_MEMORY_LIMIT_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} "
-    "for {seconds} s, where its "
-    "share is {share}. Others share that GPU with it.",
-    EndReason.MPS_DAEMON_LOST: "The daemon by which it shared a GPU of {node} was gone.",
-    EndReason.RENDEZVOUS_UNREACHABLE: "{node} cannot reach {first} ({place}): {why}. None of its tasks began.",
-    EndReason.OWNER_NOT_PERMITTED: "Its owner may not run it any more: {detail}",
+    "for {seconds} s, but its "
+    "share is {share}. Other jobs share that GPU.",
+    EndReason.MPS_DAEMON_LOST: "The MPS daemon of a GPU that it shared on {node} stopped.",
+    EndReason.RENDEZVOUS_UNREACHABLE: "{node} cannot reach {first} ({place}): {why}. None of its tasks started.",
+    EndReason.OWNER_NOT_PERMITTED: "Its owner may no longer run it: {detail}",
     EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }
 

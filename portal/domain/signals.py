@@ -4,10 +4,10 @@ from __future__ import annotations
 
 SIGNALS: dict[str, str] = {
     "SIGUSR1": "often: save a checkpoint",
-    "SIGUSR2": "the program's own meaning",
+    "SIGUSR2": "defined by the program",
     "SIGINT": "as Ctrl+C",
-    "SIGHUP": "often: read the configuration again",
-    "SIGTERM": "asks it to end, without a deadline",
+    "SIGHUP": "often: reload the configuration",
+    "SIGTERM": "requests termination, without a deadline",
 }
 """Name, and its usual meaning to programs."""
 

@@ -116,9 +116,9 @@ class ActivityTracker:
             try:
                 await self.poll()
             except (DatabaseError, OSError, TimeoutError) as problem:
-                log.warning("whether workspaces are used was not written down: %s", problem)
+                log.warning("the activity of workspaces could not be stored: %s", problem)
             except Exception:  # a failed poll must not end the loop
-                log.exception("the look at workspaces broke")
+                log.exception("the workspace activity poll failed")
             await asyncio.sleep(self._interval_s)
 
     async def _last_activity(self, target: Target) -> tuple[bool, float | None]:
@@ -144,7 +144,7 @@ class ActivityTracker:
             KeyError,
             TypeError,
         ) as problem:
-            log.info("%s does not say whether it is used: %s", target.job, problem or type(problem).__name__)
+            log.info("the activity of %s is unknown: %s", target.job, problem or type(problem).__name__)
             return False, None
         if own_s is not None:
             ages.append(own_s)
@@ -167,7 +167,7 @@ class ActivityTracker:
             while piece := await connection.read():
                 body += piece
                 if len(body) > MAX_RESPONSE_BYTES:
-                    raise ValueError("its answer is too long")
+                    raise ValueError("its response is too long")
             status, at = connection.status, _response_time(connection.headers)
         finally:
             connection.close()
@@ -175,7 +175,7 @@ class ActivityTracker:
             return at, []
         rows = json.loads(body) if status == 200 else None
         if not isinstance(rows, list):
-            raise ValueError(f"{path} was answered with {status}")
+            raise ValueError(f"{path} returned status {status}")
         return at, rows
 
 

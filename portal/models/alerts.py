@@ -21,11 +21,11 @@ class GpuAlert(models.Model):
     public_id = PublicIdField()
     gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alerts")
     kind = models.CharField(max_length=8)
-    code = models.PositiveIntegerField(default=0, help_text="The XID; of other alarms 0.")
+    code = models.PositiveIntegerField(default=0, help_text="The XID; 0 for other alerts.")
     subject = models.CharField(
         max_length=200,
         blank=True,
-        help_text="The foreign program, as its node told it; or the claimant's name.",
+        help_text="Description of the foreign process, or the name of the claimant.",
     )
     claimant = models.ForeignKey(
         "Node",
@@ -33,7 +33,7 @@ class GpuAlert(models.Model):
         blank=True,
         on_delete=models.CASCADE,
         related_name="claimed_alerts",
-        help_text="Another node that names this GPU as well, for which it does not count.",
+        help_text="Another node that reports the same GPU; the GPU does not count for it.",
     )
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
@@ -41,13 +41,13 @@ class GpuAlert(models.Model):
     resolved_at = models.DateTimeField(
         null=True,
         blank=True,
-        help_text="When the foreign program was gone, or the claimant named it no more.",
+        help_text="When the foreign process had ended, or the claimant no longer reported the GPU.",
     )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
     acknowledged_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
-    note = models.CharField(max_length=500, blank=True, help_text="What who acknowledged it found.")
+    note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
     class Meta:
         ordering = ["-id"]
@@ -81,16 +81,18 @@ class InvalidRow(models.Model):
 
     public_id = PublicIdField()
     kind = models.CharField(max_length=12, help_text="node, running, pending, project, quota ...")
-    row = models.CharField(max_length=200, help_text="Its id; of a quota those of project and pool.")
-    field = models.CharField(max_length=300, help_text="The column, such as nodes[n1].cpu_milli.")
+    row = models.CharField(max_length=200, help_text="Its id; for a quota, the ids of project and pool.")
+    field = models.CharField(max_length=300, help_text="The invalid column, such as nodes[n1].cpu_milli.")
     message = models.CharField(max_length=1000)
     first_at = models.DateTimeField()
-    resolved_at = models.DateTimeField(null=True, blank=True, help_text="When it was valid again, or gone.")
+    resolved_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the row was valid again or deleted."
+    )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
     acknowledged_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
-    note = models.CharField(max_length=500, blank=True, help_text="What who acknowledged it found.")
+    note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
     class Meta:
         ordering = ["-id"]

@@ -25,8 +25,8 @@ class Environment(models.Model):
     image_digest = models.CharField(
         max_length=600,
         blank=True,
-        help_text="The one image that it runs: name@sha256:... of a registry, or sha256:... of one that was loaded; "
-        "blank: not resolved yet.",
+        help_text="The image that it runs: name@sha256:... in a registry, or sha256:... "
+        "of a loaded archive; blank: not resolved yet.",
     )
     image_resolved_at = models.DateTimeField(null=True, blank=True)
     image_resolved_by = models.CharField(
@@ -34,34 +34,34 @@ class Environment(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text="Names of the nodes that agreed on it, or of the administrator who chose it.",
+        help_text="Names of the nodes that reported it, or of the administrator who chose it.",
     )
     archive = models.CharField(
-        max_length=500, blank=True, help_text="A tar file of the portal that nodes load."
+        max_length=500, blank=True, help_text="Path of a tar file on the portal's machine that nodes load."
     )
     prefix = models.CharField(
-        max_length=500, blank=True, help_text="Folder of the virtual environment (process)."
+        max_length=500, blank=True, help_text="Path of the virtual environment (runtime process)."
     )
     min_driver = models.CharField(
         max_length=20,
         blank=True,
         default="",
         db_default="",
-        help_text="NVIDIA's driver must be at least this one, such as 525.60.13; blank: any will do.",
+        help_text="Minimum version of the NVIDIA driver, such as 525.60.13; blank: any.",
     )
     image_cuda = models.CharField(
         max_length=8,
         blank=True,
         default="",
         db_default="",
-        help_text="CUDA that its image asks of the driver, as nodes agree; blank: none, or they do not.",
+        help_text="CUDA version that its image requires, as reported by nodes; blank: none, or the nodes disagree.",
     )
     min_cuda = models.CharField(
         max_length=8,
         blank=True,
         default="",
         db_default="",
-        help_text="By administrators, in place of image_cuda: a version, or none; blank: what the image says.",
+        help_text="Overrides image_cuda: a version, or none; blank: as the image requires.",
     )
     tool = models.CharField(max_length=32, blank=True, help_text="jupyterlab, or blank for batch only.")
     tool_command = models.JSONField(
@@ -73,7 +73,7 @@ class Environment(models.Model):
         "Project",
         blank=True,
         related_name="environments",
-        help_text="Only these, and those below them, may run it; none: all.",
+        help_text="Only these projects and their subprojects may use it; empty: all.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -104,31 +104,31 @@ class ImagePresence(models.Model):
     pull_requested_at = models.DateTimeField(
         null=True,
         blank=True,
-        help_text="Since when it is to be brought there; null: nobody asked, or it is over.",
+        help_text="When its pull was requested; null: no pull is pending.",
     )
     prefetched = models.BooleanField(
         default=False,
         db_default=False,
-        help_text="An administrator wanted it there ahead of jobs: it stays while it is offered.",
+        help_text="An administrator requested the pull: the image is kept while the environment is enabled.",
     )
     image_pin = models.CharField(
         max_length=600,
         blank=True,
         default="",
         db_default="",
-        help_text="The image that the tag names there, as this node reported; blank: none, or not reported.",
+        help_text="The image digest of the tag as reported by this node; blank: none, or not reported.",
     )
     check_tag = models.BooleanField(
         default=False,
         db_default=False,
-        help_text="The next time that this node brings it, it pulls the tag, not the digest.",
+        help_text="The next pull on this node uses the tag instead of the digest.",
     )
     cuda = models.CharField(
         max_length=8,
         blank=True,
         default="",
         db_default="",
-        help_text="CUDA that the image asks of the driver, as this node told; blank: none, or not told.",
+        help_text="CUDA version that the image requires, as reported by this node; blank: none, or not reported.",
     )
     checked_at = models.DateTimeField(auto_now=True)
 

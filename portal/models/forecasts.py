@@ -20,16 +20,16 @@ class Forecast(models.Model):
     p90_at = models.DateTimeField()
     simulated_s = models.FloatField(
         null=True,
-        help_text="In how many seconds the queue played forward had it start, before any correction.",
+        help_text="Seconds until its start in the queue simulation, before calibration.",
     )
-    code = models.CharField(max_length=32, blank=True, help_text="Its verdict then.")
-    jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
+    code = models.CharField(max_length=32, blank=True, help_text="Its verdict at that time.")
+    jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead in the verdict at that time.")
     started_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the job started, on the first one."
+        null=True, blank=True, help_text="When the job started; set on its first forecast."
     )
-    covered = models.BooleanField(null=True, help_text="None: not scored; the job waited less than a minute.")
+    covered = models.BooleanField(null=True, help_text="null: not scored; the job waited less than a minute.")
     score_s = models.FloatField(
-        null=True, help_text="Winkler's interval score, alpha 0.2, seconds; less is better."
+        null=True, help_text="Winkler's interval score in seconds, alpha 0.2; lower is better."
     )
 
     class Meta:

@@ -20,6 +20,4 @@ class JobSignal(models.Model):
     )
     requested_at = models.DateTimeField(auto_now_add=True)
     sent_at = models.DateTimeField(null=True, blank=True)
-    acknowledged_at = models.DateTimeField(
-        null=True, blank=True, help_text="null: nobody knows whether it arrived."
-    )
+    acknowledged_at = models.DateTimeField(null=True, blank=True, help_text="null: delivery is unknown.")

@@ -37,7 +37,7 @@ class Job(models.Model):
         blank=True,
         on_delete=models.PROTECT,
         related_name="jobs",
-        help_text="None: any pool.",
+        help_text="null: any pool.",
     )
     environment = models.ForeignKey("Environment", on_delete=models.PROTECT, related_name="jobs")
     template = models.ForeignKey(
@@ -49,40 +49,44 @@ class Job(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text="The image of all its attempts, recorded at submit; blank: its first start sets it.",
+        help_text="The image of all its attempts, recorded at submission; blank: set by its first start.",
     )
     image_attempt = models.PositiveIntegerField(
         null=True,
         blank=True,
-        help_text="Number of the attempt whose node alone named that image; null: the environment did.",
+        help_text="Number of the attempt whose node resolved the image; null: the environment did.",
     )
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
     desired_state = models.CharField(max_length=10, default=DesiredState.RUN.value)
     held = models.BooleanField(default=JobSpec.held)
-    reason = models.CharField(max_length=40, blank=True, help_text="Code of the last move.")
-    message = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
-    version = models.PositiveIntegerField(default=1, help_text="Moves with each write; a plan compares it.")
+    reason = models.CharField(
+        max_length=40, blank=True, help_text="Reason code of the last state transition."
+    )
+    message = models.CharField(max_length=1000, blank=True, help_text="The reason as a message.")
+    version = models.PositiveIntegerField(
+        default=1, help_text="Incremented by each write; compared when a plan is committed."
+    )
 
     tasks = models.PositiveIntegerField(default=JobSpec.tasks)
     min_tasks = models.PositiveIntegerField(
-        null=True, blank=True, help_text="So many of its tasks are enough to run; None: all of them."
+        null=True, blank=True, help_text="Minimum number of tasks to run; null: all."
     )
     gpus_per_task = models.PositiveIntegerField(default=JobSpec.gpus_per_task)
     milli_per_gpu = models.PositiveIntegerField(default=JobSpec.milli_per_gpu)
     gpu_model = models.CharField(max_length=100, blank=True)
     min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
     mig_profile = models.CharField(
-        max_length=32, blank=True, help_text="It asks for MIG slices of this profile; blank: for whole GPUs."
+        max_length=32, blank=True, help_text="MIG profile of the requested GPU slices; blank: whole GPUs."
     )
     min_compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 8.0.")
     topology_constraint = models.JSONField(
         null=True,
         blank=True,
-        help_text="How close together its tasks stand: {topology, required, preferred}; levels or null.",
+        help_text="Topology constraint: {topology, required, preferred}; a level or null each.",
     )
-    cpu_milli = models.PositiveIntegerField(default=JobSpec.cpu_milli, help_text="For each task.")
-    memory_mib = models.PositiveIntegerField(default=JobSpec.memory_mib, help_text="For each task.")
+    cpu_milli = models.PositiveIntegerField(default=JobSpec.cpu_milli, help_text="Per task.")
+    memory_mib = models.PositiveIntegerField(default=JobSpec.memory_mib, help_text="Per task.")
     shm_mib = models.PositiveIntegerField(default=JobSpec.shm_mib)
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
@@ -100,36 +104,36 @@ class Job(models.Model):
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
     termination_grace_s = models.PositiveIntegerField(default=JobSpec.termination_grace_s)
     max_attempts = models.PositiveIntegerField(
-        default=JobSpec.max_attempts, help_text="Tries after failures of the cluster's making."
+        default=JobSpec.max_attempts, help_text="Maximum attempts after failures caused by the cluster."
     )
     retry_on_failure = models.BooleanField(
         default=JobSpec.retry_on_failure,
         db_default=False,
-        help_text="A command that fails is tried again, too.",
+        help_text="Also retry when the command fails.",
     )
     launcher = models.CharField(
         max_length=16,
         default=JobSpec.launcher,
         db_default="none",
-        help_text="How its ranks are told of each other.",
+        help_text="How its ranks find each other.",
     )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
     pending_since = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
     nominated_placement = models.JSONField(
         null=True,
-        help_text="Places that the scheduler keeps for it: [rank, node, [[GPU uuid, milli], ...]] each.",
+        help_text="Slots nominated by the scheduler: a list of [rank, node, [[GPU uuid, milli], ...]].",
     )
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     attempt_count = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
     is_placeholder = models.BooleanField(
-        default=False, help_text="Known only by its container, found after a restore: it cannot start again."
+        default=False, help_text="Created for a container found after a restore; it cannot start again."
     )
     ignore_dependency_failure = models.BooleanField(
         default=JobSpec.ignore_dependency_failure,
-        help_text="It starts after others however these end; else they must complete.",
+        help_text="It starts after its dependencies however they end; otherwise they must complete.",
     )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Node", blank=True, related_name="+"
@@ -229,22 +233,24 @@ class Attempt(models.Model):
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="+")
     leader_epoch = models.BigIntegerField()
     secret = models.CharField(
-        max_length=200, blank=True, help_text="Encrypted; the gateway adds it upstream."
+        max_length=200, blank=True, help_text="Encrypted; the gateway adds it to upstream requests."
     )
     created_at = models.DateTimeField(auto_now_add=True)
     start_sent_at = models.DateTimeField(
-        null=True, blank=True, help_text="First start command that went out."
+        null=True, blank=True, help_text="When the first start command was sent."
     )
     gang_start = models.BooleanField(
-        default=False, db_default=False, help_text="None of its tasks begins before all are prepared."
+        default=False, db_default=False, help_text="No task starts before all tasks are prepared."
     )
     all_prepared_at = models.DateTimeField(
-        null=True, blank=True, help_text="All its tasks were prepared; they may begin."
+        null=True, blank=True, help_text="When all tasks were prepared and could start."
     )
     running_at = models.DateTimeField(null=True, blank=True)
-    ready_at = models.DateTimeField(null=True, blank=True, help_text="The workspace's server answered.")
+    ready_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the workspace server first responded."
+    )
     checkpoint_at = models.DateTimeField(
-        null=True, blank=True, help_text="When it last said that it saved its work."
+        null=True, blank=True, help_text="When it last reported a checkpoint."
     )
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     stop_reason = models.CharField(max_length=40, blank=True)
@@ -255,20 +261,22 @@ class Attempt(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="preempted_attempts",
-        help_text="The waiting job for which it was asked to leave.",
+        help_text="The pending job for which it is preempted.",
     )
     preempted_for_attempt = models.PositiveIntegerField(
         null=True,
         blank=True,
-        help_text="Attempts that job had made then: with its next one the promise is kept.",
+        help_text="Number of attempts of that job at that time; its next attempt fulfils the nomination.",
     )
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     failed_tasks = models.PositiveIntegerField(
-        default=0, db_default=0, help_text="Tasks of an elastic job that failed while the others went on."
+        default=0,
+        db_default=0,
+        help_text="Tasks of an elastic job that failed while the other tasks kept running.",
     )
     scale_up_after = models.DateTimeField(
-        null=True, blank=True, help_text="Its missing tasks wait at least until then: one has just failed."
+        null=True, blank=True, help_text="Missing tasks are not started before this time, after a failure."
     )
 
     class Meta:
@@ -300,31 +308,33 @@ class Task(models.Model):
     start_sent_at = models.DateTimeField(
         null=True,
         blank=True,
-        help_text="First command that went out for it; known where its attempt begins together.",
+        help_text="When the first start command of this task was sent; set for gang starts.",
     )
-    prepared_at = models.DateTimeField(null=True, blank=True, help_text="Its node can start it at once.")
+    prepared_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its node had prepared it for an immediate start."
+    )
     rendezvous_reached_at = models.DateTimeField(
-        null=True, blank=True, help_text="Its node reached the place where its gang will meet."
+        null=True, blank=True, help_text="When its node reached the rendezvous address of its gang."
     )
     running_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
-    status_message = models.CharField(
-        max_length=1000, blank=True, help_text="What holds it up, as a message."
-    )
+    status_message = models.CharField(max_length=1000, blank=True, help_text="Why its start is delayed.")
     world_size_at_start = models.PositiveIntegerField(
-        null=True, blank=True, help_text="How many tasks an elastic job had once this one was placed."
+        null=True, blank=True, help_text="Number of tasks of the elastic job when this task was placed."
     )
     eviction_requested_at = models.DateTimeField(
-        null=True, blank=True, help_text="Asked to leave alone, while the others go on."
+        null=True,
+        blank=True,
+        help_text="When only this task was evicted, while the other tasks kept running.",
     )
     eviction_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     container_removed = models.BooleanField(
-        default=False, help_text="Proof that no container of it lives on the node."
+        default=False, help_text="Proof that no container of it exists on the node."
     )
-    log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
+    log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log copied so far.")
     log_complete = models.BooleanField(default=False)
 
     class Meta:
@@ -347,31 +357,41 @@ class Rendezvous(models.Model):
     """
 
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="rendezvous")
-    node = models.ForeignKey("Node", on_delete=models.PROTECT, related_name="+", help_text="That of rank 0.")
+    node = models.ForeignKey(
+        "Node", on_delete=models.PROTECT, related_name="+", help_text="The node of rank 0."
+    )
     port = models.PositiveIntegerField()
     address = models.CharField(
-        max_length=45, blank=True, help_text="Of that node; blank: all ranks stand on it, and it knows."
+        max_length=45, blank=True, help_text="Address of that node; blank: all ranks run on it."
     )
     node_network = models.BooleanField(
-        default=False, help_text="They are on the network of their nodes, not on their job's own."
+        default=False, help_text="The ranks use the host network instead of the network of their job."
     )
     network = models.CharField(
-        max_length=63, blank=True, default="", db_default="", help_text="Of the engine, in place of that."
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Container network that the ranks join instead.",
     )
-    devices = models.JSONField(default=list, help_text="Of the fabric, for each task.")
+    devices = models.JSONField(default=list, help_text="Fabric devices of each task.")
     adapters = models.CharField(
-        max_length=200, blank=True, default="", db_default="", help_text="What NCCL_IB_HCA says."
+        max_length=200, blank=True, default="", db_default="", help_text="Value of NCCL_IB_HCA."
     )
-    interfaces = models.JSONField(default=dict, help_text="Public id of a node -> its interface.")
+    interfaces = models.JSONField(default=dict, help_text="Interface by public id of the node.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
     connectivity_check = models.BooleanField(
-        default=False, db_default=False, help_text="Before any rank begins, the other nodes try to reach it."
+        default=False,
+        db_default=False,
+        help_text="The other nodes check the connection before any rank starts.",
     )
     check_started_at = models.DateTimeField(
-        null=True, blank=True, help_text="All are prepared, and its node listens; null: not yet, or anew."
+        null=True,
+        blank=True,
+        help_text="When all tasks were prepared and the node listened; null: not started, or restarted.",
     )
     recheck_requested = models.BooleanField(
-        default=False, db_default=False, help_text="A node did not reach it, so its node was asked again."
+        default=False, db_default=False, help_text="A node could not connect, so the check is repeated."
     )
 
     class Meta:

@@ -20,7 +20,7 @@ class NodeIncident(models.Model):
         blank=True,
         on_delete=models.CASCADE,
         related_name="+",
-        help_text="The other one, of a trouble between two.",
+        help_text="The other node, for an incident between two nodes.",
     )
     message = models.CharField(max_length=500, blank=True)
 

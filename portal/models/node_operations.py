@@ -17,5 +17,5 @@ class AgentRollout(models.Model):
     )
     started_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)
-    ok = models.BooleanField(null=True, help_text="null: it has not finished.")
-    message = models.CharField(max_length=500, blank=True, help_text="How it ended.")
+    ok = models.BooleanField(null=True, help_text="null: not finished.")
+    message = models.CharField(max_length=500, blank=True, help_text="Result of the rollout.")

@@ -22,31 +22,39 @@ class NodePool(models.Model):
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
-    engine = models.CharField(max_length=16, default="ssh", help_text="What drives the nodes; ours is ssh.")
-    policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the cluster's.")
-    policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    engine = models.CharField(max_length=16, default="ssh", help_text="Node engine; the built-in one is ssh.")
+    policy = models.JSONField(
+        default=dict, help_text="Scheduler settings that override those of the cluster."
+    )
+    policy_version = models.PositiveIntegerField(
+        default=1, help_text="Incremented by each change; used as the ETag."
+    )
     allow_host_network = models.BooleanField(
-        default=False, help_text="Tasks of multi-node gangs may use the node's network."
+        default=False, help_text="Tasks of multi-node gangs may use the host network."
     )
     fabric_interface = models.CharField(
         max_length=50,
         blank=True,
         default="",
         db_default="",
-        help_text="By it, or in this network, its nodes reach each other; blank: as each agent finds.",
+        help_text="Interface or network by which its nodes reach each other; blank: detected by each agent.",
     )
     fabric_network = models.CharField(
         max_length=63,
         blank=True,
         default="",
         db_default="",
-        help_text="A network of the engine that such tasks join in place of their node's.",
+        help_text="Container network that gang tasks join instead of the host network.",
     )
     fabric_devices = models.JSONField(
-        default=list, db_default=[], help_text="Devices that such tasks get, such as /dev/infiniband/uverbs0."
+        default=list, db_default=[], help_text="Devices of gang tasks, such as /dev/infiniband/uverbs0."
     )
     fabric_adapters = models.CharField(
-        max_length=200, blank=True, default="", db_default="", help_text="What NCCL_IB_HCA says there."
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Value of NCCL_IB_HCA for gang tasks.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -74,37 +82,39 @@ class Node(models.Model):
     host = models.CharField(max_length=255, blank=True)
     port = models.PositiveIntegerField(default=22)
     ssh_user = models.CharField(max_length=32, default="fairway")
-    host_key = models.CharField(max_length=2000, blank=True, help_text="Pinned: 'type base64'.")
+    host_key = models.CharField(max_length=2000, blank=True, help_text="Pinned host key: 'type base64'.")
     runtime = models.CharField(max_length=8, default=RuntimeKind.PODMAN.value)
     settings = models.JSONField(default=dict, help_text="Settings of a local agent; empty for SSH nodes.")
     labels = models.JSONField(
-        default=dict, blank=True, help_text="Key to value, by administrators: where it stands in a topology."
+        default=dict, blank=True, help_text="Label keys and values, such as its position in a topology."
     )
     gang_interface = models.CharField(
         max_length=15,
         blank=True,
         default="",
         db_default="",
-        help_text="By it the ranks of gangs meet; blank: the one that its agent found.",
+        help_text="Interface for the rendezvous of gangs; blank: detected by the agent.",
     )
     missing_requirements = models.CharField(
         max_length=1000,
         blank=True,
         default="",
         db_default="",
-        help_text="What it has not of what its pool names for gangs on several nodes, as sentences.",
+        help_text="Requirements of its pool for multi-node gangs that it does not meet, as a message.",
     )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
     unreachable_since = models.DateTimeField(null=True, blank=True)
-    status_message = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a message.")
+    status_message = models.CharField(
+        max_length=1000, blank=True, help_text="The current problem as a message."
+    )
     last_seen_at = models.DateTimeField(null=True, blank=True)
     reconciled_at = models.DateTimeField(null=True, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
     addresses = models.JSONField(
         null=True,
         blank=True,
-        help_text="Its addresses as it told them when it was enrolled or taken into service; null: not told yet.",
+        help_text="Its addresses as reported at enrolment or return to service; null: not reported yet.",
     )
     agent_version = models.CharField(max_length=32, blank=True)
     agent_info = models.JSONField(
@@ -118,14 +128,14 @@ class Node(models.Model):
     )
     breaker_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
     breaker_message = models.CharField(
-        max_length=500, blank=True, default="", db_default="", help_text="Why it is not trusted."
+        max_length=500, blank=True, default="", db_default="", help_text="Why it is quarantined."
     )
     breaker_since = models.DateTimeField(null=True, blank=True)
     probe_at = models.DateTimeField(
-        null=True, blank=True, help_text="Aside until then; null: until it is rid."
+        null=True, blank=True, help_text="Quarantined until this time; null: until the cause is removed."
     )
     trip_count = models.PositiveIntegerField(
-        default=0, db_default=0, help_text="How often it was aside of late."
+        default=0, db_default=0, help_text="Number of recent quarantines."
     )
     tripped_at = models.DateTimeField(null=True, blank=True)
     probation_attempt = models.ForeignKey(
@@ -134,7 +144,7 @@ class Node(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="The one attempt with which it is tried.",
+        help_text="The attempt that probes the node.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -212,18 +222,28 @@ class NodeOperation(models.Model):
         "AgentRollout", null=True, blank=True, on_delete=models.CASCADE, related_name="operations"
     )
     dispatched_at = models.DateTimeField(
-        null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
+        null=True,
+        blank=True,
+        help_text="When it was dispatched over the control channel; null: pending, or not over this channel.",
     )
     uncordon_on_success = models.BooleanField(
         default=False,
         db_default=False,
-        help_text="Of a check: when it finds nothing amiss, the node is taken back into service.",
+        help_text="For a check: uncordon the node if it succeeds.",
     )
     reason = models.CharField(
-        max_length=500, blank=True, default="", db_default="", help_text="Why it comes back, by who asked."
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Reason for the uncordon, given by the user who requested it.",
     )
     program_sha256 = models.CharField(
-        max_length=64, blank=True, default="", db_default="", help_text="Digest of what an upgrade has sent."
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Digest of the program that an upgrade sent.",
     )
 
     class Meta:
@@ -262,34 +282,40 @@ class Gpu(models.Model):
     memory_mib = models.PositiveIntegerField()
     simulated = models.BooleanField(default=False)
     health = models.CharField(max_length=12, default=GpuHealth.OK.value)
-    health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
-    present = models.BooleanField(default=True, help_text="The node's last hello named it.")
+    health_reason = models.CharField(
+        max_length=500, blank=True, help_text="Reason of its health; for a healthy GPU, a warning."
+    )
+    present = models.BooleanField(default=True, help_text="Whether the last hello of the node listed it.")
     foreign_process_owner = models.CharField(
         max_length=200,
         blank=True,
         default="",
         db_default="",
-        help_text="Whose program that is no job's works on it, told by the node; while so nothing new comes.",
+        help_text="Owner of a foreign process on the GPU; no task is placed on it meanwhile.",
     )
     used_milli = models.PositiveIntegerField(default=0)
     nvlink_island = models.PositiveSmallIntegerField(
-        null=True, blank=True, help_text="Equal numbers on a node are joined by NVLink; null: not known."
+        null=True,
+        blank=True,
+        help_text="GPUs of a node with equal numbers are connected by NVLink; null: unknown.",
     )
-    compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 9.0; null: not told.")
+    compute_capability = models.FloatField(
+        null=True, blank=True, help_text="Such as 9.0; null: not reported."
+    )
     mig_profile = models.CharField(
-        max_length=32, blank=True, help_text="Of a MIG slice, such as 1g.10gb; blank: a whole GPU."
+        max_length=32, blank=True, help_text="Profile of a MIG slice, such as 1g.10gb; blank: a whole GPU."
     )
     driver_reserved_mib = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
+        null=True, blank=True, help_text="Memory reserved by the driver; null: not reported."
     )
-    bus_id = models.CharField(max_length=32, blank=True, help_text="Its PCIe address; blank: not told.")
+    bus_id = models.CharField(max_length=32, blank=True, help_text="PCIe address; blank: not reported.")
     numa_node = models.PositiveSmallIntegerField(
-        null=True, blank=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
+        null=True, blank=True, help_text="NUMA node of the GPU; null: not reported, or only one exists."
     )
     ecc_uncorrected = models.PositiveBigIntegerField(
         null=True,
         blank=True,
-        help_text="Uncorrected memory errors since its driver was loaded, at the last hello.",
+        help_text="Uncorrected memory errors since the driver was loaded, as of the last hello.",
     )
 
     class Meta:
@@ -316,11 +342,13 @@ class GpuLink(models.Model):
     node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     bandwidth_mib_s = models.PositiveIntegerField(null=True)
-    nvlink_count = models.PositiveSmallIntegerField(null=True, help_text="How many NVLinks; null: not told.")
+    nvlink_count = models.PositiveSmallIntegerField(
+        null=True, help_text="Number of NVLinks; null: not reported."
+    )
     level = models.CharField(
         max_length=12,
         blank=True,
-        help_text="Where the two meet on the PCIe bus, as the node's driver says it.",
+        help_text="Topology level of the PCIe connection, as reported by the driver.",
     )
 
     class Meta:
@@ -341,13 +369,17 @@ class Reservation(models.Model):
     projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Project", blank=True, related_name="reservations"
     )
-    period = DateTimeRangeField(help_text="From its begin up to, not including, its end.")
+    period = DateTimeRangeField(help_text="Half-open interval: the end is excluded.")
     reason = models.CharField(max_length=500, blank=True)
     drain_at_start = models.BooleanField(
-        default=False, db_default=False, help_text="Who still stands there when it begins is asked to leave."
+        default=False,
+        db_default=False,
+        help_text="Jobs that still run on its nodes when it starts are preempted.",
     )
     drained_at = models.DateTimeField(null=True, blank=True)
-    version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    version = models.PositiveIntegerField(
+        default=1, help_text="Incremented by each change; used as the ETag."
+    )
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -373,7 +405,7 @@ class ReservationNode(models.Model):
 
     reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reservation_nodes")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reservation_nodes")
-    period = DateTimeRangeField(help_text="That of its reservation.")
+    period = DateTimeRangeField(help_text="Period of its reservation.")
     live = models.BooleanField(default=True, help_text="False: the reservation is cancelled.")
 
     class Meta:

@@ -18,12 +18,12 @@ class OrphanContainer(models.Model):
     public_id = PublicIdField()
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="orphan_containers")
     name = models.CharField(max_length=120)
-    job = models.CharField(max_length=64, help_text="Public id on its labels.")
+    job = models.CharField(max_length=64, help_text="Public id from its labels.")
     attempt = models.PositiveIntegerField()
     rank = models.PositiveIntegerField()
-    owner = models.CharField(max_length=64, blank=True, help_text="Public id on its labels.")
-    project = models.CharField(max_length=64, blank=True, help_text="Public id on its labels.")
-    gpus = models.JSONField(default=list, help_text="[{uuid, milli}] as the node holds them.")
+    owner = models.CharField(max_length=64, blank=True, help_text="Public id from its labels.")
+    project = models.CharField(max_length=64, blank=True, help_text="Public id from its labels.")
+    gpus = models.JSONField(default=list, help_text="[{uuid, milli}] as allocated by the node.")
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
     started_at = models.DateTimeField(null=True)
     first_seen_at = models.DateTimeField(auto_now_add=True)
@@ -32,7 +32,9 @@ class OrphanContainer(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
     decided_at = models.DateTimeField(null=True)
-    removed_at = models.DateTimeField(null=True, help_text="Proof that it lives no more, or an admin's word.")
+    removed_at = models.DateTimeField(
+        null=True, help_text="When its removal was proved or declared by an administrator."
+    )
 
     class Meta:
         constraints = [

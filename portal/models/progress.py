@@ -18,19 +18,19 @@ class AttemptProgress(models.Model):
     attempt = models.OneToOneField(
         "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="progress"
     )
-    rank = models.PositiveIntegerField(help_text="The task that tells; the lowest of those that do.")
+    rank = models.PositiveIntegerField(help_text="The lowest rank that reports progress.")
     start_units = models.FloatField()
     start_at = models.DateTimeField()
     completed_units = models.FloatField()
     reported_at = models.DateTimeField()
-    workload_fingerprint = models.CharField(
-        max_length=32, help_text="Equal for jobs whose rates may be compared."
+    workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs with comparable rates.")
+    gpus = models.PositiveIntegerField(help_text="Total number of GPUs.")
+    gpu_model = models.CharField(
+        max_length=MAX_MODEL_LENGTH, help_text="GPU model, or all models if there are several."
     )
-    gpus = models.PositiveIntegerField(help_text="GPUs in all.")
-    gpu_model = models.CharField(max_length=MAX_MODEL_LENGTH, help_text="Of several models all of them.")
     nodes = models.PositiveIntegerField()
-    islands = models.PositiveIntegerField(help_text="NVLink islands, over all nodes.")
-    levels = models.PositiveIntegerField(help_text="Levels of the fabric that it crosses.")
+    islands = models.PositiveIntegerField(help_text="Number of NVLink islands on all nodes.")
+    levels = models.PositiveIntegerField(help_text="Topology levels that it spans.")
 
     class Meta:
         constraints = [

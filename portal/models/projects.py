@@ -23,16 +23,16 @@ class Project(models.Model):
     policy = models.JSONField(
         default=dict,
         db_default={},
-        help_text="Knobs that it holds otherwise than its pools; so do those below it.",
+        help_text="Scheduler settings that override those of its pools, for it and its subprojects.",
     )
     policy_version = models.PositiveIntegerField(
-        default=1, db_default=1, help_text="Moves with each change of these; the ETag."
+        default=1, db_default=1, help_text="Incremented by each change of the settings; used as the ETag."
     )
     egress_allow = models.JSONField(
         default=list,
         db_default=[],
         blank=True,
-        help_text="Where jobs may connect while the policy is listed: networks, with ports; empty: as above it.",
+        help_text="Allowed networks and ports if the network policy is listed; empty: as in its parent.",
     )
     members = models.ManyToManyField(
         settings.AUTH_USER_MODEL,
@@ -76,16 +76,18 @@ class Quota(models.Model):
     public_id = PublicIdField()
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="quotas")
     pool = models.ForeignKey("NodePool", on_delete=models.CASCADE, related_name="quotas")
-    guaranteed_milli = models.PositiveIntegerField(
-        default=0, help_text="Never taken away by another project."
-    )
-    limit_milli = models.PositiveIntegerField(null=True, blank=True, help_text="None means no limit.")
+    guaranteed_milli = models.PositiveIntegerField(default=0, help_text="Never reclaimed by other projects.")
+    limit_milli = models.PositiveIntegerField(null=True, blank=True, help_text="null: no limit.")
     user_limit_milli = models.PositiveIntegerField(
-        null=True, blank=True, help_text="What one person may hold at once; None means no limit."
+        null=True, blank=True, help_text="Limit per user; null: no limit."
     )
-    weight = models.FloatField(default=1.0, help_text="Share of what others leave, beside other weights.")
-    priority = models.IntegerField(default=0, help_text="Over-quota is filled from high to low.")
-    version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    weight = models.FloatField(default=1.0, help_text="Weight in the division of GPUs beyond the guarantees.")
+    priority = models.IntegerField(
+        default=0, help_text="GPUs beyond the guarantees are divided by descending priority."
+    )
+    version = models.PositiveIntegerField(
+        default=1, help_text="Incremented by each change; used as the ETag."
+    )
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:

@@ -11,9 +11,11 @@ class RegistryLogin(models.Model):
     """The account with which nodes pull images from one registry; the password is encrypted."""
 
     public_id = PublicIdField()
-    host = models.CharField(max_length=255, unique=True, help_text="As images name it, port included.")
+    host = models.CharField(
+        max_length=255, unique=True, help_text="Host as in image references, including the port."
+    )
     username = models.CharField(max_length=255)
-    encrypted_password = models.TextField(help_text="The password; it opens only in this row.")
+    encrypted_password = models.TextField(help_text="Encrypted password, bound to this row.")
     changed_at = models.DateTimeField(auto_now=True)
     changed_by = models.CharField(max_length=63)
 

@@ -15,12 +15,14 @@ class ClusterSettings(models.Model):
     name = models.CharField(max_length=100, default="Fairway")
     recovery_mode = models.BooleanField(
         default=False,
-        help_text="After a restore: start nothing until every node was reconciled once or fenced.",
+        help_text="After a restore: no job starts until every node is reconciled or fenced.",
     )
-    policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the defaults.")
-    policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
+    policy = models.JSONField(default=dict, help_text="Scheduler settings that override the defaults.")
+    policy_version = models.PositiveIntegerField(
+        default=1, help_text="Incremented by each change; used as the ETag."
+    )
     scheduler_alert = models.CharField(
-        max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did."
+        max_length=1000, blank=True, help_text="Why the scheduler has stopped; blank: it has not."
     )
     scheduler_alert_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -70,8 +72,10 @@ class JobVerdict(models.Model):
     suggestion = models.JSONField(null=True)
     decided_at = models.DateTimeField()
     code_since = models.DateTimeField(help_text="When this code became the verdict.")
-    forecast_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was made.")
-    p10_at = models.DateTimeField(null=True, blank=True, help_text="Start interval; None: no estimate yet.")
+    forecast_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was predicted.")
+    p10_at = models.DateTimeField(
+        null=True, blank=True, help_text="Predicted start interval; null: no forecast."
+    )
     p50_at = models.DateTimeField(null=True, blank=True)
     p90_at = models.DateTimeField(null=True, blank=True)
 
@@ -117,10 +121,12 @@ class FailedCycle(models.Model):
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
     repeat_count = models.PositiveIntegerField(
-        default=1, help_text="Cycles that failed alike, one after the other."
+        default=1, help_text="Consecutive cycles with the same failure."
     )
     kind = models.CharField(max_length=12, help_text="snapshot, policy or fault.")
-    field = models.CharField(max_length=300, blank=True, help_text="What of the snapshot or policy is wrong.")
+    field = models.CharField(
+        max_length=300, blank=True, help_text="The invalid field of the snapshot or policy."
+    )
     message = models.CharField(max_length=1000)
     trigger = models.CharField(max_length=40)
     content = models.BinaryField(

@@ -17,7 +17,7 @@ class Secret(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="secrets"
     )
     project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="secrets")
-    encrypted_value = models.TextField(help_text="The value; it opens only in this row.")
+    encrypted_value = models.TextField(help_text="Encrypted value, bound to this row.")
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
     changed_by = models.CharField(max_length=63)

@@ -20,12 +20,16 @@ class Terminal(models.Model):
     public_id = PublicIdField()
     task = models.ForeignKey("Task", on_delete=models.CASCADE, related_name="terminals")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    session_key = models.CharField(max_length=64, help_text="Of the row of the portal session: a hash.")
-    secret = models.CharField(max_length=255, help_text="Sealed: by it the node knows the gateway.")
+    session_key = models.CharField(max_length=64, help_text="Hash of the key of the portal session.")
+    secret = models.CharField(
+        max_length=255, help_text="Encrypted secret with which the gateway authenticates to the node."
+    )
     cols = models.PositiveIntegerField()
     rows = models.PositiveIntegerField()
     requested_at = models.DateTimeField(db_default=Now())
-    port = models.PositiveIntegerField(null=True, help_text="On the node's loopback; null: not opened yet.")
+    port = models.PositiveIntegerField(
+        null=True, help_text="Port on the node's loopback; null: not opened yet."
+    )
     error = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
     connected_at = models.DateTimeField(null=True)
     closed_at = models.DateTimeField(null=True)

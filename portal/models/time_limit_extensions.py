@@ -19,25 +19,27 @@ class TimeLimitExtension(models.Model):
     requested_at = models.DateTimeField(db_default=Now())
     extra_s = models.PositiveIntegerField()
     reason = models.CharField(max_length=500, blank=True)
-    state = models.CharField(max_length=10, help_text="waiting, granted, refused, or lapsed: the job ended.")
-    impact_known = models.BooleanField(help_text="The scheduler said whom it would delay.")
+    state = models.CharField(
+        max_length=10, help_text="waiting, granted, refused, or lapsed because the job ended."
+    )
+    impact_known = models.BooleanField(help_text="Whether the scheduler computed which jobs it would delay.")
     delayed_count = models.PositiveIntegerField(default=0)
     delays = models.JSONField(
         default=list,
-        help_text="The longest first, at most 20: {job, by_s}; by_s null: nobody knows for how long.",
+        help_text="At most 20 delayed jobs, longest delay first: {job, by_s}; by_s null: unknown delay.",
     )
     affects_other_projects = models.BooleanField(
         default=True,
-        help_text="It delays, or may delay, others than the jobs of its project and those below it.",
+        help_text="It delays, or may delay, jobs outside its project and subprojects.",
     )
     reservations = models.JSONField(
-        default=list, help_text="Names of reservations in the time that is added."
+        default=list, help_text="Names of reservations that the added time overlaps."
     )
     decided_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
     decided_at = models.DateTimeField(null=True, blank=True)
-    answer = models.CharField(max_length=500, blank=True, help_text="What who decided wrote.")
+    answer = models.CharField(max_length=500, blank=True, help_text="Note of the user who decided.")
 
     class Meta:
         ordering = ["-id"]

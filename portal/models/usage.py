@@ -55,8 +55,10 @@ class NodeMetricsMinute(models.Model):
     energy_joules = ArrayField(models.FloatField(null=True))
     cpu_percent = models.FloatField(null=True)
     node_memory_used_mib = models.FloatField(null=True)
-    holders = models.JSONField(default=list, help_text="Per GPU: job public ids and 'foreign' seen in it.")
-    tasks = models.JSONField(default=list, help_text="Per task: job, rank, mean cpu percent, memory MiB.")
+    holders = models.JSONField(
+        default=list, help_text="Per GPU: public ids of jobs, and 'foreign', observed in the minute."
+    )
+    tasks = models.JSONField(default=list, help_text="Per task: job, rank, mean CPU percent, memory in MiB.")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["node", "minute"], name="node_metrics_minute_once")]

@@ -44,13 +44,13 @@ class User(AbstractBaseUser):
     full_name = models.CharField(max_length=200, blank=True)
     email = models.EmailField(blank=True)
     is_active = models.BooleanField(default=True)
-    is_admin = models.BooleanField(default=False, help_text="May change the cluster, and see all of it.")
+    is_admin = models.BooleanField(default=False, help_text="May see and change everything in the cluster.")
     uid = models.PositiveIntegerField(unique=True)
     gid = models.PositiveIntegerField()
     timezone = models.CharField(max_length=64, default="UTC")
     created_at = models.DateTimeField(auto_now_add=True)
     rights_version = models.PositiveIntegerField(
-        default=1, help_text="Moves whenever rights are taken away; open sockets compare it."
+        default=1, help_text="Incremented when rights are removed; compared by open sockets."
     )
 
     objects: ClassVar[UserManager] = UserManager()

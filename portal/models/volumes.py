@@ -29,9 +29,9 @@ class Volume(models.Model):
     node = models.ForeignKey("Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="volumes")
     path = models.CharField(max_length=500, blank=True)
     description = models.CharField(max_length=500, blank=True, default="", db_default="")
-    read_only = models.BooleanField(default=False, db_default=False, help_text="No job changes it.")
+    read_only = models.BooleanField(default=False, db_default=False, help_text="Jobs cannot write to it.")
     quota_mib = models.PositiveBigIntegerField(
-        null=True, blank=True, help_text="What one folder may hold, where the file system sees to it."
+        null=True, blank=True, help_text="Limit per folder, where the file system enforces it."
     )
     pool = models.ForeignKey(
         "NodePool",
@@ -39,13 +39,13 @@ class Volume(models.Model):
         blank=True,
         on_delete=models.PROTECT,
         related_name="volumes",
-        help_text="Only nodes of this pool have it; None: of any.",
+        help_text="Only nodes of this pool have it; null: nodes of all pools.",
     )
     nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
-        "Node", blank=True, related_name="declared_volumes", help_text="Only these have it; none: all."
+        "Node", blank=True, related_name="declared_volumes", help_text="Only these nodes have it; empty: all."
     )
     projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
-        "Project", blank=True, related_name="volumes", help_text="Only these may use it; none: all."
+        "Project", blank=True, related_name="volumes", help_text="Only these projects may use it; empty: all."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

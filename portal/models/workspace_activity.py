@@ -23,27 +23,31 @@ class WorkspaceActivity(models.Model):
         "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="activity"
     )
     tool_polled_since = models.DateTimeField(
-        null=True, help_text="Since then its tool was looked at without a gap."
+        null=True, help_text="Start of the uninterrupted polling of its tool."
     )
-    tool_polled_at = models.DateTimeField(null=True, help_text="When its tool was last looked at, and known.")
-    tool_active_at = models.DateTimeField(null=True, help_text="When its tool was last known to be used.")
+    tool_polled_at = models.DateTimeField(null=True, help_text="When its tool was last polled successfully.")
+    tool_active_at = models.DateTimeField(null=True, help_text="When its tool was last active.")
     gpu_inactive_since = models.DateTimeField(
-        null=True, help_text="Begin of the quiet minutes without a gap."
+        null=True, help_text="Start of the uninterrupted inactive minutes of its GPUs."
     )
     gpu_inactive_until = models.DateTimeField(
-        null=True, help_text="Their end; null: the last one was not quiet."
+        null=True, help_text="End of these minutes; null: the last one was active."
     )
-    gpu_active_at = models.DateTimeField(
-        null=True, help_text="End of the last minute in which a GPU was used."
-    )
+    gpu_active_at = models.DateTimeField(null=True, help_text="End of the last minute with an active GPU.")
     idle_notified_at = models.DateTimeField(
-        null=True, help_text="Since when its people are told that it is idle."
+        null=True, help_text="When its users were notified that it is idle."
     )
-    inactive_since = models.DateTimeField(null=True, help_text="As told then: nobody used it since.")
-    suspend_at = models.DateTimeField(null=True, help_text="When it is suspended; null: it is only told.")
+    inactive_since = models.DateTimeField(
+        null=True, help_text="Start of its inactivity as stated in the notification."
+    )
+    suspend_at = models.DateTimeField(
+        null=True, help_text="When it will be suspended; null: its users are only notified."
+    )
     snoozed_at = models.DateTimeField(null=True)
     snoozed_until = models.DateTimeField(null=True)
-    snooze_count = models.PositiveIntegerField(default=0, help_text="Since it was last used.")
+    snooze_count = models.PositiveIntegerField(
+        default=0, help_text="Number of snoozes since its last activity."
+    )
 
     class Meta:
         constraints = [

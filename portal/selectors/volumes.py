@@ -74,7 +74,9 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
     if not holding:
-        return "No node says that its file system holds this limit; it does when mounted with prjquota."
+        return (
+            "No node reports that its file system enforces this limit; this needs the mount option prjquota."
+        )
     return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
 
 

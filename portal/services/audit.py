@@ -25,7 +25,7 @@ def record_action(
 ) -> AuditEntry:
     """Write an audit row about ``obj`` (a model row with a public id). Must run inside a transaction."""
     if not transaction.get_connection().in_atomic_block:
-        raise RuntimeError("an act and its audit row belong in one transaction")
+        raise RuntimeError("an action and its audit row must be in one transaction")
     return AuditEntry.objects.create(
         actor=actor,
         actor_name=actor.username if actor else "fairway",

@@ -64,5 +64,5 @@ def _rate_limit_note(rates: list[tuple[RateLimit, str]]) -> str | None:
         if consume(rate, who):
             if consume(RateLimit(f"{rate.name}_last", 1, rate.period_s), who):
                 return None
-            return f"More than {rate.limit} within an hour: further ones are only in the log of web."
+            return f"More than {rate.limit} within an hour; further ones are only in the log of web."
     return ""

@@ -61,7 +61,7 @@ def decrypt(ciphertext: str, context: EncryptionContext) -> str:
     form, _, rest = ciphertext.partition(".")
     named, _, text = rest.partition(".")
     if form != _FORMAT:
-        raise DecryptionError("unknown form")
+        raise DecryptionError("unknown format")
     for secret in [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]:
         key_id, cipher = _key(secret)
         if key_id != named:
@@ -72,5 +72,5 @@ def decrypt(ciphertext: str, context: EncryptionContext) -> str:
                 raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], context.associated_data(key_id)
             ).decode()
         except (InvalidTag, ValueError) as problem:
-            raise DecryptionError("it was changed, or moved here from another place") from problem
-    raise DecryptionError("its key is not among ours")
+            raise DecryptionError("it was modified, or copied from another row") from problem
+    raise DecryptionError("its key is unknown")

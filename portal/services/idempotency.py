@@ -92,7 +92,7 @@ def _run_locked(
         row = IdempotencyKey.objects.select_for_update(skip_locked=True).filter(user=user, key=key).first()
         if row is None:
             raise _InProgressError(
-                "A request with this Idempotency-Key is being served.", code="idempotency_in_flight"
+                "A request with this Idempotency-Key is in progress.", code="idempotency_in_flight"
             )
         if row.body_sha256 != fingerprint:
             raise _KeyReusedError(

@@ -42,8 +42,8 @@ def check_traversable(path: Path, account: str | None) -> None:
         bit = 0o100 if status.st_uid == entry.pw_uid else 0o010 if status.st_gid == entry.pw_gid else 0o001
         if not status.st_mode & bit:
             raise StartError(
-                f"PostgreSQL does not run as root, and the account {account} that it runs under may not pass "
-                f"through {folder}. Choose another folder with --data-dir, or allow it: chmod a+x {folder}"
+                f"PostgreSQL does not run as root, and its account {account} has no access to {folder}. "
+                f"Choose another folder with --data-dir, or grant access: chmod a+x {folder}"
             )
 
 
@@ -52,7 +52,7 @@ def _create_account() -> None:
     if tool is None:
         raise StartError(
             f"PostgreSQL does not run as root, there is no account {ACCOUNT}, and useradd is not installed. "
-            f"Make a system account {ACCOUNT}, or start as an ordinary user."
+            f"Create a system account {ACCOUNT}, or start as an ordinary user."
         )
     shell = "/usr/sbin/nologin" if Path("/usr/sbin/nologin").exists() else "/bin/false"
     command = [tool, "--system", "--user-group", "--no-create-home", "--home-dir", "/var/lib/fairway"]
@@ -60,4 +60,4 @@ def _create_account() -> None:
         [*command, "--shell", shell, ACCOUNT], capture_output=True, text=True, timeout=30, check=False
     )
     if done.returncode not in (0, 9):  # 9: it was created concurrently
-        raise StartError(f"The account {ACCOUNT} could not be made: {done.stderr.strip()}")
+        raise StartError(f"The account {ACCOUNT} could not be created: {done.stderr.strip()}")

@@ -16,10 +16,10 @@ def check_bind_options(listening: ListenOptions) -> None:
     if not listening.is_loopback and not listening.tls_cert:
         raise StartError(
             f"Listening on {listening.bind} sends passwords over the network, so it needs --tls-cert and --tls-key. "
-            f"Without them, leave --bind away and come in through: {ssh_forward_command(listening.port)}"
+            f"Otherwise omit --bind and connect through: {ssh_forward_command(listening.port)}"
         )
     if bool(listening.tls_cert) != bool(listening.tls_key):
-        raise StartError("--tls-cert and --tls-key belong together.")
+        raise StartError("--tls-cert and --tls-key must be used together.")
     for file in (listening.tls_cert, listening.tls_key):
         if file is not None and not _check_readable(file):
             raise StartError(f"{file} cannot be read.")

@@ -91,7 +91,9 @@ def write_backup(target: Path, folder: DataDir) -> Manifest:
         try:
             target.hardlink_to(whole)
         except FileExistsError:
-            raise StartError(f"{target} appeared meanwhile; a backup never overwrites a file.") from None
+            raise StartError(
+                f"{target} was created in the meantime; a backup never overwrites a file."
+            ) from None
     return manifest
 
 
@@ -110,8 +112,8 @@ def read_manifest(source: Path, folder: DataDir) -> Manifest:
     newer = sorted(set(manifest.migrations) - {f"{app}.{name}" for app, name in on_disk})
     if newer:
         raise StartError(
-            f"The backup was made by Fairway {manifest.fairway} and holds tables this version ({_fairway_version()}) "
-            f"does not know ({newer[0]}). Install that version or a newer one first."
+            f"The backup was made by Fairway {manifest.fairway} and contains tables that this version "
+            f"({_fairway_version()}) does not have ({newer[0]}). Install that version or a newer one first."
         )
     return manifest
 

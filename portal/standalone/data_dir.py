@@ -91,7 +91,7 @@ class DataDir:
         """Create a folder of mode 700 for the servers' account; refuse links and foreign owners."""
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid not in {os.geteuid(), _uid(self.account)}:
-            raise StartError(f"{folder} belongs to somebody else; remove it or choose another --data-dir.")
+            raise StartError(f"{folder} belongs to another account; remove it or choose another --data-dir.")
         set_owner(folder, self.account, 0o700)
 
 

@@ -45,5 +45,5 @@ def _already_running_message(said: bytes, data: Path) -> str:
         known = json.loads(said)
         who = f"process {known['pid']}" + (f", {known['url']}" if known["url"] else "")
     except (ValueError, KeyError):
-        who = "it is just starting"
-    return f"A Fairway already runs on {data} ({who}). Stop it first, or choose another --data-dir."
+        who = "it is starting"
+    return f"Fairway is already running with {data} ({who}). Stop it first, or choose another --data-dir."

@@ -78,7 +78,7 @@ def run(checkout: Path, options: UpOptions) -> None:
         only = held.enter_context(InstanceLock(folder.run))
         records = folder.run / "children.json"
         for name in terminate_orphans(records, str(folder.root)):
-            lines.supervisor_line(f"ended {name}, which a former start had left")
+            lines.supervisor_line(f"stopped {name}, left over from a previous start")
         held.callback(web_socket(folder).unlink, missing_ok=True)  # the web server does not remove its socket
         supervisor = held.enter_context(running_supervisor(records, lines))
         try:
@@ -90,7 +90,7 @@ def run(checkout: Path, options: UpOptions) -> None:
         _stop_demo_jobs(supervisor, lines)
         _print_running_jobs(lines)
         lines.supervisor_line("stopping")
-    lines.supervisor_line("stopped; the data stay in " + str(folder.root))
+    lines.supervisor_line("stopped; the data remain in " + str(folder.root))
 
 
 def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
@@ -102,7 +102,9 @@ def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
             return
         supervisor.stop_processes("worker-cycle", "beat")  # evicted jobs must not start again
         count = evict_demo_jobs()
-        lines.supervisor_line(f"ending {count} {'job' if count == 1 else 'jobs'} of the demo's pretend nodes")
+        lines.supervisor_line(
+            f"stopping {count} {'job' if count == 1 else 'jobs'} of the demo's simulated nodes"
+        )
         deadline = time.monotonic() + DEMO_STOP_TIMEOUT_S
         while (
             running_demo_tasks().exists()
@@ -111,7 +113,7 @@ def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
         ):
             time.sleep(0.1)
     except DatabaseError as away:
-        lines.supervisor_line(f"the demo's jobs could not be ended: {away}")
+        lines.supervisor_line(f"the demo's jobs could not be stopped: {away}")
     finally:
         connections.close_all()
 
@@ -125,8 +127,8 @@ def _print_running_jobs(lines: PrefixedWriter) -> None:
     finally:
         connections.close_all()
     if running:
-        what = "1 job goes on" if running == 1 else f"{running} jobs go on"
-        lines.supervisor_line(f"{what} without the portal; the next start finds them again")
+        what = "1 job keeps running" if running == 1 else f"{running} jobs keep running"
+        lines.supervisor_line(f"{what} without the portal and will be found again by the next start")
 
 
 def _start(
@@ -148,7 +150,7 @@ def _start(
         lines.supervisor_line(warning)
     if options.local_node and not any(folder.root.glob("environments/*")):
         lines.supervisor_line(
-            "preparing this machine's first environment, JupyterLab (once: a minute or two) ..."
+            "preparing the first environment of this machine, JupyterLab (once, a minute or two) ..."
         )
     code = ensure_initial_data(
         local_node=options.local_node, simulated_gpus=options.simulated_gpus, demo=options.demo
@@ -205,7 +207,7 @@ def _check_redis(url: str) -> None:
     try:
         client.ping()
     except redis.RedisError as trouble:
-        raise StartError(f"The server that REDIS_URL names does not answer: {trouble}") from trouble
+        raise StartError(f"The server of REDIS_URL does not respond: {trouble}") from trouble
     finally:
         client.close()
 
@@ -215,9 +217,9 @@ def migrate_database() -> None:
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
-        raise StartError(f"The database does not answer: {trouble}") from trouble
+        raise StartError(f"The database does not respond: {trouble}") from trouble
     except ProgrammingError as trouble:
-        raise StartError(f"The tables cannot be brought up to date: {trouble}") from trouble
+        raise StartError(f"The database cannot be migrated: {trouble}") from trouble
 
 
 def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str) -> None:
@@ -235,10 +237,10 @@ def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str
     supervisor.run(until=decided)
     dead = crash_looping(supervisor.exit_counts())
     if dead:
-        raise StartError(f"{' and '.join(dead)} ended {MAX_START_FAILURES} times; the lines above say why.")
+        raise StartError(f"{' and '.join(dead)} ended {MAX_START_FAILURES} times; see the log lines above.")
     if not _is_ready(listening, host):
         raise StartError(
-            f"The portal did not answer within {READY_TIMEOUT_S:.0f} s; the lines above may say why."
+            f"The portal did not respond within {READY_TIMEOUT_S:.0f} s; see the log lines above."
         )
 
 
@@ -270,7 +272,7 @@ def _is_ready(listening: ListenOptions, host: str) -> bool:
 def _welcome_text(url: str, code: str | None, listening: ListenOptions, took_s: float) -> str:
     link = sign_in_link(url, code) if code else f"{url}/"
     purpose = "Sign in once, with this link" if code else "Open"
-    text = ["", f"  Fairway answers after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
+    text = ["", f"  Fairway is ready after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:
         text += ["  From another machine, first:", "", f"      {ssh_forward_command(listening.port)}", ""]
     return "\n".join([*text, "  Ctrl-C stops it.", ""])

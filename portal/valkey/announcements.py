@@ -35,7 +35,7 @@ def mark_announced(topics: Iterable[str]) -> None:
             notes.execute()
     except (RedisError, OSError) as problem:
         record_valkey_error(problem)
-        log.warning("the time of news is not noted: %s", problem)
+        log.warning("the time of an announcement was not stored: %s", problem)
 
 
 def announced_since(since_ms: Mapping[str, int]) -> set[str]:
@@ -49,7 +49,7 @@ def announced_since(since_ms: Mapping[str, int]) -> set[str]:
     try:
         found = valkey_client(VALKEY_TIMEOUT_S).mget([_key(topic) for topic in since_ms])
     except (RedisError, OSError) as problem:
-        log.warning("what was missed is not known, so everything is: %s", problem)
+        log.warning("missed announcements are unknown, so all topics are refreshed: %s", problem)
         return set(since_ms)
     return {
         topic

@@ -94,7 +94,7 @@ def _increment(name: str, period_s: int, delta: int = 1) -> int:
             pipe.expire(name, period_s + 1)
             return max(here, int(pipe.execute()[0]))
         except (RedisError, OSError) as problem:
-            log.warning("rates are counted in this process for now: %s", problem)
+            log.warning("rate limits are counted per process for now: %s", problem)
             record_valkey_error(problem)
     return here
 

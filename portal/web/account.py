@@ -53,7 +53,7 @@ class NameForm(forms.Form):
     )  # fmt: skip
     timezone = forms.ChoiceField(
         label="Time zone", choices=TIME_ZONES, widget=forms.Select({"class": "form-select"}),
-        help_text="Times on pages are shown in it.",
+        help_text="Pages show times in this time zone.",
     )  # fmt: skip
 
 
@@ -61,12 +61,12 @@ class PasswordForm(forms.Form):
     """The new password, and the current one if there is one."""
 
     old = forms.CharField(
-        label="Present password", max_length=1024, strip=False, required=False,
+        label="Current password", max_length=1024, strip=False, required=False,
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
     )  # fmt: skip
     password = forms.CharField(
         label="New password", max_length=1024, strip=False,
-        help_text="At least 12 characters; a short message is best.",
+        help_text="At least 12 characters; a passphrase is best.",
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ class TokenForm(forms.Form):
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )
     days = forms.TypedChoiceField(
-        label="Ends after",
+        label="Expires after",
         coerce=int,
         choices=TOKEN_LIFETIMES,
         initial=90,

@@ -44,20 +44,20 @@ def approvals(request: HttpRequest) -> HttpResponse:
     user = require_user(request.user)
     waiting = list(list_extensions(user, pending_only=True)[:PENDING_LIMIT])
     decided = list(list_extensions(user, pending_only=False)[:DECIDED_LIMIT])
-    may, seen = (
+    may, visible = (
         approvable_extensions(user, waiting),
         visible_job_ids(user, {one["job"] for row in waiting for one in row.delays}),
     )
-    asked = [
+    requests = [
         ExtensionRequestRow(
-            row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in seen]
+            row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in visible]
         )
         for row in waiting
     ]
     exemptions = list(active_exemptions(user)[:PENDING_LIMIT])
     managed = managed_projects(user)
     context = {
-        "extension_requests": asked,
+        "extension_requests": requests,
         "decided": decided,
         "exemptions": [(row, managed is None or row.job.project_id in managed) for row in exemptions],
     }
@@ -69,12 +69,12 @@ def approvals(request: HttpRequest) -> HttpResponse:
 def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
     """Grant or refuse a request for more time."""
     user = require_user(request.user)
-    asked = get_extension(user, public_id)
+    found = get_extension(user, public_id)
     grant = request.POST.get("grant") == "1"
 
     def act() -> str:
-        do_decide_extension(user, asked, grant=grant, answer=request.POST.get("answer", "").strip())
-        return f"More time for {asked.job.name} is {'granted' if grant else 'refused'}."
+        do_decide_extension(user, found, grant=grant, answer=request.POST.get("answer", "").strip())
+        return f"The extension of {found.job.name} is {'granted' if grant else 'refused'}."
 
     return run_and_redirect(request, act, reverse("approvals"))
 

@@ -163,21 +163,28 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
             "Link",
             f"SSH to {row.host}:{row.port}, key pinned"
             if row.transport == "ssh"
-            else "this machine, by a pipe",
+            else "this machine, through a pipe",
         ),
         ("Runtime", runtimes or row.runtime),
         ("Driver", _driver_fact(hello)),
         ("Agent", _agent_fact(row)),
     ]
     if hello.get("gpu_sharing"):
-        facts.append(("Shares", str(hello["gpu_sharing"]["message"])))
+        facts.append(("GPU sharing", str(hello["gpu_sharing"]["message"])))
     if "egress" in hello:
-        held = hello["egress"].get(row.runtime)
-        facts.append(("Network policies", "held" if held else "not held: jobs of open projects only"))
+        enforced = hello["egress"].get(row.runtime)
+        facts.append(
+            ("Network policies", "enforced" if enforced else "not enforced: only jobs with open egress")
+        )
     facts.extend(_version_facts(hello.get("versions") or {}))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
     if row.clock_skew_s is not None:
-        in_step = abs(row.clock_skew_s) < 0.5
-        facts.append(("Clock", "in step" if in_step else f"{row.clock_skew_s:+.1f} s from ours"))
+        synchronized = abs(row.clock_skew_s) < 0.5
+        facts.append(
+            (
+                "Clock",
+                "synchronized" if synchronized else f"{row.clock_skew_s:+.1f} s from the portal's clock",
+            )
+        )
     return facts

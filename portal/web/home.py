@@ -73,6 +73,6 @@ def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
             else "Start a notebook (an administrator adds an environment first)",
             "launch",
         ),
-        (ran, "Run a job without a screen", "launch"),
+        (ran, "Run a batch job", "launch"),
     ]
     return [] if all(done for done, _, _ in steps) else steps

@@ -74,7 +74,7 @@ class JobListFilters:
             ("person", self.owner),
         ]
         found = [f"{name} is {value}" for name, value in pairs if value]
-        return found + ([f"name holds “{self.search}”"] if self.search else [])
+        return found + ([f"name contains “{self.search}”"] if self.search else [])
 
 
 @access_policy(AccessPolicy.SIGNED_IN)

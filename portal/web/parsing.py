@@ -18,7 +18,7 @@ def parse_gpu_milli(text: str, field: str) -> int:
     """Parse GPUs, from 0 up with at most three decimals, as thousandths. Raise InvalidRequest."""
     milli = _decimal(text, field, "a number of GPUs") * 1000
     if milli < 0 or milli != milli.to_integral_value() or milli > 10_000_000:
-        raise InvalidRequest(fields={field: "Give GPUs from 0 to 10,000, with at most three decimals."})
+        raise InvalidRequest(fields={field: "Enter GPUs from 0 to 10,000, with at most three decimals."})
     return int(milli)
 
 
@@ -38,7 +38,7 @@ def parse_duration_s(text: str, field: str) -> float:
     if unit not in UNIT_SECONDS:
         raise InvalidRequest(
             fields={
-                field: f"“{text.strip()[:MAX_DIGITS]}” is no time; write it as in 45 s, 30 min, 2 h or 7 d."
+                field: f"“{text.strip()[:MAX_DIGITS]}” is not a time; write it as in 45 s, 30 min, 2 h or 7 d."
             }
         )
     return float(_decimal(number, field, "a time")) * UNIT_SECONDS[unit]

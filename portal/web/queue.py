@@ -76,7 +76,7 @@ class QueuePageQuery:
     @property
     def query_string(self) -> str:
         """The same as a query string, for the live part."""
-        words = {
+        parameters = {
             "pool": self.filter.pool,
             "span": self.span if self.span != "12h" else "",
             "show": "mine" if self.filter.mine else "",
@@ -84,7 +84,7 @@ class QueuePageQuery:
             "page": self.page if self.page != "1" else "",
             "nodes": self.nodes if self.nodes != "1" else "",
         }
-        return urlencode({key: word for key, word in words.items() if word})
+        return urlencode({key: word for key, word in parameters.items() if word})
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class PositionedBar:
 
 @dataclass
 class QueueRow:
-    """A row of the tree. ``kind``: project, person or job; ``is_visible``: the reader may see the job."""
+    """A row of the tree. ``kind``: project, user or job; ``is_visible``: the reader may see the job."""
 
     kind: str
     job: Job
@@ -172,20 +172,20 @@ def queue(request: HttpRequest) -> HttpResponse:
     """Render the page, or its live part for htmx, in a fixed number of queries."""
     user = require_user(request.user)
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
-    asked = QueuePageQuery.read(request.GET, list(pools.values()))
+    query = QueuePageQuery.read(request.GET, list(pools.values()))
     visibility = visibility_of(user)
-    page = Paginator(pending_jobs(visibility, asked.filter), JOBS_PER_PAGE).get_page(asked.page)
+    page = Paginator(pending_jobs(visibility, query.filter), JOBS_PER_PAGE).get_page(query.page)
     jobs = with_job_rows(page.object_list)
     context = {
-        "filters": asked,
+        "filters": query,
         "pools": list(pools.values()),
         "spans": [(key, name) for key, (name, _) in SPANS.items()],
         "page": page,
         "rows": queue_tree(visibility, jobs, pools),
-        "asked_milli": total_requested_milli(),
+        "requested_milli": total_requested_milli(),
         "measured": forecast_accuracy(),
         "decided_at": Cycle.objects.order_by("-id").values_list("started_at", flat=True).first(),
-        "plot": timeline_plot(user, visibility, asked),
+        "plot": timeline_plot(user, visibility, query),
     }
     template = "queue/live.html" if request.headers.get("HX-Request") else "queue/page.html"
     return render(request, template, context)
@@ -203,30 +203,30 @@ def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str
     project: int | None = None
     user: tuple[int, int] | None = None
     for job in jobs:
-        seen, mine = visibility.can_name_job(job), job.owner_id == visibility.user.pk
+        visible, mine = visibility.can_name_job(job), job.owner_id == visibility.user.pk
         if job.project_id != project:
             project = job.project_id
-            rows.append(QueueRow("project", job, seen, shares=shares.get(job.project.public_id, [])))
+            rows.append(QueueRow("project", job, visible, shares=shares.get(job.project.public_id, [])))
         key = (job.project_id, job.owner_id)
-        if seen and key != user:
-            rows.append(QueueRow("person", job, seen, past_usage_share=past.get(key), mine=mine))
+        if visible and key != user:
+            rows.append(QueueRow("user", job, visible, past_usage_share=past.get(key), mine=mine))
         user = key
-        rows.append(QueueRow("job", job, seen, mine=mine))
+        rows.append(QueueRow("job", job, visible, mine=mine))
     return rows
 
 
-def timeline_plot(user: User, visibility: NameVisibility, asked: QueuePageQuery) -> dict[str, Any]:
+def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery) -> dict[str, Any]:
     """Return lanes with positioned bars, axis ticks, and the page of nodes."""
-    hours = SPANS[asked.span][1]
+    hours = SPANS[query.span][1]
     start = timezone.now() - dt.timedelta(hours=hours * PAST_FRACTION)
     span_s = hours * 3600.0
     gpus = Prefetch("gpus", queryset=Gpu.objects.filter(present=True).order_by("index"))
     nodes = visible_nodes(user).order_by("pool__name", "name").prefetch_related(gpus)
-    if asked.filter.pool:
-        nodes = nodes.filter(pool__name=asked.filter.pool)
-    page = Paginator(nodes, NODES_PER_PAGE).get_page(asked.nodes)
-    lanes = [*node_lanes(visibility, list(page)), *next_lanes(visibility, asked.filter.pool)]
-    if asked.filter.mine:
+    if query.filter.pool:
+        nodes = nodes.filter(pool__name=query.filter.pool)
+    page = Paginator(nodes, NODES_PER_PAGE).get_page(query.nodes)
+    lanes = [*node_lanes(visibility, list(page)), *next_lanes(visibility, query.filter.pool)]
+    if query.filter.mine:
         for lane in lanes:
             lane.bars = [bar for bar in lane.bars if bar.is_own]
     here = time_zone(user.timezone)

@@ -25,8 +25,8 @@ RESULTS_PER_KIND = 6
 def search(request: HttpRequest) -> JsonResponse:
     """Return a few matches of each kind."""
     user = require_user(request.user)
-    words = request.GET.get("q", "").strip()[:100]
-    if len(words) < 2:
+    text = request.GET.get("q", "").strip()[:100]
+    if len(text) < 2:
         return JsonResponse({"found": []})
     found = [
         {
@@ -34,25 +34,25 @@ def search(request: HttpRequest) -> JsonResponse:
             "note": f"job {job.public_id}, {job.state.lower()}",
             "url": reverse("job", args=[job.public_id]),
         }
-        for job in list_jobs(user, JobFilter(search=words)).order_by("-id")[:RESULTS_PER_KIND]
+        for job in list_jobs(user, JobFilter(search=text)).order_by("-id")[:RESULTS_PER_KIND]
     ]
     projects = (
-        visible_projects(user).filter(Q(name__icontains=words) | Q(title__icontains=words)).order_by("name")
+        visible_projects(user).filter(Q(name__icontains=text) | Q(title__icontains=text)).order_by("name")
     )
     found += [
         {"name": row.name, "note": "jobs of the project", "url": f"{reverse('jobs')}?project={row.name}"}
         for row in projects[:RESULTS_PER_KIND]
     ]
-    users = visible_users(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
+    users = visible_users(user).filter(Q(username__icontains=text) | Q(full_name__icontains=text))
     found += [
         {
             "name": row.display_name,
-            "note": "jobs of this person",
+            "note": "jobs of this user",
             "url": f"{reverse('jobs')}?owner={row.username}",
         }
         for row in users.order_by("username")[:RESULTS_PER_KIND]
     ]
-    nodes = visible_nodes(user).filter(name__icontains=words).order_by("name")
+    nodes = visible_nodes(user).filter(name__icontains=text).order_by("name")
     found += [
         {"name": row.name, "note": "node", "url": reverse("node", args=[row.public_id])}
         for row in nodes[:RESULTS_PER_KIND]

@@ -27,7 +27,7 @@ def save_secret(request: HttpRequest, public_id: str = "") -> HttpResponse:
 
     def save() -> str:
         do_save_secret(require_user(request.user), of, name, value)
-        return f"The secret {name} is written. Jobs that start from now on get it."
+        return f"The secret {name} is saved. Jobs that start from now on get it."
 
     return _run_and_redirect(request, of, save)
 

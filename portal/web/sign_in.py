@@ -69,7 +69,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     wrong, wait_s, retry_after_s = "", 0.0, None
     if form.is_bound and form.is_valid():
         name, password = form.cleaned_data["username"], form.cleaned_data["password"]
-        wrong = "That name and password do not match."
+        wrong = "The username or the password is wrong."
         try:
             user, wait_s = _authenticate(request, name, password)
         except TooManyRequests as busy:
@@ -83,7 +83,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
             wrong = f"Too many attempts. Wait {duration(wait_s + 1)}, then try again."
             retry_after_s = math.ceil(wait_s)
     elif form.is_bound:
-        wrong = "Type your username and your password."
+        wrong = "Enter your username and your password."
     context = {"form": form, "wrong": wrong, "next": target}
     answer = render(
         request, "auth/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
@@ -221,7 +221,7 @@ class InvitationForm(forms.Form):
     password = forms.CharField(
         max_length=1024,
         strip=False,
-        help_text="At least 12 characters; a short message is best.",
+        help_text="At least 12 characters; a passphrase is best.",
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
     )
     timezone = forms.ChoiceField(

@@ -105,8 +105,12 @@ def _build_refusal(item: JobPlacement | Eviction, error: Exception) -> CommitRef
         case Conflict():
             return CommitRefusal(item.job, error.code, error.message)
         case IntegrityError():
-            return CommitRefusal(item.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(error)}")
-    return CommitRefusal(item.job, "database", f"The database refused for now: {_first_line(error)}")
+            return CommitRefusal(
+                item.job, "gpu_taken", f"A GPU of the plan is already allocated: {_first_line(error)}"
+            )
+    return CommitRefusal(
+        item.job, "database", f"The database rejected the write; it is retried: {_first_line(error)}"
+    )
 
 
 # -- starts ----------------------------------------------------------------------------------------
@@ -135,7 +139,7 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
         try:
             job = _check_unchanged(jobs.get(start.job), start)
             if job.pk in blocked:
-                raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
+                raise Conflict("It depends on a job that has not ended.", code="dependency")
             pool, placements = rows_by_id.resolve(start)
             reservation_check.check(job, start)
             isolation_check.check(job, pool, placements)
@@ -182,7 +186,7 @@ def _check_unchanged(job: Job | None, start: JobPlacement) -> Job:
         or job.desired_state != DesiredState.RUN
         or job.held
     ):
-        raise Conflict("The job changed after the plan was made.", code="job_changed")
+        raise Conflict("The job changed after the plan was computed.", code="job_changed")
     return job
 
 
@@ -206,23 +210,23 @@ class _PlacementRows:
         tried = [node for node in nodes if node.breaker_state == BreakerState.PROBATION.value]
         for node in tried:
             if self._probation_jobs.setdefault(node.pk, start.job) != start.job:
-                raise Conflict(f"{node.name} is tried with another job.", code="node_on_probation")
+                raise Conflict(f"{node.name} is on probation with another job.", code="node_on_probation")
 
     def resolve(self, start: JobPlacement) -> tuple[NodePool, list[RankPlacement]]:
         """Return the placements as rows in rank order. Raise Conflict when a node or GPU is unavailable."""
         pool = self.pools.get(start.pool)
         if pool is None:
-            raise Conflict("The pool of the plan is no more.", code="node_changed")
+            raise Conflict("The pool of the plan no longer exists.", code="node_changed")
         found = []
         for task in sorted(start.tasks, key=lambda task: task.rank):
             node = self._nodes.get(task.node)
             if node is None or not node.accepts_work or node.pool_id != pool.pk:
-                raise Conflict("A node of the plan takes no work any more.", code="node_changed")
+                raise Conflict("A node of the plan no longer accepts jobs.", code="node_changed")
             held = []
             for share in task.gpus:
                 gpu, on_node = self._gpus.get(share.uuid, (None, None))
                 if gpu is None or on_node != node.pk:
-                    raise Conflict(f"{node.name} has no GPU {share.uuid} any more.", code="node_changed")
+                    raise Conflict(f"{node.name} no longer has GPU {share.uuid}.", code="node_changed")
                 held.append((gpu, share.milli))
             found.append(RankPlacement(node, held))
         return pool, found
@@ -283,11 +287,11 @@ def _request_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list
         actor="the scheduler",
     )
     return [
-        CommitRefusal(each.job, "job_changed", "It holds nothing any more.")
+        CommitRefusal(each.job, "job_changed", "It no longer holds resources.")
         for each in evictions
         if each.job not in attempts
     ] + [
-        CommitRefusal(each.job, "job_changed", "Its tasks changed after the plan was made.")
+        CommitRefusal(each.job, "job_changed", "Its tasks changed after the plan was computed.")
         for each in shrink
         if each.job in changed
     ]

@@ -12,7 +12,7 @@ from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 
 
 class QuotaCheck:
@@ -71,8 +71,8 @@ class QuotaCheck:
         exceeded = ledger.exceeded_user_limit(project, _user(job.owner_id), ResourceVector(milli, 0, 0))
         if exceeded is not None:
             raise Conflict(
-                f"{job.owner.username} holds {exceeded.held / 1000:g} of the {exceeded.allowed / 1000:g} GPUs "
-                f"that one user may hold in {self._name[exceeded.project]} in {pool.name}.",
+                f"{job.owner.username} holds {exceeded.held / 1000:g} GPUs of {self._name[exceeded.project]} "
+                f"in {pool.name}; the user limit is {exceeded.allowed / 1000:g}.",
                 code="user_limit",
             )
         self._add(job.project_id, pool.pk, job.owner_id, milli)

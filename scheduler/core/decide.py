@@ -20,11 +20,11 @@ from operator import attrgetter
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.allocate import AllocateAction
-from scheduler.core.actions.evict import EVICTION_REASONS, EvictAction
+from scheduler.core.actions.preemption import EVICTION_REASONS, EvictAction
 from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
-from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview
+from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview, TaskPlacement
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.model.snapshot import GpuShare, HeldSlots, JobId, PendingRow, Snapshot
 from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import GangTaskState
 from scheduler.core.session.pool import PoolState
@@ -84,11 +84,6 @@ class _Decision:
         self._allocate_action = AllocateAction(self._session)
         self._evict_action = EvictAction(self._session)
 
-    @property
-    def pool_states(self) -> dict[PoolId, PoolState]:
-        """The pools in their state after the decision."""
-        return self._session.pool_states
-
     def row(self, job: JobId) -> PendingRow:
         """Return the row of a pending job, restricted by admin reservations."""
         return next(row for row in self._session.pending if row.job == job)
@@ -104,7 +99,7 @@ class _Decision:
         )
         self._allocate_action.restore_nominations()
         self._run_actions()
-        if "stale_gangs" in self._session.policy.actions:
+        if "stale_gangs" in self._session.policy.semantics.actions:
             self._evict_action.evict_stale_gangs()
         evictions = self._evictions()
         verdicts = self.report(evictions).all() if explain else []
@@ -114,37 +109,35 @@ class _Decision:
             verdicts=tuple(sorted(verdicts, key=attrgetter("job"))),
             share_breakdowns=breakdowns,
             steps_used=self._session.steps_used + self.explainer.alternative_search.steps_used,
-            truncated=bool(self._session.unprocessed)
-            or any(planner.truncated for planner in self._session.planners.values()),
+            truncated=bool(self._session.unprocessed) or self._evict_action.truncated,
             explained=explain,
             nominations=self._placements(GangTaskState.NOMINATED),
         )
 
     def report(self, evictions: tuple[Eviction, ...]) -> VerdictReport:
         """Return the report that explains pending jobs; call it after the actions have run."""
-        return VerdictReport(self._session, self.explainer, evictions)
+        return VerdictReport(self._session, self.explainer, evictions, self._evict_action.earliest_eviction_s)
 
     def _run_actions(self) -> None:
         """Allocate, then run the eviction actions; repeat while they place jobs."""
-        allocate = "allocate" in self._session.policy.actions
-        if self._session.policy.settles:
-            self._allocate_action.start_nominated()
+        allocate = "allocate" in self._session.policy.semantics.actions
+        self._allocate_action.start_nominated()
         if allocate:
             self._allocate_action.reserve()
-            self._allocate_action.allocate()
-        actions = [action for action in EVICTION_REASONS if action in self._session.policy.actions]
+            self._evict_action.invalidate(self._allocate_action.allocate())
+        actions = [action for action in EVICTION_REASONS if action in self._session.policy.semantics.actions]
         left = actions
         for _ in range(MAX_ROUNDS):
             seated = [action for action in left if self._evict_action.run(action)]
-            spared = self._session.policy.settles and self._evict_action.reprieve_victims()
-            if not self._session.policy.settles or not (seated or spared or left != actions):
+            spared = self._evict_action.reprieve_victims()
+            if not (seated or spared or left != actions):
                 break
             # an action that places a job opens GPUs for more of its kind: repeat it before the others
             left = seated if seated and not spared else actions
             if seated or spared:
                 self._allocate_action.start_nominated()
                 if allocate:
-                    self._allocate_action.allocate()
+                    self._evict_action.invalidate(self._allocate_action.allocate())
 
     def _placements(self, state: GangTaskState) -> tuple[JobPlacement, ...]:
         """Return the gangs with tasks in ``state``, and the placements of these tasks."""
@@ -157,9 +150,7 @@ class _Decision:
                 if tasks:
                     version = gang.pending_row.version if gang.pending_row else 0
                     places = ((t.rank, t.nominated or t.held[0]) for t in tasks)
-                    placed = tuple(
-                        pool_state.available.to_task_placement(rank, place) for rank, place in places
-                    )
+                    placed = tuple(_task_placement(pool_state, rank, place) for rank, place in places)
                     found.append(JobPlacement(job, pool, version, placed))
         return tuple(sorted(found, key=lambda start: start.job))
 
@@ -180,3 +171,12 @@ class _Decision:
             worst = next((e for e in mine if e.task.state is GangTaskState.RELEASING), mine[0])
             found.append(Eviction(job, worst.reason, worst.for_job, ranks))
         return tuple(found)
+
+
+def _task_placement(pool_state: PoolState, rank: int, held: HeldSlots) -> TaskPlacement:
+    gpus = pool_state.available.gpus[held.node]
+    return TaskPlacement(
+        rank,
+        pool_state.available.nodes[held.node].id,
+        tuple(GpuShare(gpus[slot].uuid, held.milli) for slot in held.slots),
+    )

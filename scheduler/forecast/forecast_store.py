@@ -64,7 +64,7 @@ def save_intervals(intervals: Mapping[JobId, ForecastResult], leader: HeldLease 
         job: start for job, start in intervals.items() if isinstance(start, NoForecast) or is_valid(start)
     }
     if invalid := len(intervals) - len(valid):
-        log.warning("%s start intervals make no sense and were dropped", invalid)
+        log.warning("%s invalid start intervals were dropped", invalid)
     jobs = _changed_jobs(valid)
     written = 0
     for first in range(0, len(jobs), MAX_BATCH):

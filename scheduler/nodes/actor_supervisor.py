@@ -59,7 +59,7 @@ class ActorSupervisor:
         try:
             leases.release(ended, self.holder)
         except DatabaseError as error:
-            log.warning("the node leases run out by themselves: %s", error)
+            log.warning("the node leases were not released and will expire: %s", error)
 
     def notify(self, node: str, verb: str) -> None:
         """Notify the node's actor; without one, check at once whether its lease is free."""

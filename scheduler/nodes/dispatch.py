@@ -110,7 +110,7 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
         failpoint(f"{step}.before_send")
         started = (connection.engine.prepare if prepares else connection.engine.start)(epoch, spec)
     except job_control.OwnerNotPermittedError as denied:
-        log.info("task %s is not started: %s", task.pk, denied)
+        log.info("task %s was not started: %s", task.pk, denied)
         reason = EndReason.OWNER_NOT_PERMITTED
         elastic.end_tasks([task.pk], reason, message=end_message(reason, detail=denied))
         return NextStep.DONE
@@ -136,7 +136,7 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
 def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
     if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
-        raise AgentError("image_missing", f"Which image {job.environment.image} names is not known yet.")
+        raise AgentError("image_missing", f"The digest of {job.environment.image} is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     secret = decrypt_attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
@@ -148,19 +148,19 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         )
     except RendezvousUnknownError as error:
         raise AgentError(
-            "rendezvous_unknown", f"{error}; the node of rank 0 tells none. Upgrade its agent."
+            "rendezvous_unknown", f"{error}; the node of rank 0 reports none. Upgrade its agent."
         ) from error
     except (VolumeNotAllowedError, SecretMissingError) as error:
         raise AgentError("volume_not_allowed", f"{error}.") from error
     if CAN_MOUNT_VOLUMES not in capabilities and not all(map(is_basic_mount, spec["mounts"])):
-        raise AgentError("agent_too_old", "its agent does not know volumes. Upgrade it.")
+        raise AgentError("agent_too_old", "its agent does not support volumes. Upgrade it.")
     needed = (
         {CAN_EXPAND_DEVICE_PATTERNS}
         if any(set("*?[") & set(each) for each in spec.get("devices", ()))
         else set()
     )
     if unknown := sorted((OPTIONAL_CAPABILITIES & spec.keys() | needed) - set(capabilities)):
-        raise AgentError("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
+        raise AgentError("agent_too_old", f"its agent does not support {', '.join(unknown)}. Upgrade it.")
     labels: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.world_size_at_start is not None:
         labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
@@ -173,10 +173,10 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         if spec.get("host_network") or spec.get("network"):
             raise AgentError(
                 "volume_not_allowed",
-                "its project's network policy does not hold on the network of the nodes.",
+                "its project's network policy cannot be enforced on the host network.",
             )
         if "egress" not in capabilities:
-            raise AgentError("agent_too_old", "its agent does not know network policies. Upgrade it.")
+            raise AgentError("agent_too_old", "its agent does not support network policies. Upgrade it.")
         labels["egress"] = policy
     return spec | {key: value for key, value in labels.items() if key in capabilities}
 
@@ -287,8 +287,8 @@ def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float |
     if stuck_s is None or stuck_s < STUCK_AFTER_KILL_S:
         return
     message = (
-        f"It was killed and is still there: {connection.node.name} cannot end it. It holds its GPUs until it has "
-        "gone, or the node has restarted."
+        f"It was killed but still exists on {connection.node.name}. It holds its "
+        "GPUs until it is gone or the node has restarted."
     )
     tasks = attempt.task_rows.filter(node=connection.node, container_removed=False)
     for task in tasks.filter(rank__in=ranks) if ranks else tasks:
@@ -367,7 +367,9 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
             chunk = connection.engine.logs(key, offset)
         except AgentError as refusal:
             if refusal.code != "no_such_container":
-                log.warning("%s does not give the log of %s: %s", connection.node.name, key, refusal.message)
+                log.warning(
+                    "%s does not return the log of %s: %s", connection.node.name, key, refusal.message
+                )
                 return False
             # the node no longer has the task: the copy is final
             record_log_progress(task.pk, offset, complete=True)
@@ -376,7 +378,7 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
         try:
             offset = write_log_bytes(key.job, key.attempt, key.task, chunk.format, chunk.offset, chunk.data)
         except OSError as full:  # the log stays on the node and is fetched when there is disk space
-            log.error("the log of %s cannot be kept: %s", key, full)
+            log.error("the log of %s cannot be stored: %s", key, full)
             return False
         complete = chunk.eof and offset == end  # a lower offset requests bytes that the copy lacks
         record_log_progress(task.pk, offset, complete=complete)
@@ -393,7 +395,7 @@ def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
     try:
         connection.engine.remove(connection.epoch(), job, attempt)
     except AgentError as refusal:
-        log.info("%s keeps %s/%s for now: %s", connection.node.name, job, attempt, refusal.message)
+        log.info("%s could not remove %s/%s yet: %s", connection.node.name, job, attempt, refusal.message)
     failpoint("remove.answered")
 
 

@@ -27,7 +27,9 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
     try:
         why = connection.engine.check_rendezvous(key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S)
     except AgentError as refusal:  # the agent changed after placement and cannot check
-        log.warning("%s cannot try to reach %s: %s", connection.node.name, row.node.name, refusal)
+        log.warning(
+            "%s could not check the connection to %s: %s", connection.node.name, row.node.name, refusal
+        )
         why = None
     failpoint("connectivity.answered")
     if why is None:

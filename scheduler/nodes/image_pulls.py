@@ -61,7 +61,7 @@ class ImagePuller:
         environment = task.attempt.job.environment
         if self._start(node, environment, task.attempt.job.image_digest, needed_by_job=True):
             job_control.record_task_problem(
-                task.pk, f"Bringing the image of {environment.title} to {node.name}."
+                task.pk, f"Pulling the image of {environment.title} on {node.name}."
             )
 
     def prefetch(self, node: Node) -> None:
@@ -147,9 +147,9 @@ class ImagePuller:
                 record_claim(environment, node, engine.images())
             return refusal.message
         except OutcomeUnknownError as error:
-            return f"The node stopped answering: {error}"
+            return f"The node no longer responds: {error}"
         except DecryptionError as problem:
-            return f"The login of its registry cannot be opened: {problem}. An administrator writes it again."
+            return f"The registry credentials cannot be decrypted: {problem}. An administrator must enter them again."
         except OSError as problem:
             return f"The archive cannot be read: {problem}"
         finally:
@@ -171,13 +171,13 @@ class ImagePuller:
             reported = -PROGRESS_STEP_PERCENT
             while piece := stream.read(CHUNK_BYTES):
                 if self._stopping.is_set():
-                    raise OutcomeUnknownError("This worker is ending.")
+                    raise OutcomeUnknownError("This worker is stopping.")
                 offset = engine.load(upload, offset, piece)
                 percent = offset * 100 // max(size, 1)
                 if percent >= reported + PROGRESS_STEP_PERCENT:
                     reported = percent
                     record_image_state(environment, node, "loading", "Sending the image.", percent)
-        record_image_state(environment, node, "loading", "The node unpacks the image.", 100)
+        record_image_state(environment, node, "loading", "The node is unpacking the image.", 100)
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
 
 

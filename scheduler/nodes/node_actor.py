@@ -157,14 +157,14 @@ class NodeActor:
                     log.warning("%s refused: %s", self.node_name, refusal)
                     self._next_poll_s = self._reconcile_at_s = time.monotonic() + RETRY_S
                     if refusal.code == "stale_epoch":
-                        self._drop_connection("The node has heard a higher epoch.")
+                        self._drop_connection("The node has seen a higher epoch.")
                 except DatabaseError as error:
                     log.warning("%s: the database does not answer: %s", self.node_name, error)
                     connection.close()
                     self._stopping.wait(random.uniform(0.5, 2.0))  # noqa: S311 - not for secrets
                 except Exception:
-                    log.exception("%s: the turn failed", self.node_name)
-                    self._drop_connection("An error on our side; see the log of worker-nodes.")
+                    log.exception("%s: the iteration failed", self.node_name)
+                    self._drop_connection("Internal error; see the log of worker-nodes.")
                 finally:
                     connection.close_if_unusable_or_obsolete()
         finally:
@@ -179,7 +179,7 @@ class NodeActor:
         if not self._errors.empty():
             raise self._errors.get()
         if self._connection is not None and not self._connection.engine.is_open:
-            self._drop_connection("The node closed the link.", IncidentKind.LINK_LOST)
+            self._drop_connection("The node closed the connection.", IncidentKind.LINK_LOST)
         if self._connection is None:
             self._connect()
         due = self._process_inbox()
@@ -315,7 +315,7 @@ class NodeActor:
 
     def _drop_connection(self, reason: str, incident: IncidentKind | None = None) -> None:
         """Close the connection; ``incident`` when the node or the network caused it."""
-        log.warning("lost the link to %s: %s", self.node_name, reason)
+        log.warning("lost the connection to %s: %s", self.node_name, reason)
         if self._connection is not None:
             if incident is not None and self._connection.engine is not self._reconnecting:
                 self._unrecorded_incidents = [*self._unrecorded_incidents, (incident, reason)][
@@ -344,11 +344,11 @@ class NodeActor:
                 if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), message, fatal=fatal):
                     return
                 if self._health_changes.take(1.0) > 0:  # each change adds an audit row and triggers a cycle
-                    raise InvalidReplyError("The health of its GPUs changes again and again.")
+                    raise InvalidReplyError("The health of its GPUs changes repeatedly.")
             case GpuFaultReported(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
             case InvalidEventsReceived(times, problem):
-                message = f"{times} events that cannot be read. The last: {problem}."
+                message = f"{times} events could not be parsed. The last: {problem}."
                 quarantine.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:

@@ -66,7 +66,9 @@ def _enrol(operation_id: str, node: Node) -> bool:
 
     login = pop_sudo_login(operation_id)
     if login is None:
-        return step(False, "The login was not used within a minute and is gone; give it again.")
+        return step(
+            False, "The credentials were not used within a minute and have expired; enter them again."
+        )
     try:
         script = get_script(node.host, engine=login.engine, runtime=node.runtime, account=node.ssh_user)
         target = SshTarget(node.host, login.username, node.host_key, node.port)
@@ -75,7 +77,9 @@ def _enrol(operation_id: str, node: Node) -> bool:
         return step(False, str(problem))
     except FairwayError as problem:
         return step(False, problem.message)
-    return step(True, "The account, the three keys and the agent are in place; the login was not kept.")
+    return step(
+        True, "The account, the three keys and the agent are installed; the credentials were not stored."
+    )
 
 
 def _check_node(operation_id: str, node: Node) -> bool:
@@ -117,7 +121,7 @@ def _check_local_node(operation_id: str, node: Node) -> bool:
         return False
     hello = engine.hello
     engine.close()
-    message = f"Version {hello['agent_version']} answers, with {len(hello['gpus'])} GPUs."
+    message = f"Version {hello['agent_version']} responds, with {len(hello['gpus'])} GPUs."
     record_operation_step(
         operation_id, name="Agent", ok=True, message=message, seconds=time.monotonic() - began_s
     )

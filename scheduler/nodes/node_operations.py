@@ -116,7 +116,7 @@ def _upgrade(operation: _Operation) -> bool:
         operation.step(
             "New agent",
             True,
-            f"It answers: version {connection.engine.hello['agent_version']}, {ours.digest[:12]}.",
+            f"It responds: version {connection.engine.hello['agent_version']}, {ours.digest[:12]}.",
         )
         operation.finish(True)
         return True
@@ -124,7 +124,7 @@ def _upgrade(operation: _Operation) -> bool:
         operation.step(
             "New agent",
             False,
-            f"It did not answer within {UPGRADE_CONFIRM_TIMEOUT_S:.0f} s; the node runs the one before again.",
+            f"It did not respond within {UPGRADE_CONFIRM_TIMEOUT_S:.0f} s; the node runs the previous version.",
         )
         operation.finish(False)
         return True
@@ -132,9 +132,9 @@ def _upgrade(operation: _Operation) -> bool:
         connection.engine.upgrade(
             ours.signed.program, ours.signed.signature, confirm_within_s=UPGRADE_CONFIRM_TIMEOUT_S
         )
-        message = f"{len(ours.signed.program) // 1024} KiB are in place and their signature is good."
+        message = f"{len(ours.signed.program) // 1024} KiB are installed and their signature is valid."
     else:
-        message = "This machine reads it from the portal's own folder."
+        message = "This machine reads it from the portal's folder."
     record_program_sent(check.pk, ours.digest)
     operation.step(PROGRAM_SENT_STEP, True, message)
     return False

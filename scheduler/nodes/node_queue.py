@@ -106,7 +106,7 @@ class NodeQueue:
         except Exception:  # one invalid task must not block the others on the node
             log.exception("task %s could not be started on %s", task.pk, connection.node.name)
             if attempts >= MAX_START_ATTEMPTS:
-                detail = "an error of Fairway's own; its log has the details."
+                detail = "an internal error; see the log."
                 dispatch.fail_task(connection.node, task, EndReason.START_REFUSED, detail)
                 return
             next_step = NextStep.RETRY
@@ -152,7 +152,7 @@ class NodeQueue:
         try:
             answers = port is None or connection.engine.probe(key, port, "/") is not None
         except AgentError as refusal:  # it has just ended, and the event is on its way
-            log.info("%s cannot be asked on %s: %s", key, connection.node.name, refusal)
+            log.info("%s failed on %s: %s", key, connection.node.name, refusal)
             return
         if answers:
             job_control.record_attempt_ready(task.attempt_id)

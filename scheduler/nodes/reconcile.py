@@ -47,14 +47,14 @@ def on_connected(connection: NodeConnection, received_s: float) -> None:
     hello, epoch = connection.engine.hello, connection.epoch()
     if hello["highest_epoch"] > epoch:
         message = (
-            f"It reports epoch {hello['highest_epoch']}, above {epoch}, the highest that this portal gave it, and "
-            "would refuse every command. If the database was set back to an earlier moment, stop the portal and run "
-            "manage.py begin-recovery; else see docs/nodes.md, A node that reports an epoch."
+            f"It reports epoch {hello['highest_epoch']}, above {epoch}, the highest that this portal issued, "
+            "and would refuse every command. If the database was restored to an earlier state, stop the portal "
+            "and run manage.py begin-recovery; otherwise see docs/nodes.md, A node that reports an epoch."
         )
         quarantine.record_incident(connection.node.pk, IncidentKind.EPOCH_AHEAD, message=message)
         raise EngineConnectError(message, "epoch_ahead")
     if nodes.record_hello(connection.node.pk, hello, received_s=received_s):
-        log.warning("%s restarted since it was last heard", connection.node.name)
+        log.warning("%s restarted since its last hello", connection.node.name)
     failpoint("hello.recorded")
 
 
@@ -83,9 +83,7 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     else:
         orphans = {(each.key.job, each.key.attempt) for each in found.orphans}
         for job, attempt in sorted(orphans)[:MAX_ORPHANS]:
-            log.warning(
-                "stopping %s/%s on %s: the record does not know it", job, attempt, connection.node.name
-            )
+            log.warning("stopping %s/%s on %s: it is not in the database", job, attempt, connection.node.name)
             _stop_orphans(connection, job, attempt, found.orphans)
     agreed = not (recovering and found.orphans)
     nodes.record_contact(
@@ -173,7 +171,9 @@ def _apply_admin_decisions(connection: NodeConnection, orphans: list[Container])
     The node counts as not reconciled until each is kept or gone.
     """
     for job, attempt in sorted(recovery.record_orphans(connection.node, orphans)):
-        log.warning("stopping attempt %s of %s on %s, as was decided", attempt, job, connection.node.name)
+        log.warning(
+            "stopping attempt %s of %s on %s: a stop was requested", attempt, job, connection.node.name
+        )
         failpoint("orphan.before_stop")
         _stop_orphans(connection, job, attempt, orphans)
 

@@ -41,7 +41,7 @@ def read_job_volumes(job: Job) -> JobVolumes:
     rows = {row.name: row for row in usable_volumes(job.project).filter(name__in=names)} if names else {}
     for name in sorted(names - rows.keys()):
         raise VolumeNotAllowedError(
-            f"The volume {name} is not there any more, or {job.project.name} may not use it"
+            f"The volume {name} no longer exists, or {job.project.name} may not use it"
         )
     return JobVolumes(home, homes, rows)
 

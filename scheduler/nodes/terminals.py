@@ -12,7 +12,7 @@ from scheduler.nodes.dispatch import NodeConnection
 
 _TOO_OLD = "The agent on this node is too old to open terminals; an administrator can upgrade it."
 _NO_ANSWER = "The node did not answer. Try again in a moment."
-_UNREADABLE = "What was asked for cannot be read any more. Try again."
+_UNREADABLE = "The request can no longer be read. Try again."
 
 
 def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:

@@ -14,7 +14,7 @@ import sys
 from scheduler.replay.input_files import MalformedFileError
 
 REPLAYS = {
-    "conformance": "cases of other schedulers as facts: which of them our decisions agree with",
+    "conformance": "conformance cases of other schedulers: with which of them decisions agree",
     "openb": "pods of Alibaba's GPU trace placed one by one until the cluster is full",
     "jobs": "jobs with durations on a simulated clock",
     "kueue": "Kueue's scenario of 15,000 workloads",
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     here = [name for name in REPLAYS if importlib.util.find_spec(f"scheduler.replay.{name}")]
     parser = argparse.ArgumentParser(
         prog="python -m scheduler.replay",
-        description="Recorded work, run through the scheduler's core.",
+        description="Replay recorded work through the scheduler core.",
         epilog="\n".join(f"  {name:13}{REPLAYS[name]}" for name in here),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -40,20 +40,22 @@ def read_text(path: str | Path) -> str:
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:
-        raise MalformedFileError(path, "", "there is no such file") from None
+        raise MalformedFileError(path, "", "no such file") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise MalformedFileError(path, "", f"it cannot be read ({why})") from None
+        raise MalformedFileError(path, "", f"cannot be read ({why})") from None
     if content.startswith(GZIP_MAGIC):
         try:
             content = gzip.decompress(content)
         except (EOFError, OSError, zlib.error) as error:
-            raise MalformedFileError(path, "", f"the gzip archive is broken or cut off ({error})") from None
+            raise MalformedFileError(
+                path, "", f"the gzip archive is damaged or truncated ({error})"
+            ) from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise MalformedFileError(path, f"line {line}", "this is not UTF-8 text") from None
+        raise MalformedFileError(path, f"line {line}", "not UTF-8 text") from None
 
 
 def read_json(path: str | Path) -> Any:
@@ -63,7 +65,7 @@ def read_json(path: str | Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         location = f"line {error.lineno}, column {error.colno}"
-        raise MalformedFileError(path, location, f"this is not JSON ({error.msg})") from None
+        raise MalformedFileError(path, location, f"not valid JSON ({error.msg})") from None
     except RecursionError:
         raise MalformedFileError(path, "", "the JSON is nested too deeply") from None
 
@@ -130,13 +132,11 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[TableRow]:
             if not cells:
                 continue
             if len(cells) != len(names):
-                wrong = f"{len(cells)} cells, where the first line names {len(names)}"
+                wrong = f"{len(cells)} cells, but the header has {len(names)}"
                 raise MalformedFileError(path, f"line {lines.line_num}", wrong)
             yield TableRow(path, lines.line_num, dict(zip(names, cells, strict=True)))
     except csv.Error as error:
-        raise MalformedFileError(
-            path, f"line {lines.line_num}", f"this is not a table line ({error})"
-        ) from None
+        raise MalformedFileError(path, f"line {lines.line_num}", f"not a valid CSV line ({error})") from None
 
 
 def _quote(cell: str) -> str:

@@ -130,11 +130,10 @@ class Scenario:
         for field, (word, action) in ACTION_SWITCHES.items():
             value = content.get(field, word)
             if value not in (word, "never"):
-                raise MalformedFileError(
-                    self._path, f"$.{field}", f"{value!r} is neither {word!r} nor 'never'"
-                )
+                raise MalformedFileError(self._path, f"$.{field}", f"{value!r} is not {word!r} or 'never'")
             if value == "never":
-                policy = replace(policy, actions=tuple(each for each in policy.actions if each != action))
+                actions = tuple(each for each in policy.semantics.actions if each != action)
+                policy = replace(policy, semantics=replace(policy.semantics, actions=actions))
         return policy
 
     def _sets(self, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -148,16 +147,14 @@ class Scenario:
             if not isinstance(each.get("class"), str) or not each["class"]:
                 raise MalformedFileError(self._path, f"{at}.class", "the name of a class is expected")
             if each["class"] == "all":
-                raise MalformedFileError(self._path, f"{at}.class", "'all' is kept for the mean over all")
+                raise MalformedFileError(self._path, f"{at}.class", "'all' is reserved for the mean over all")
             total += self._integer(each, at, "count", 0, MAX_WORKLOADS)
             self._number(each, at, "creation_interval_ms", 0.0)
             self._number(each, at, "run_time_ms", 0.0)
             self._integer(each, at, "priority", -MAX_INTEGER, MAX_INTEGER)
             self._integer(each, at, "gpus", 1, MAX_GPUS)
         if total * self.cohorts.cohorts * self.cohorts.queues_per_cohort > MAX_WORKLOADS:
-            raise MalformedFileError(
-                self._path, "$.workload_sets", f"these are more than {MAX_WORKLOADS} workloads"
-            )
+            raise MalformedFileError(self._path, "$.workload_sets", f"more than {MAX_WORKLOADS} workloads")
         return sets
 
     def _workloads(self) -> list[Workload]:
@@ -204,7 +201,7 @@ class Scenario:
 
 
 def _type_error(value: Any, kind: str) -> str:
-    return "it is missing" if value is None else f"{repr(value)[:40]} is no {kind}"
+    return "it is missing" if value is None else f"{repr(value)[:40]} is not a {kind}"
 
 
 def _mean(values: list[float]) -> float | None:

@@ -19,8 +19,17 @@ from dataclasses import dataclass
 
 from scheduler.core.capacity.fragmentation import GROUP_WEIGHT
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, GpuUuid, NodeId, NodeRow, PoolId, TaskRequest
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    GpuRow,
+    GpuUuid,
+    HeldSlots,
+    NodeId,
+    NodeRow,
+    PoolId,
+    TaskRequest,
+    TaskShape,
+)
 from scheduler.replay.input_files import MalformedFileError, read_rows
 from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
+from scheduler.core.capacity.node_capacity import Bools, Ints
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import WHOLE_MILLI
-from scheduler.core.model.task_shape import Bools, Ints, TaskShape
+from scheduler.core.model.snapshot import WHOLE_MILLI, TaskShape
 
 INFEASIBLE = -1
 

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         policy = Policy.from_settings(settings)
         if snapshot is None:
-            raise MalformedFileError(arguments.file, "snapshot", "there is none, and its policy is sound")
+            raise MalformedFileError(arguments.file, "snapshot", "there is none, and its policy is valid")
         plan = decide(snapshot, policy)
     except (SnapshotError, PolicyError) as refused:
         return _failed(str(refused), refused.field)
@@ -51,12 +51,12 @@ def _case(path: str, text: str) -> tuple[bool, dict[str, Any]]:
     try:
         outer = json.loads(text)
     except (ValueError, RecursionError) as wrong:
-        raise MalformedFileError(path, "", f"this is not JSON ({wrong})") from None
+        raise MalformedFileError(path, "", f"not valid JSON ({wrong})") from None
     if not isinstance(outer, dict) or "snapshot" not in outer:
-        raise MalformedFileError(path, "snapshot", "it is missing: this is no saved cycle")
+        raise MalformedFileError(path, "snapshot", "missing: not a saved cycle")
     settings = outer.get("policy") or {}
     if not isinstance(settings, dict):
-        raise MalformedFileError(path, "policy", "this is no object")
+        raise MalformedFileError(path, "policy", "not an object")
     return outer["snapshot"] is not None, settings
 
 

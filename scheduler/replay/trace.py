@@ -49,7 +49,7 @@ def parse_time(text: str) -> int:
     """Return the seconds of an ISO time without time zone. Raise ValueError otherwise."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is not None:
-        raise ValueError("a time with a zone, where the trace has none")
+        raise ValueError("a time with a zone, but the trace has none")
     return int(moment.replace(tzinfo=UTC).timestamp())
 
 
@@ -74,7 +74,7 @@ def read_trace(
         if from_s <= submitted_s <= to_s and (projects is None or project in projects):
             found.append((submitted_s, duration_s, project, gpus))
     if not found:
-        raise MalformedFileError(path, "", "no job in this window is of these projects")
+        raise MalformedFileError(path, "", "no job in this window belongs to these projects")
     found.sort(key=lambda job: job[:2])
     return [
         TraceJob(number, project, submitted_s, duration_s, gpus)
@@ -99,7 +99,7 @@ def read_projects(path: str | Path) -> list[str]:
         if not isinstance(name, str) or not name:
             raise MalformedFileError(path, f"$[{i}]", "this is not the name of a project")
         if name in names[:i]:
-            raise MalformedFileError(path, f"$[{i}]", f"{name!r} stands there twice")
+            raise MalformedFileError(path, f"$[{i}]", f"{name!r} is listed twice")
     return names
 
 
@@ -113,7 +113,7 @@ def read_quotas(path: str | Path, projects: Collection[str]) -> Mapping[str, int
         raise MalformedFileError(path, "$", "an object from project to guaranteed GPUs is expected")
     for project, gpus in quotas.items():
         if project not in projects:
-            raise MalformedFileError(path, f"$.{project}", "this is none of the projects that are replayed")
+            raise MalformedFileError(path, f"$.{project}", "not one of the replayed projects")
         if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= MAX_GPUS:
             raise MalformedFileError(path, f"$.{project}", f"{gpus!r} is not a number of GPUs")
     return quotas

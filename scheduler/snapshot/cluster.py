@@ -180,10 +180,10 @@ def _build_row_without_json(
 def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
     """Return the snapshot row of a node. Raise ValueError for invalid JSON values."""
     if not isinstance(node.labels, dict):
-        raise ValueError("labels are no object")
+        raise ValueError("labels are not an object")
     for name in ("driver", "max_cuda_version"):
         if not isinstance(getattr(node, f"agent_info__{name}"), str | None):
-            raise ValueError(f"agent_info.{name} is no text")
+            raise ValueError(f"agent_info.{name} is not a string")
     return NodeRow(
         id=NodeId(node.public_id),
         name=node.name,

@@ -10,7 +10,6 @@ from typing import Any
 from django.db import connection, transaction
 
 from portal.models import ClusterSettings
-from scheduler.core.model.network_isolation import IsolatedOccupants
 from scheduler.core.model.plan import Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import (
@@ -37,6 +36,7 @@ from scheduler.snapshot.cluster import (
 )
 from scheduler.snapshot.elastic import ScaleUpSource, read_scale_ups
 from scheduler.snapshot.network_isolation import (
+    IsolatedOccupants,
     exclude_isolated_nodes,
     isolation_sides,
     read_isolated_workloads,

@@ -10,8 +10,7 @@ from django.db import transaction
 
 from portal.services.nodes.alerts import InvalidRowReport, report_invalid_rows
 from scheduler import leases
-from scheduler.core.model.fault_messages import message_for_admins, names_of
-from scheduler.core.model.invalid_rows import isolate_faults
+from scheduler.core.model.invalid_rows import isolate_faults, message_for_admins, names_of
 from scheduler.core.model.snapshot import Snapshot
 from scheduler.core.model.validation import Fault, SnapshotError
 from scheduler.leases import HeldLease

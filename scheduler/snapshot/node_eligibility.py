@@ -141,7 +141,7 @@ def read_ineligible_nodes(
     for id_, public_id, name, runtime, driver, said, chosen in rows:
         cuda[id_] = required_cuda(said, chosen)
         if not (DRIVER_VERSION.fullmatch(driver or "0") and CUDA_VERSION.fullmatch(cuda[id_] or "0.0")):
-            what = f"{name} asks for driver {driver!r} and CUDA {cuda[id_]!r}, of which one is no version"
+            what = f"{name} requires driver {driver!r} and CUDA {cuda[id_]!r}, one of which is not a version"
             invalid[id_] = Fault(RowKind.ENVIRONMENT, public_id, f"environments[{public_id}]", what)
             driver = cuda[id_] = ""
         without[id_], with_[id_] = (

@@ -1,4 +1,4 @@
-// The page's one module: starts the habits of every page, and loads charts, logs and launch only where they stand.
+// Entry point: starts the behaviors of every page, and loads charts, logs and launch only on pages that have them.
 import { startCodeLink, submitTicket, startTimeZone } from "./auth_links.js";
 import { startKeys } from "./keyboard_shortcuts.js";
 import { updateSubscriptions, startLive } from "./live.js";

@@ -1,4 +1,4 @@
-// Links that let somebody in carry their code in the fragment, which no server log sees; the page posts it.
+// Sign-in links and invitations have their code in the URL fragment, which no server log contains; the page posts it.
 export function startCodeLink() {
   const form = document.querySelector("form[data-code-link]");
   if (!form) return;

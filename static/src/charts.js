@@ -70,7 +70,7 @@ function drawOne(host, data) {
   const now = host.closest(".fw-panel")?.querySelector("[data-now]");
   if (data.at.length === 0 || names.length === 0) {
     host.classList.add("fw-plot--empty");
-    host.textContent = "No minute measured yet";
+    host.textContent = "No measurements yet";
     if (now) now.textContent = "";
     return;
   }

@@ -48,9 +48,9 @@ async function search(words) {
   const { found } = await answer.json();
   list.append(...found.map(option));
   choose(chosen);
-  const told = dialog().querySelector("[role=status]");
-  told.classList.toggle("fw-sr", items().length > 0);
-  told.textContent = items().length ? `${items().length} ${items().length === 1 ? "result" : "results"}` : "Nothing of that name that you may see.";
+  const status = dialog().querySelector("[role=status]");
+  status.classList.toggle("fw-sr", items().length > 0);
+  status.textContent = items().length ? `${items().length} ${items().length === 1 ? "result" : "results"}` : "No results that you may see.";
 }
 
 export function openPalette() {

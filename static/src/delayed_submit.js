@@ -1,8 +1,8 @@
-// Stopping asks no question: it waits a few seconds in which it can be taken back, then does it.
-// Leaving the page does it at once; without scripts the form just posts.
+// Stop buttons ask for no confirmation: the form is posted after a few seconds in which it can be undone.
+// Leaving the page posts it at once; without scripts the form is posted directly.
 const WAIT_S = 5;
 
-function note(form, words) {
+function note(form, action) {
   const place = document.getElementById("notes");
   const row = document.createElement("div");
   row.className = "fw-note";
@@ -15,7 +15,7 @@ function note(form, words) {
   back.textContent = "Undo";
   row.append(text, back);
   place.append(row);
-  return { row, text, back, words };
+  return { row, text, back, action };
 }
 
 function send(action, body) {
@@ -39,18 +39,18 @@ export function startUndo() {
     if (!form.matches("form[data-undo]")) return;
     event.preventDefault();
     const body = new FormData(form, event.submitter);
-    const { row, text, back, words } = note(form, form.dataset.undo);
+    const { row, text, back, action } = note(form, form.dataset.undo);
     const buttons = form.querySelectorAll("button");
     buttons.forEach((button) => { button.disabled = true; });
     let left = WAIT_S;
-    const tell = () => { text.textContent = `${words} in ${left}\u00a0s.`; };
-    tell();
+    const show = () => { text.textContent = `${action} in ${left}\u00a0s.`; };
+    show();
     const leave = () => { end(); fetch(form.action, { method: "POST", body, keepalive: true, redirect: "manual" }); };
-    const tick = setInterval(() => { left -= 1; if (left > 0) tell(); else go(); }, 1000);
+    const tick = setInterval(() => { left -= 1; if (left > 0) show(); else go(); }, 1000);
     const end = () => { clearInterval(tick); removeEventListener("pagehide", leave); row.remove(); };
     const go = () => {
       end();
-      send(form.action, body); // the form itself may have been fetched anew meanwhile
+      send(form.action, body); // the form itself may have been replaced in the meantime
     };
     addEventListener("pagehide", leave, { once: true });
     back.addEventListener("click", () => { end(); buttons.forEach((button) => { button.disabled = false; }); });

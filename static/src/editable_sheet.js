@@ -1,4 +1,4 @@
-// The quota sheet: an edited number is marked at once, with the old one struck below it, and the rail counts them.
+// The quota sheet: an edited number is marked at once, with the old one below it, and the rail counts the changes.
 export function startSheet(root) {
   const sheet = root.matches?.("[data-quota-sheet]") ? root : root.querySelector("[data-quota-sheet]");
   if (!sheet) return;

@@ -1,4 +1,4 @@
-// GPU squares that show how busy they are, from the live samples; only where data moved.
+// Colours GPU squares by their use, from the live samples; only squares with new data are updated.
 import { subscribe } from "./live.js";
 
 let watching = false;

@@ -1,4 +1,4 @@
-// The launch form: asks the server what would become of it a moment after each keystroke, and takes over offers.
+// The launch form: requests a preview shortly after each keystroke, and applies suggestions.
 const DELAY_MS = 220;
 
 export function startLaunch(root) {

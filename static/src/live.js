@@ -1,8 +1,8 @@
 // One WebSocket for the whole page. Elements name topics in `data-live`; a message for one of them fires the
-// event `live` there, and htmx fetches the fragment anew. Without the socket the same happens every few seconds,
-// and the chip in the page head says how old the data is. It says "live" once the server has said that the page's
-// subscriptions stand; what was announced between the making of the page and then, the server tells as "missed".
-// News can be lost on the way all the same, so a page that stands open looks again about once a minute.
+// event `live` there, and htmx fetches the fragment again. Without the socket this happens every few seconds,
+// and the chip in the page head shows the age of the data. It shows "live" once the server has acknowledged the
+// subscriptions of the page; what was announced between rendering and subscription, the server sends as "missed".
+// Messages can still be lost, so an open page also polls about once a minute.
 const POLL_MS = 5000;
 const FALLBACK_POLL_MS = 60000;
 const DEBOUNCE_MS = 400; // several messages at once are one fetch
@@ -75,7 +75,7 @@ function fireAll() {
   for (const element of document.querySelectorAll("[data-live]")) fire(element);
 }
 
-const VALUE_KINDS = new Set(["sample", "backfill", "logs"]); // drawn where they stand; they change no fragment
+const VALUE_KINDS = new Set(["sample", "backfill", "logs"]); // drawn in place; they change no fragment
 
 function markSubscribed() {
   if (isSubscribed) return;
@@ -110,7 +110,7 @@ function connect() {
   socket.addEventListener("message", (event) => { try { handleMessage(JSON.parse(event.data)); } catch (e) { if (!(e instanceof SyntaxError)) throw e; } });
   socket.addEventListener("close", (event) => {
     open = isSubscribed = false;
-    if (event.code === 4401) return; // signed out: the next request shows the door
+    if (event.code === 4401) return; // signed out: the next request redirects to sign-in
     setTimeout(connect, wait * (0.75 + Math.random() / 2));
     wait = Math.min(wait * 2, 15000);
     updateStatusChip();
@@ -127,7 +127,7 @@ function updateStatusChip() {
       mark.textContent = sampled ? `live, ${lag.toFixed(1)}\u00a0s old` : "live";
       continue;
     }
-    if (isSubscribed) { mark.setAttribute("data-late", ""); mark.textContent = `figures are ${silent}\u00a0s old`; continue; }
+    if (isSubscribed) { mark.setAttribute("data-late", ""); mark.textContent = `values are ${silent}\u00a0s old`; continue; }
     mark.setAttribute("data-late", "");
     mark.textContent = `data is ${age}\u00a0s old`;
   }

@@ -1,4 +1,4 @@
-// Searches the whole log on the server, all ranks of it, and steps from match to match. Words are the filter's: plain, or /pattern/.
+// Searches the complete log of all ranks on the server, and steps from match to match. The query is the filter's: text, or /pattern/.
 import { clock } from "./relative_times.js";
 
 const SHOWN_AT_MOST = 1000;
@@ -53,12 +53,12 @@ export function startSearch(box, { filter, stream, rank, goTo }) {
     next = "";
     list.replaceChildren();
     panel.hidden = false;
-    if (!filter.value.trim()) { told.textContent = "Write what to search for first."; filter.focus(); return; }
+    if (!filter.value.trim()) { told.textContent = "Enter a search term first."; filter.focus(); return; }
     told.textContent = "Searching …";
     try {
       do if (!(await more())) return; while (next && list.childElementCount === 0 && mine === asked);
       say();
-    } catch { told.textContent = "The log could not be searched just now."; }
+    } catch { told.textContent = "The log could not be searched. Try again."; }
   }
 
   async function step(by) {

@@ -1,4 +1,4 @@
-// Follows logs by cursor: asks for what came after the last line, when the socket says so and every few seconds.
+// Follows logs by cursor: fetches what follows the last line, on each message of the socket and every few seconds.
 import { subscribe } from "./live.js";
 import { clock } from "./relative_times.js";
 
@@ -57,7 +57,7 @@ function follow(box) {
     if (!at && !who.textContent) line.className = "fw-log__plain"; // nothing to put into the columns
     line.append(time, who, words);
     line.dataset.rank = rank;
-    line.dataset.stream = isError ? "stderr" : at ? "stdout" : ""; // without a time nothing told them apart
+    line.dataset.stream = isError ? "stderr" : at ? "stdout" : ""; // without a time the streams cannot be told apart
     line.hidden = !isShown(line);
     return line;
   }
@@ -95,7 +95,7 @@ function follow(box) {
       tell();
       if (again) setTimeout(look, 50);
     } catch (problem) {
-      foot.textContent = "The log could not be read just now; it is asked for again.";
+      foot.textContent = "The log could not be read; retrying.";
       if (!(problem instanceof TypeError) && !(problem instanceof Error)) throw problem;
     } finally { busy = false; }
   }
@@ -105,12 +105,12 @@ function follow(box) {
     const shown = list.querySelectorAll("li:not([hidden])").length;
     const done = ranks().every((rank) => state.get(rank)?.complete);
     const parts = [];
-    if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "It wrote no line.");
+    if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "The log is empty.");
     else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
     const known = ranks().map((rank) => state.get(rank)).filter(Boolean);
-    if (known.some(({ removed }) => removed)) parts.splice(0, 1, "This log is older than logs are kept here");
+    if (known.some(({ removed }) => removed)) parts.splice(0, 1, "This log was removed after the retention period");
     const beyond = known.reduce((sum, { beyond: bytes }) => sum + (bytes || 0), 0);
-    if (beyond > 0) parts.push(`${beyond.toLocaleString("en")} bytes more than are kept of a log`);
+    if (beyond > 0) parts.push(`${beyond.toLocaleString("en")} bytes beyond the size limit of a log`);
     if (dropped > 0) parts.push("earlier lines are in the download");
     if (done && rows.length) parts.push("the log is complete");
     const lost = new Map(ranks().map((rank) => state.get(rank)).filter((known) => known?.lost).map((known) => [known.lost, known.since]));
@@ -130,7 +130,7 @@ function follow(box) {
     if (save) { const url = new URL(save.href); url.searchParams.set("rank", choice.value || "0"); save.href = url; }
     look();
   });
-  // from a line that was found: what follows it, of its rank alone
+  // continue from the found line, for its rank only
   const goTo = (rank, cursor) => {
     if (choice) choice.value = rank;
     list.replaceChildren(); state.clear(); dropped = cursor;
@@ -148,6 +148,6 @@ function follow(box) {
   look();
   const growing = box.hasAttribute("data-growing");
   if (growing) for (const rank of all.slice(0, 16)) subscribe(`${box.dataset.topic}.${rank}`, look);
-  // after the job's end too: the rest of its log may still be on a node that does not answer; what is complete is not asked for
+  // after the job's end too: the rest of its log may be on a node that does not answer; complete logs are not fetched
   const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else look(); }, growing ? EVERY_MS : REST_EVERY_MS);
 }

@@ -1,4 +1,4 @@
-// The figures of a node's GPUs in its table, moved by each live sample; a fresh fragment is filled with the last one.
+// Updates the values of a node's GPUs in its table with each live sample; a new fragment is filled with the last one.
 import { subscribe } from "./live.js";
 
 const SHOWN = {

@@ -1,4 +1,4 @@
-// Small habits of pages: tabs, copy buttons, fields that submit their form, rows that can be chosen together.
+// Small habits of pages: tabs, copy buttons, fields that submit their form, rows that can be selected together.
 export function startTabs() {
   document.addEventListener("click", (event) => {
     const tab = event.target.closest("[role=tab]");

@@ -1,7 +1,7 @@
-// Keeps relative times true while a page stays open; the exact time is in the title.
+// Updates relative times while a page is open; the exact time is in the title.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
-// Countdowns count against the server's clock: a browser may be minutes off. Less than this is the way, not the clock.
+// Countdowns count against the server's clock: a browser may be minutes off. Smaller differences are latency.
 const NOTICED_MS = 5000;
 const OFF_MS = Number(document.body?.dataset.renderedAt || Date.now()) - Date.now();
 const SKEW_MS = Math.abs(OFF_MS) > NOTICED_MS ? OFF_MS : 0;

@@ -1,4 +1,4 @@
-// A terminal in a running job: asks for one, then carries what is typed and printed over its socket.
+// A terminal in a running job: requests one, then transports input and output over its socket.
 // Binary messages are typed and printed bytes; text messages are JSON: sizes and what has been shown so far from here,
 // how it ended from there (agents/node/terminals/terminal.py).
 import { FitAddon } from "@xterm/addon-fit";
@@ -12,7 +12,7 @@ const RIGHT_ENDED = 1008;
 const READER = "fairway-terminal-reader";
 
 // The page's policy takes no style element without its nonce, and no style attribute that is set as text; xterm makes
-// both. What this page makes from here on bears the nonce, and has such an attribute set through the object model.
+// both. Elements created from here on have the nonce, and style attributes are set through the object model.
 function keepPolicy() {
   const nonce = document.querySelector("script[nonce]").nonce;
   document.createElement = (name, ...more) => {
@@ -34,9 +34,9 @@ function coloursOf(box) {
 }
 
 const ENDS = {
-  exited: (word) => (word.exit_code ? `The shell has ended with ${word.exit_code}.` : "The shell has ended."),
-  idle: () => "Nobody has typed for long, so it was closed.",
-  task_ended: () => "The job has ended, and its terminals with it.",
+  exited: (word) => (word.exit_code ? `The shell has exited with code ${word.exit_code}.` : "The shell has exited."),
+  idle: () => "Closed because of inactivity.",
+  task_ended: () => "The job has ended, so its terminals are closed.",
 };
 
 class Session {
@@ -45,7 +45,7 @@ class Session {
     this.say = say;
     this.ended = ended;
     this.printed = 0;
-    this.told = 0;
+    this.acknowledged = 0;
     this.last = "";
   }
 
@@ -54,16 +54,16 @@ class Session {
     wanted.set("cols", this.term.cols);
     wanted.set("rows", this.term.rows);
     const answer = await fetch(form.action, { method: "POST", body: wanted, headers: { Accept: "application/json" } });
-    let told = await answer.json();
+    let status = await answer.json();
     const until = Date.now() + ASKED_AT_MOST_MS;
-    const { state } = told;
-    while (!told.refusal && !told.listens) {
-      if (Date.now() > until) throw new Error("The node takes too long.");
+    const { state } = status;
+    while (!status.refusal && !status.listens) {
+      if (Date.now() > until) throw new Error("The node did not answer in time.");
       await new Promise((go) => { setTimeout(go, ASK_EVERY_MS); });
-      told = await (await fetch(state, { headers: { Accept: "application/json" } })).json();
+      status = await (await fetch(state, { headers: { Accept: "application/json" } })).json();
     }
-    if (told.refusal) throw new Error(told.refusal);
-    const place = new URL(told.socket, location.href);
+    if (status.refusal) throw new Error(status.refusal);
+    const place = new URL(status.socket, location.href);
     place.protocol = place.protocol.replace("http", "ws");
     this.socket = new WebSocket(place);
     this.socket.binaryType = "arraybuffer";
@@ -77,13 +77,13 @@ class Session {
   hear(data) {
     if (typeof data === "string") {
       const word = JSON.parse(data);
-      this.last = ENDS[word.ended]?.(word) ?? "It has ended.";
+      this.last = ENDS[word.ended]?.(word) ?? "The terminal has ended.";
       return;
     }
     this.term.write(new Uint8Array(data), () => {
       this.printed += data.byteLength;
-      if (this.printed - this.told < SAY_SEEN_EVERY || !this.isOpen) return;
-      this.told = this.printed;
+      if (this.printed - this.acknowledged < SAY_SEEN_EVERY || !this.isOpen) return;
+      this.acknowledged = this.printed;
       this.socket.send(JSON.stringify({ seen: this.printed }));
     });
   }
@@ -98,7 +98,7 @@ class Session {
   }
 
   close(code) {
-    if (!this.last) this.last = code === RIGHT_ENDED ? "It is no longer open to you." : "The connection was lost, and the shell ended with it.";
+    if (!this.last) this.last = code === RIGHT_ENDED ? "You no longer have access to it." : "The connection was lost, and the shell ended with it.";
     this.ended(this.last);
   }
 }

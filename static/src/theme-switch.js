@@ -1,12 +1,12 @@
-// The button that goes light, dark, auto; it says which one holds now.
+// The button that switches between light, dark and auto, and shows the current one.
 const ORDER = ["light", "dark", "auto"];
-const WORDS = { light: "light", dark: "dark", auto: "as the system" };
+const WORDS = { light: "light", dark: "dark", auto: "system" };
 
 function label() {
-  const wish = document.documentElement.dataset.theme;
+  const theme = document.documentElement.dataset.theme;
   for (const button of document.querySelectorAll("[data-theme-switch]")) {
-    button.setAttribute("aria-label", `Colours: ${WORDS[wish]}. Change`);
-    button.title = `Colours: ${WORDS[wish]}`;
+    button.setAttribute("aria-label", `Colours: ${WORDS[theme]}. Change`);
+    button.title = `Colours: ${WORDS[theme]}`;
   }
 }
 

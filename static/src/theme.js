@@ -2,11 +2,11 @@
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {
-    let wish = "auto";
-    try { wish = localStorage.getItem("fairway-theme") || "auto"; } catch { /* storage may be closed to us */ }
+    let theme = "auto";
+    try { theme = localStorage.getItem("fairway-theme") || "auto"; } catch { /* storage may be disabled */ }
     const root = document.documentElement;
-    root.dataset.theme = wish;
-    root.dataset.bsTheme = wish === "auto" ? (dark.matches ? "dark" : "light") : wish;
+    root.dataset.theme = theme;
+    root.dataset.bsTheme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
   };
   apply();
   dark.addEventListener("change", apply);

@@ -1,4 +1,4 @@
-// What stands in a title needs a mouse to be read; a finger that taps it sees it too, until it taps elsewhere.
+// Titles need a mouse; on touch screens a tap shows them too, until the next tap elsewhere.
 const SHOWN_MS = 6000;
 const GAP = 6;
 

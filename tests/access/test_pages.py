@@ -19,7 +19,8 @@ from tests.api.table import ADMIN, EVERYBODY, NOBODY
 from tests.api.world import ACTORS, World
 
 REFUSALS = re.compile(
-    "You may see this, but not do that|Only (managers|administrators) |There is no such (secret|job)"
+    "You may view this, but you lack the permission for this action|Only (managers|administrators) |"
+    "There is no such (secret|job)"
     "|Administrators decide on this|Managers of the project and administrators cut"
 )
 """How a page says that somebody lacks the right, where it goes back to a page to say it."""

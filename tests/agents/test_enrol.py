@@ -350,7 +350,7 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
     node.execute("chpasswd", text_in=f"plain:{PASSWORD}\n")
     opal = replace(rig_cluster.target(node), user="opal")
     script = rig_cluster.script()
-    with pytest.raises(AuthenticationError, match="does not take our password"):
+    with pytest.raises(AuthenticationError, match="rejects the portal's password"):
         enrol_with_sudo(opal, "wrong", script)
     with pytest.raises(
         EnrolmentScriptError, match=r"no root shell for this account|does not take this password"

@@ -103,7 +103,7 @@ def test_golden(case: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REQUIRES_RENDEZVOUS))
 def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: str) -> None:
-    with pytest.raises(ValueError, match="meet"):
+    with pytest.raises(ValueError, match="rendezvous address"):
         LAUNCHERS[name](GangShape(2, 1), RankNetwork(0), TRAIN)
 
 

@@ -113,7 +113,7 @@ def silent(read: Any, write: Any, hang_up: Any) -> None:
 
 
 def test_no_hello_is_unknown() -> None:
-    with pytest.raises(OutcomeUnknownError, match="did not say hello"):
+    with pytest.raises(OutcomeUnknownError, match="did not send its hello"):
         talk_to(silent, hello_timeout_s=0.2)
 
 
@@ -151,12 +151,12 @@ def dying(last_words: bytes) -> Agent:
 @pytest.mark.parametrize(
     ("last_words", "why"),
     [
-        (b"", "closed the link"),
-        (b'{"id": 1, "ok": tr', "cut off"),
-        (b"not json\n", "broke"),
-        (b"[" * 100_000 + b"\n", "broke"),
-        (b'{"id": [1]}\n', "broke"),
-        (b"[1]\n", "not an object"),
+        (b"", "closed the connection"),
+        (b'{"id": 1, "ok": tr', "incomplete line"),
+        (b"not json\n", "connection failed"),
+        (b"[" * 100_000 + b"\n", "connection failed"),
+        (b'{"id": [1]}\n', "connection failed"),
+        (b"[1]\n", "not a JSON object"),
         (b"x" * (MAX_REPLY_BYTES + 2), "too long"),
     ],
 )

@@ -81,10 +81,11 @@ async def test_another_host_key_is_named_and_nothing_sent(
     other = " ".join(read_public_key(key_pairs["watch"]).split()[:2])
     said = await refusal(pool, replace(target, host_key=other))
     assert (
-        f"shows the host key {fingerprint(target.host_key)}, but {fingerprint(other)} was confirmed" in said
+        f"presents the host key {fingerprint(target.host_key)}, but {fingerprint(other)} was confirmed"
+        in said
     )
     said = await refusal(pool, replace(target, host_key="ecdsa-sha2-nistp256 AAAA"))
-    assert "has no host key of a type that we take (ecdsa-sha2-nistp256)" in said
+    assert "has no host key of a supported type (ecdsa-sha2-nistp256)" in said
     assert "Accepted" not in (sshd.folder / "sshd.log").read_text()
 
 
@@ -92,7 +93,7 @@ async def test_a_refused_sign_in_and_a_key_of_another_role(
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
     stranger = TunnelPool(make_keys(tmp_path / "other", "x")["tunnel"])
-    assert f"does not take our key for the account {target.user}." in await refusal(stranger, target)
+    assert f"rejects the portal's key for the account {target.user}." in await refusal(stranger, target)
     await stranger.close()
     watcher = TunnelPool(key_pairs["watch"])
     with pytest.raises(TunnelError, match="does not allow tunnels"):
@@ -118,8 +119,8 @@ async def test_nodes_that_cannot_be_reached_are_told_apart(pool: TunnelPool, tar
             refusal_alone(pool, replace(target, port=full.getsockname()[1])),
             refusal_alone(pool, replace(target, port=mute.getsockname()[1])),
         )
-        assert "does not answer within 5 s: it is down, or a firewall is between." in silent
-        assert "answers, but not as an SSH server should: it did not finish greeting us" in greeting
+        assert "does not respond within 5 s: it is down, or a firewall is blocking." in silent
+        assert "responds, but not as an SSH server: it did not finish the SSH handshake" in greeting
 
 
 async def refusal_alone(pool: TunnelPool, target: SshTarget) -> str:
@@ -146,7 +147,7 @@ async def test_a_frozen_node_is_left_and_found_again(
         reader, writer = await pool.open_stream(target, port)
         sshd.freeze()
         try:
-            assert "does not answer any more" in await refusal_alone(pool, target)
+            assert "no longer responds" in await refusal_alone(pool, target)
             assert await asyncio.wait_for(reader.read(1), 5) == b""
         finally:
             sshd.thaw()
@@ -162,7 +163,7 @@ async def test_a_key_open_to_others_is_not_used(target: SshTarget, key_pairs: Ke
     key.write_bytes(key_pairs["tunnel"].read_bytes())
     key.chmod(0o640)
     pool = TunnelPool(key)
-    assert "open to other accounts (mode 640)" in await refusal(pool, target)
+    assert "accessible to other accounts (mode 640)" in await refusal(pool, target)
     key.unlink()
     await asyncio.sleep(1.1)
     assert "cannot read its tunnel key" in await refusal(pool, target)
@@ -174,7 +175,7 @@ async def test_a_machine_without_ssh_says_so(
 ) -> None:
     alone: Keys = {"control": key_pairs["control"]}
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert "has no program ssh" in await refusal(pool, target)
+    assert "lacks the ssh client" in await refusal(pool, target)
     for held in (key_pairs, alone):  # the gateway may hold the tunnel key alone
         steps = {step.name: step for step in run_connection_test(target, held, "rig")}
         assert steps["tunnel"].outcome is StepOutcome.FAILED

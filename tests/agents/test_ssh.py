@@ -85,7 +85,7 @@ def test_a_host_key_of_another_type_than_pinned_is_refused(target: SshTarget, ke
 
 def test_a_key_that_the_node_does_not_know_is_refused(target: SshTarget, tmp_path: Path) -> None:
     stranger = make_keys(tmp_path / "stranger", "rig")["control"]
-    with pytest.raises(AuthenticationError, match="does not take our key for the account"):
+    with pytest.raises(AuthenticationError, match="rejects the portal's key for the account"):
         connect_with_key(target, stranger)
 
 
@@ -93,7 +93,7 @@ def test_nobody_listening_is_told_from_no_such_name(key_pairs: Keys, target: Ssh
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        with pytest.raises(NodeUnreachableError, match="no sshd listens there"):
+        with pytest.raises(NodeUnreachableError, match="no sshd listens on the port"):
             connect_with_key(replace(target, port=port), key_pairs["control"])
     with pytest.raises(NodeUnreachableError) as unknown:
         connect_with_key(replace(target, host="no-such-node.invalid"), key_pairs["control"])
@@ -116,7 +116,7 @@ def test_a_server_that_is_no_sshd_costs_one_limit_at_most(
 
         threading.Thread(target=serve, daemon=True).start()
         began_s = time.monotonic()
-        with pytest.raises(NodeUnreachableError, match="not as an SSH server should"):
+        with pytest.raises(NodeUnreachableError, match="responds, but not as an SSH server"):
             connect_with_key(replace(target, port=server.getsockname()[1]), key_pairs["control"])
         assert time.monotonic() - began_s < budget_s(ssh.STEP_TIMEOUT_S + 2.5)
         for connection in held:
@@ -164,7 +164,7 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
         began_s = time.monotonic()
         assert stream.readline(LINE_LIMIT_BYTES) == b""
         assert time.monotonic() - began_s < budget_s(5)
-        assert "nothing was heard" in stream.end_reason()
+        assert "nothing was received" in stream.end_reason()
     finally:
         sshd.thaw()
         stream.close()
@@ -196,7 +196,7 @@ def test_a_cut_node_is_unreachable_within_the_limit(make_rig, rig_cluster) -> No
     target = rig_cluster.target(node)
     node.cut()
     began_s = time.monotonic()
-    with pytest.raises(NodeUnreachableError, match="does not answer within 5 s"):
+    with pytest.raises(NodeUnreachableError, match="does not respond within 5 s"):
         connect_with_key(target, rig_cluster.keys["control"])
     assert time.monotonic() - began_s < budget_s(ssh.STEP_TIMEOUT_S + 1)
     node.heal()

@@ -135,7 +135,7 @@ def test_a_sentence_is_cleaned_and_cut() -> None:
 def test_an_answer_that_cannot_be_read_is_unknown() -> None:
     agent = ScriptedAgent(lambda: hello([]), lambda request: {"containers": [{"name": "\0"}], "boot_id": "b"})
     engine = agent.engine()
-    with pytest.raises(InvalidReplyError, match="answer to list"):
+    with pytest.raises(InvalidReplyError, match="response to list"):
         engine.poll()
     engine.close()
 

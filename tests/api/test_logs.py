@@ -73,7 +73,7 @@ def test_a_lost_connection_is_no_end(world, path):
     piece = client.get(f"{path}?rank=1&offset={len(LOG)}").json()
     assert (piece["text"], piece["complete"]) == ("", False)
     assert (piece["lost"]["node"], piece["lost"]["since"]) == ("node-one", "2026-11-21T12:04:00Z")
-    assert "it is tried again, and the log goes on where it stopped" in piece["lost"]["message"]
+    assert "the log continues when it is restored" in piece["lost"]["message"]
     write_log_bytes(world.names["running"], 1, 1, "k8s", len(LOG), b"2026-11-21T07:00:01.0Z stdout F more\n")
     Node.objects.update(reachable=True, unreachable_since=None)
     more = client.get(f"{path}?rank=1&offset={piece['next_offset']}").json()

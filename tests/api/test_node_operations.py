@@ -160,7 +160,7 @@ def test_an_administrator_chooses_one_of_the_images_that_nodes_report(world, pos
         record_claim(lab, factories.node(pool, name=node_name), [image])
     assert post(update).json()["code"] == "ambiguous_image"
     (wrong,) = post(update, {"image_digest": "x"}).json()["errors"]
-    assert wrong["message"] == "No node reports this image under the tag now."
+    assert wrong["message"] == "No node reports this image for the tag now."
     chosen = post(update, {"image_digest": other}).json()
     assert (chosen["image_digest"], chosen["image_resolved_by"]) == (other, "admin-x")
     assert chosen["image_claims"] == [

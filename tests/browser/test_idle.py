@@ -32,14 +32,14 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     expect(manager.locator("#idle")).to_contain_text("10 min by the project")
     page = open_as("m-okafor")
     page.goto(f"/jobs/{job.public_id}/")
-    expect(page.locator("#job-side")).to_contain_text("By pool ada and the project.")
+    expect(page.locator("#job-side")).to_contain_text("Set by pool ada and the project.")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
 
     record_gpu_minutes(gpu, *[0.0] * 13)
     simulate_tool_activity(attempt, used_ago_s=700)
     elsewhere(run_idle_pass)
     banner = page.get_by_role("alert")
-    expect(banner).to_contain_text("Nobody uses it")  # over the socket, without a reload
+    expect(banner).to_contain_text("Idle:")  # over the socket, without a reload
     left = banner.locator("time[data-left]")
     expect(left).to_contain_text("left")
     before = left.inner_text()
@@ -48,7 +48,7 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
 
     page.goto("/")
     card = page.locator(".fw-ws", has_text="label-qa")
-    expect(card).to_contain_text("no use for")
+    expect(card).to_contain_text("not used for")
     do_exempt_from_idle(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
     looked_at = ["/", f"/jobs/{job.public_id}/", "/approvals/", f"/projects/{job.project.public_id}/"]
     assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""

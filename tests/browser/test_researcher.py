@@ -221,12 +221,12 @@ def test_nothing_runs_over_the_edge(open_as, scene, width):
 def test_a_choice_of_rows_survives_live_changes(open_as, scene):
     page = open_as("m-okafor")
     page.goto("/jobs/")
-    page.get_by_label("Choose depth-anything-ft").check()
-    expect(page.get_by_text("1 job chosen")).to_be_visible()
+    page.get_by_label("Select depth-anything-ft").check()
+    expect(page.get_by_text("1 job selected")).to_be_visible()
     elsewhere(lambda: publish_on_commit("cluster", {"kind": "nodes"}))
     page.wait_for_timeout(1_000)
-    expect(page.get_by_label("Choose depth-anything-ft")).to_be_checked()
-    page.get_by_role("button", name="Stop them").click()
+    expect(page.get_by_label("Select depth-anything-ft")).to_be_checked()
+    page.get_by_role("button", name="Stop selected jobs").click()
     expect(page.get_by_text("Stopped 1 job.")).to_be_visible(timeout=10_000)
 
 

@@ -142,6 +142,12 @@ def counted(nodes: Iterable[NodeRow], running: Iterable[RunningRow]) -> tuple[No
     )
 
 
+def release_stopping_jobs(snapshot: Snapshot) -> Snapshot:
+    """Return ``snapshot`` after every stopping job has released its resources and ended."""
+    running = tuple(row for row in snapshot.running if not row.stopping)
+    return replace(snapshot, nodes=counted(snapshot.nodes, running), running=running)
+
+
 def started(plan: Plan) -> set[str]:
     return {str(start.job) for start in plan.starts}
 

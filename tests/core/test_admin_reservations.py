@@ -11,9 +11,10 @@ from scheduler.core.decide import decide, preview_request
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeId, PoolId, PoolRow, ProjectId, ReservationRow, Snapshot
-from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from scheduler.core.model.validation import SnapshotError, check_snapshot
 from scheduler.core.session.cache import DecisionCache
 from tests.core.cluster_builder import NOW_S, cluster, node, places, project, quota, runs, started, waits
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 HOUR = 3_600.0
@@ -76,14 +77,14 @@ def test_who_is_kept_out_is_told_by_what_and_until_when() -> None:
     now = hall(reserve("n0 n1", "q", -60.0), pending=[waits("j", "p", 4)])
     (verdict,) = decide(now, POLICY).verdicts
     assert verdict.message == (
-        "Needs 4 GPUs; so much is free now, but 2 nodes are reserved until 1970-01-12 14:46 UTC (course)."
+        "Needs 4 GPUs; enough is free now, but 2 nodes are reserved until 1970-01-12 14:46 UTC (course)."
     )
     assert verdict.details["reserved_until_s"] == NOW_S + HOUR
     later = hall(reserve("n0 n1", "q", 600.0), pending=[waits("j", "p", 4, time_limit_s=HOUR)])
     (verdict,) = decide(later, POLICY).verdicts
     assert verdict.message == (
-        "Needs 4 GPUs; so much is free now, but 2 nodes are reserved from 1970-01-12 13:56 UTC "
-        "until 1970-01-12 14:46 UTC (course). With a time limit that ends before, it could start now."
+        "Needs 4 GPUs; enough is free now, but 2 nodes are reserved from 1970-01-12 13:56 UTC "
+        "until 1970-01-12 14:46 UTC (course). With a time limit that ends before then, it could start now."
     )
     assert preview_request(later, POLICY, replace(later.pending[0], time_limit_s=600.0)).starts_now
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.actions.backfill import JobEnd, ReservationPlanner, expected_end_s
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import JobId
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import HeldSlots, JobId, TaskShape
 from tests.core.cluster_builder import NOW_S, node, waits
 
 

@@ -9,7 +9,7 @@ import pytest
 from portal.domain.reasons import VerdictCode
 from portal.domain.throughput import Layout, LayoutSpeed
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
 from scheduler.core.model.policy import Policy, PolicyError
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
@@ -23,7 +23,7 @@ from scheduler.core.model.snapshot import (
     UsageRow,
     UserId,
 )
-from scheduler.core.model.validation import SnapshotError, check_plan
+from scheduler.core.model.validation import SnapshotError
 from tests.core.cluster_builder import (
     MAIN,
     NOW_S,
@@ -32,10 +32,12 @@ from tests.core.cluster_builder import (
     places,
     project,
     quota,
+    release_stopping_jobs,
     runs,
     started,
     waits,
 )
+from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
 VISION, NLP = project("vision", created_s=1.0), project("nlp", created_s=2.0)
@@ -224,7 +226,7 @@ def test_a_cluster_out_of_service_is_said_to_be_so() -> None:
     nodes = [node("n1", schedulable=False), node("n2", schedulable=False), node("n3", reachable=False)]
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision")]), POLICY)
     assert verdict(plan, "j").code is VerdictCode.INSUFFICIENT_RESOURCES
-    says = "Needs 1 GPU; no node takes new work now: 2 are out of service, 1 does not answer."
+    says = "Needs 1 GPU; no node accepts jobs now: 2 are out of service, 1 is unreachable."
     assert verdict(plan, "j").message == says
 
 
@@ -239,8 +241,8 @@ def test_only_nodes_that_could_run_it_count() -> None:
     alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **unfit)]), POLICY)
     assert verdict(alone, "j").code is VerdictCode.UNSATISFIABLE
     assert verdict(alone, "j").message == (
-        "No node of this cluster can run it: each is of another kind than its environment, has too old a driver, "
-        "does not hold jobs to the network policy of their project, or lacks a volume that it names."
+        "No node of this cluster can run it: each lacks the runtime of its environment, has too old a driver, "
+        "does not enforce the network policy of its project, or lacks a volume that it mounts."
     )
 
 
@@ -258,7 +260,7 @@ def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> 
     assert places(plan, "first") == [("n2", 2)]
     assert verdict(plan, "second").code is VerdictCode.INSUFFICIENT_RESOURCES
     assert verdict(plan, "second").message.endswith(
-        " Its image needs CUDA 12.4: 2 nodes are passed over, whose drivers know at most CUDA 12.2."
+        " Its image needs CUDA 12.4: 2 nodes are skipped because their drivers support at most CUDA 12.2."
     )
     newer = needs | {
         "required_cuda": "13.0",
@@ -268,7 +270,7 @@ def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> 
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision", 1, **newer)]), POLICY)
     assert verdict(plan, "j").code is VerdictCode.UNSATISFIABLE
     assert verdict(plan, "j").message == (
-        "No node of this cluster can run it: its image needs CUDA 13.0, and the newest driver there knows CUDA 12.10."
+        "No node of this cluster can run it: its image needs CUDA 13.0, but the newest driver supports CUDA 12.10."
     )
 
 
@@ -293,13 +295,13 @@ SAID = [
         cluster(BIG, [project("lab"), project("nlp", "lab")], [quota("lab", 0, 4)], running=HELD3,
                 pending=[waits("j", "nlp", 2)]),
         VerdictCode.PROJECT_LIMIT,
-        "Needs 2 GPUs. lab, above nlp, uses 3 of its limit of 4.",
+        "Needs 2 GPUs. lab (which contains nlp) uses 3 of its limit of 4.",
     ),
     (
         cluster(BIG, [NLP], [quota("nlp", 2)], pending=[waits("j", "nlp", 4, preemptible=False)]),
         VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA,
-        "Needs 4 GPUs that nobody may take back, so they must be guaranteed. "
-        "nlp uses 0 of its guaranteed 2 that way.",
+        "Needs 4 GPUs, which must be guaranteed because the job is not preemptible. "
+        "nlp uses 0 of its guaranteed 2 for non-preemptible jobs.",
     ),
     (
         cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]),
@@ -309,7 +311,7 @@ SAID = [
     (
         cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 2, tasks=3)]),
         VerdictCode.INSUFFICIENT_RESOURCES,
-        "Needs 3 × 2 GPUs; 4 are free now, the largest node has 3 free: room for 1 of its 3 tasks.",
+        "Needs 3 × 2 GPUs; 4 are free now, the largest node has 3 free: enough for 1 of its 3 tasks.",
     ),
     (
         cluster([node("n1", 2, cpu_milli=4_000)], [NLP], running=[runs("r", "nlp", ("n1", [0]))],
@@ -346,17 +348,17 @@ SAID = [
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", held=True)]),
         VerdictCode.HELD,
-        "Held: it waits until it is released.",
+        "Held until it is released.",
     ),
     (
         cluster(TWO, [NLP], pending=[waits("j", "nlp", not_before_s=NOW_S + 60)]),
         VerdictCode.BEGIN_TIME,
-        "It was asked to start not before 1970-01-12 13:47 UTC.",
+        "It must not start before 1970-01-12 13:47 UTC.",
     ),
     (
         cluster([node("n1", reachable=False)], [NLP], pending=[waits("j", "nlp", node_affinity=NodeId("n1"))]),
         VerdictCode.VOLUME_UNAVAILABLE,
-        "Its home volume is on n1, which does not answer.",
+        "Its home volume is on n1, which is unreachable.",
     ),
     (
         cluster(TWO, [NLP, VISION], running=[
@@ -365,7 +367,7 @@ SAID = [
                 pending=[waits("j", "nlp", 1)]),
         VerdictCode.OVER_FAIR_SHARE,
         "Needs 1 GPU; 0 are free now, the largest node has 0 free. "
-        "nlp holds 4 of its fair share of 4; it starts when GPUs are given back.",
+        "nlp uses 4 of its fair share of 4; it starts when GPUs are released.",
     ),
 ]  # fmt: skip
 
@@ -577,7 +579,7 @@ def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
     snapshot = cluster([node("n1")], [VISION, NLP], [quota("nlp", 3)], running=[
         runs("r", "vision", ("n1", [0, 1, 2]))], pending=[waits("j", "nlp", 3)])  # fmt: skip
     first = decide(snapshot, POLICY)
-    kept = "Needs 3 GPUs; they are kept for it until a job of another project has stopped."
+    kept = "Needs 3 GPUs, reserved for it; it starts when a job of another project has stopped."
     assert verdict(first, "j").message == kept  # whoever reads it may not see jobs of vision
     leaving = apply_plan(snapshot, first)
     newcomer = replace(leaving, pending=(*leaving.pending, waits("small", "vision")))

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.forecast import delay_impact
-from scheduler.core.forecast.delay_impact import MIN_DELAY_S, estimate_delay_impact
+from scheduler.core.decide import decide
+from scheduler.core.forecast import start_times
 from scheduler.core.forecast.durations import DurationHistory
+from scheduler.core.forecast.start_times import MIN_DELAY_S, estimate_delay_impact
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, NodeId, ProjectId, ReservationRow, Snapshot
 from tests.core.cluster_builder import NOW_S, cluster, node, project, runs, snapshots, waits
@@ -30,8 +31,13 @@ def full(*line, reservations=()) -> Snapshot:
     return replace(made, reservations=tuple(reservations))
 
 
+def delays(snapshot: Snapshot, job: JobId, end_s: float, later_s: float):
+    plan, policy = decide(snapshot, Policy()), Policy()
+    return estimate_delay_impact(snapshot, plan, policy, job, end_s, later_s, DurationHistory())
+
+
 def asked(snapshot: Snapshot, later_s: float):
-    return estimate_delay_impact(snapshot, Policy(), JobId("long"), END_S, later_s, DurationHistory())
+    return delays(snapshot, JobId("long"), END_S, later_s)
 
 
 def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> None:
@@ -44,7 +50,7 @@ def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> N
 def test_of_a_long_queue_the_first_are_looked_at_and_it_is_said(monkeypatch) -> None:
     line = [waits("slim", "p", 1, age_s=9.0), waits("wide", "p", 4, age_s=5.0)]
     assert asked(full(*line), END_S + HOUR).is_complete
-    monkeypatch.setattr(delay_impact, "MAX_JOBS", 1)
+    monkeypatch.setattr(start_times, "MAX_DELAYED_JOBS", 1)
     found = asked(full(*line), END_S + HOUR)
     assert (found.jobs, found.is_complete) == ((), False)
 
@@ -72,7 +78,7 @@ def test_a_reservation_for_others_in_the_added_time_is_in_the_way() -> None:
 
 def test_who_does_not_run_delays_nobody_and_is_refused() -> None:
     with pytest.raises(ValueError):
-        estimate_delay_impact(full(), Policy(), JobId("none"), END_S, END_S + 1.0, DurationHistory())
+        delays(full(), JobId("none"), END_S, END_S + 1.0)
     with pytest.raises(ValueError):
         asked(full(), END_S)
 
@@ -84,8 +90,7 @@ def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_not
     if not snapshot.running:
         return
     job, end_s = snapshot.running[0].job, snapshot.now_s + end_s
-    policy = Policy()
-    found = estimate_delay_impact(snapshot, policy, job, end_s, end_s + extra_s, DurationHistory())
+    found = delays(snapshot, job, end_s, end_s + extra_s)
     late = [one.delay_s for one in found.jobs]
     assert late == sorted(late, reverse=True)
     assert all(MIN_DELAY_S <= by_s <= math.inf for by_s in late)
@@ -95,4 +100,4 @@ def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_not
         pending=tuple(dice.sample(snapshot.pending, len(snapshot.pending))),
         running=tuple(dice.sample(snapshot.running, len(snapshot.running))),
     )
-    assert estimate_delay_impact(mixed, policy, job, end_s, end_s + extra_s, DurationHistory()) == found
+    assert delays(mixed, job, end_s, end_s + extra_s) == found

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.capacity.demand_histogram import DEFAULT_DEMAND, DemandHistogram
+from scheduler.core.capacity.fragmentation import DEFAULT_DEMAND, DemandHistogram
 from scheduler.core.model.snapshot import PendingRow, PoolId, RunningRow, TaskRequest
 from tests.core.cluster_builder import MAIN, runs, waits
 

@@ -14,8 +14,9 @@ from scheduler.core.model.plan import Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import JobDependency, JobId, PendingRow
-from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from scheduler.core.model.validation import SnapshotError, check_snapshot
 from tests.core.cluster_builder import MAIN, cluster, node, project, started, waits
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 VISION, NLP = project("vision"), project("nlp", created_s=1.0)
@@ -102,7 +103,7 @@ def test_a_plan_that_starts_it_is_refused() -> None:
     snapshot = cluster([node("n0")], [VISION], pending=[waits("j", "vision")])
     plan = decide(snapshot, POLICY)
     early = replace(snapshot, pending=(waits("j", "vision", dependencies=(PREP,)),))
-    with pytest.raises(PlanError, match="waits for others"):
+    with pytest.raises(PlanError, match="has dependencies"):
         check_plan(early, plan)
 
 

@@ -27,7 +27,7 @@ def known(*taught: tuple[DurationKey, list[float]]) -> DurationHistory:
 
 def test_nothing_is_known_of_the_unknown_but_its_limit() -> None:
     assert DurationHistory().expected_s(TRAIN) is None
-    assert DurationHistory().expected_s(TRAIN, time_limit_s=600.0) == 600.0
+    assert DurationHistory().remaining_s(TRAIN, 0.0, 600.0) == 600.0
     assert known((TRAIN, [60.0] * (MIN_SAMPLES - 1))).expected_s(TRAIN) is None
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.decide import _Decision
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import Snapshot
-from scheduler.core.session.fair_order import sort_fairly
-from scheduler.core.session.job_queue import JobQueue
+from scheduler.core.session.job_queue import JobQueue, sort_fairly
 from tests.core.cluster_builder import cluster, crowded, node, project, quota, snapshots, waits
 
 
@@ -21,7 +20,7 @@ def orders(snapshot: Snapshot) -> list[tuple[list[str], list[str]]]:
     decision = _Decision(snapshot, Policy())
     started = {start.job for start in decision.plan().starts}
     found = []
-    for pool, scene in decision.pool_states.items():
+    for pool, scene in decision._session.pool_states.items():
         first = (gang for group in decision._session.by_first_pool[pool] for gang in group)
         waiting = [gang for gang in first if gang.job not in started]
         queue, one_by_one = JobQueue(scene, waiting), []
@@ -68,7 +67,7 @@ def test_a_decision_that_told_all_is_gone_when_nobody_holds_it() -> None:
     try:
         decision = _Decision(photo, Policy())
         assert len(decision.plan().verdicts) == 2
-        scene = weakref.ref(next(iter(decision.pool_states.values())))
+        scene = weakref.ref(next(iter(decision._session.pool_states.values())))
         del decision
         assert scene() is None
     finally:

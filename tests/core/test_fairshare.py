@@ -11,8 +11,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.model.resources import ResourceVector
-from scheduler.core.shares.fairshare import Claim, divide, divide_resources, divide_tree
+from scheduler.core.shares.fairshare import Claim, divide
 
 UNIT = 1000.0
 NO_PARENTS: dict[str, str] = {}
@@ -87,22 +86,7 @@ def test_an_unlimited_guarantee_promises_the_total_and_no_more() -> None:
     assert (shares["a"].amount, left) == (4.0, 0.0)
 
 
-def test_the_remainder_goes_out_in_whole_units_only_where_asked_to() -> None:
+def test_the_remainder_gives_nobody_more_than_it_requests() -> None:
     three = [Claim(key, 0, math.inf, 1.0, 0, 1.5, created=i) for i, key in enumerate("abc")]
     ours, left = divide(4.0, three, 0.0, 1.0)
     assert [ours[key].amount for key in "abc"] == [1.5, 1.5, 1.0] and left == 0
-    theirs, _ = divide(4.0, three, 0.0, 1.0, whole_remainder=True)
-    assert [theirs[key].amount for key in "abc"] == [2.0, 1.0, 1.0]
-
-
-def test_each_resource_is_divided_by_itself() -> None:
-    def claim(key: str, asked: float) -> Claim[str]:
-        return Claim(key, 0.0, math.inf, 1.0, 0, asked)
-
-    gpu = [claim("a", 4000), claim("b", 4000)]
-    cpu = [claim("a", 1), claim("b", 9)]
-    memory = [claim("a", 0), claim("b", 7)]
-    divided = divide_resources(ResourceVector(3000, 5, 4), [gpu, cpu, memory], NO_PARENTS.get, 0.0)
-    assert [(share["a"].amount, share["b"].amount) for share in divided] == [(2000, 1000), (1, 4), (0, 4)]
-    alone = divide_tree(3000, gpu, NO_PARENTS.get, 0.0, 1000)
-    assert {key: share.amount for key, share in alone.items()} == {"a": 2000, "b": 1000}

@@ -14,7 +14,7 @@ from scheduler.core.decide import decide
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
 from scheduler.core.forecast.start_times import QueueForecast, draw_quantiles, queue_pool_of
-from scheduler.core.model.policy import Policy
+from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import (
     GpuRow,
     GpuUuid,
@@ -43,7 +43,7 @@ from tests.core.cluster_builder import (
     waits,
 )
 
-KEEPS_ALL = Policy(actions=("allocate",))
+KEEPS_ALL = Policy(semantics=SchedulingSemantics(actions=("allocate",)))
 """Nobody is asked to leave: what is foreseen follows from who ends when."""
 
 
@@ -81,7 +81,7 @@ def test_a_share_waits_for_a_gpu_that_its_own_project_shares() -> None:
     )
     ends_s = {theirs.job: NOW_S + 50.0, own.job: NOW_S + 90.0}
     for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, gpu_sharing_scope="any"), 0.0)):
-        plan = replace(decide(photo, replace(policy, actions=())), starts=())
+        plan = replace(decide(photo, replace(policy, semantics=SchedulingSemantics(actions=()))), starts=())
         outlook = QueueForecast(photo, plan, MAIN, taught(), policy, known_ends_s=ends_s)
         assert outlook.median_starts_s([JobId("new")]) == {JobId("new"): start_s}
 

@@ -6,13 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.feasibility import GpuKind, gpu_constraints
+from portal.domain.feasibility import GpuKind, gpu_constraints, milli_by_memory
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     MAX_LEVELS,
     WEIGHT_TOTAL,
     Fragmentation,
-    milli_by_memory,
     typical_mix,
 )
 from scheduler.core.model.snapshot import WHOLE_MILLI, TaskRequest

@@ -65,12 +65,16 @@ def test_an_agent_of_before_told_one_address() -> None:
         ("podman", GangFabric("", "fabric0"), ""),
         ("podman", GangFabric("", "fabric7"), "Its podman has no network fabric7."),
         ("docker", GangFabric("", "fabric7"), ""),  # it does not say: the start will
-        ("podman", GangFabric(devices=("/dev/infiniband/uverbs7",)), "It lends no /dev/infiniband/uverbs7."),
+        (
+            "podman",
+            GangFabric(devices=("/dev/infiniband/uverbs7",)),
+            "It does not allow /dev/infiniband/uverbs7.",
+        ),
         ("process", GangFabric("ib0"), ""),
         (
             "process",
             GangFabric("ib7", "", ("/dev/infiniband/*",)),
-            "It has no interface ib7. It runs plain processes, which join no network and are handed no devices.",
+            "It has no interface ib7. It runs plain processes, which cannot use container networks or devices.",
         ),
     ],
 )

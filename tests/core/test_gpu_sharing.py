@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import GpuShare, ProjectId
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import GpuShare, ProjectId, TaskShape
 from tests.core.cluster_builder import cluster, node, project, runs, waits
 
 
@@ -24,7 +23,7 @@ def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
         nodes=[here], projects=[project("ours"), project("theirs")], running=[stands], pending=[new]
     )
     (verdict,) = decide(photo, Policy()).verdicts
-    assert "1 GPU with room is shared by other projects" in verdict.message
+    assert "1 GPU with free capacity is shared by other projects" in verdict.message
     assert verdict.details["gpus_shared_elsewhere"] == 1
     (start,) = decide(photo, Policy(gpu_sharing_scope="any")).starts
     assert start.tasks[0].gpus == (GpuShare(here.gpus[0].uuid, 500),)

@@ -28,8 +28,9 @@ from scheduler.core.model.snapshot import (
     UsageRow,
     UserId,
 )
-from scheduler.core.model.validation import RowKind, SnapshotError, check_plan, check_snapshot, find_faults
+from scheduler.core.model.validation import RowKind, SnapshotError, check_snapshot, find_faults
 from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, snapshots, started, waits
+from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
 OTHER = PoolId("other")

@@ -11,9 +11,9 @@ from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import GpuRow, GpuUuid, NodeRow
-from scheduler.core.model.validation import PlanError, check_plan
 from scheduler.core.session.cache import DecisionCache
 from tests.core.cluster_builder import PLACEMENTS, cluster, node, project, started, waits
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 SLICE = "1g.10gb"
@@ -56,7 +56,7 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
     with pytest.raises(PlanError, match="whole GPUs"):
         check_plan(replace(asked, pending=(waits("j", "p"),)), plan)
     newer = replace(asked.pending[0], min_compute_capability=9.0)
-    with pytest.raises(PlanError, match="newer"):
+    with pytest.raises(PlanError, match="higher capability"):
         check_plan(replace(asked, pending=(newer,)), plan)
 
 

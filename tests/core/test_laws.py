@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import _Decision, decide
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, Snapshot
-from scheduler.core.model.validation import check_plan, check_snapshot
+from scheduler.core.model.validation import check_snapshot
 from scheduler.core.session.cache import DecisionCache
-from tests.core.cluster_builder import crowded, snapshots
+from tests.core.cluster_builder import crowded, release_stopping_jobs, snapshots
+from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -36,9 +37,11 @@ def nothing_that_fits_is_said_not_to_fit(snapshot: Snapshot) -> None:
     for verdict in plan.verdicts:
         row = rows[verdict.job]
         if verdict.code in (VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE):
-            assert not any(decision.pool_states[pool].fits_now(row) for pool in row.pools), verdict
+            assert not any(decision._session.pool_states[pool].fits_now(row) for pool in row.pools), verdict
         if verdict.code is VerdictCode.UNSATISFIABLE:
-            assert not any(decision.pool_states[pool].could_ever_fit(row) for pool in row.pools), verdict
+            assert not any(decision._session.pool_states[pool].could_ever_fit(row) for pool in row.pools), (
+                verdict
+            )
         assert verdict.message.endswith(".")
 
 
@@ -135,7 +138,7 @@ def shares_meet_the_max_min_certificate(snapshot: Snapshot) -> None:
     """Nobody gets more than it could use, and the rest is left over only when nobody with weight wants it."""
     decision = _Decision(snapshot, POLICY)
     decision.plan()
-    for scene in decision.pool_states.values():
+    for scene in decision._session.pool_states.values():
         for parent, children in scene.tree.children.items():
             total = scene.capacity_milli if parent is None else scene.fair_share_milli[parent]
             given = sum(scene.fair_share_milli[child] for child in children)

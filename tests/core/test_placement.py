@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from portal.domain.throughput import Layout, LayoutSpeed
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, GpuUuid, NodeId, NodeRow, PoolId, TaskRequest
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    GpuRow,
+    GpuUuid,
+    HeldSlots,
+    NodeId,
+    NodeRow,
+    PoolId,
+    TaskRequest,
+    TaskShape,
+)
 
 STRATEGIES = ("pack", "spread", "fragmentation")
 

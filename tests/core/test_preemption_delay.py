@@ -39,7 +39,7 @@ def test_others_are_asked_only_once_it_waited_so_long(knobs, own, age_s, asks) -
     assert bool(plan.evictions) is asks
     if not asks:
         (verdict,) = plan.verdicts
-        assert "Nobody is asked to leave for it before 1970-01-12 13:4" in verdict.message
+        assert "No job is preempted for it before 1970-01-12 13:4" in verdict.message
         assert verdict.details["preemption_from_s"] == NOW_S + 1.0
 
 

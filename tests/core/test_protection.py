@@ -8,7 +8,7 @@ import pytest
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.model.policy import Policy
+from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import Snapshot
 from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, waits
 
@@ -36,7 +36,7 @@ def opening_s(snapshot: Snapshot, policy: Policy = POLICY) -> float:
     (verdict,) = plan.verdicts
     assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED, verdict
     until_s = verdict.details["protected_until_s"]
-    assert isinstance(until_s, float) and "not asked to leave before" in verdict.message
+    assert isinstance(until_s, float) and "are protected until" in verdict.message
     return until_s
 
 
@@ -87,7 +87,8 @@ def test_inside_a_project_too() -> None:
         ("who is guaranteed the GPUs keeps them anyhow", replace(
             owner_and_borrower(600, 600), quotas=(quota("owner"), quota("borrower", 2))), POLICY),
         ("whoever may be asked is asked", owner_and_borrower(4_000, 4_000), POLICY),
-        ("the cluster takes nothing back", owner_and_borrower(600, 600), replace(POLICY, actions=("allocate",))),
+        ("the cluster takes nothing back", owner_and_borrower(600, 600), replace(
+            POLICY, semantics=SchedulingSemantics(actions=("allocate",)))),
         ("there is no budget for it", owner_and_borrower(600, 600), replace(POLICY, max_suggestion_steps=0)),
     ],
 )  # fmt: skip

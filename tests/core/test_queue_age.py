@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.core.actions.victims import ends_soon
 from scheduler.core.model.policy import Policy
-from scheduler.core.session.queue_age import effective_submit_s, ends_soon
+from scheduler.core.session.job_queue import effective_submit_s
 from tests.core.cluster_builder import NOW_S, runs, waits
 
 PLAIN = Policy(size_penalty_s_per_gpu=0.0, predicted_duration_weight=0.0)

@@ -11,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.forecast.capacity_buckets import BucketRequest, BucketSlots, CapacityBuckets
-from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS, simulate_queue
-from scheduler.core.forecast.simulation_input import Closure, JobClass, JobOwner, RunningJob, SimulationInput
+from scheduler.core.forecast.queue_simulation import (
+    SIMULATION_RUNS,
+    Closure,
+    JobClass,
+    JobOwner,
+    RunningJob,
+    SimulationInput,
+    simulate_queue,
+)
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, QuotaRow, UserId
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import PoolLedger
 from tests.core.cluster_builder import quota
 
 P, Q = ProjectId("p"), ProjectId("q")

@@ -24,7 +24,7 @@ def key(
     priority: int = 0,
     created_s: float = 0.0,
     leaving: float = 0,
-    involved_only: bool = True,
+    over_share_in_any: bool = True,
 ) -> SiblingKey[str]:
     owed = build_entitlement(
         ResourceVector(guaranteed * 1000, 1e6, 1e6),
@@ -40,7 +40,7 @@ def key(
         ResourceVector(job * 1000),
         CAPACITY,
         ResourceVector(leaving * 1000),
-        involved_only=involved_only,
+        over_share_in_any=over_share_in_any,
     )
 
 
@@ -66,7 +66,9 @@ def test_each_comparison_decides_before_the_next(first: SiblingKey[str], second:
 def test_over_its_share_by_what_the_job_asks_for_or_by_everything() -> None:
     assert key("a", held=5, share=4).over_fair_share
     assert not key("a", held=5, share=4, job=0).over_fair_share
-    assert not key("a", held=5, share=4, involved_only=False).over_fair_share  # CPU and memory are not over
+    assert not key(
+        "a", held=5, share=4, over_share_in_any=False
+    ).over_fair_share  # CPU and memory are not over
 
 
 def test_the_dominant_share_is_the_largest_over_the_resources() -> None:
@@ -80,14 +82,14 @@ def test_the_dominant_share_is_the_largest_over_the_resources() -> None:
 amounts = st.builds(ResourceVector, *[st.sampled_from([0.0, 500.0, 1000.0, 4000.0])] * 3)
 bounds = st.one_of(amounts, st.just(UNBOUNDED))
 keys = st.builds(
-    lambda guaranteed, limit, share, held, job, priority, created_s, name, involved_only: sibling_key(
+    lambda guaranteed, limit, share, held, job, priority, created_s, name, over_share_in_any: sibling_key(
         name,
         build_entitlement(guaranteed, limit, share, priority, created_s),
         held,
         job,
         CAPACITY,
         ZERO,
-        involved_only=involved_only,
+        over_share_in_any=over_share_in_any,
     ),
     bounds, bounds, amounts, amounts, amounts, st.integers(0, 1), st.sampled_from([0.0, 1.0]),
     st.sampled_from("abcdef"), st.just(True),

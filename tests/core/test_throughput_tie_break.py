@@ -16,8 +16,7 @@ from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
-from scheduler.core.model.snapshot import GpuRow, NodeRow, TopologyRow
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import GpuRow, NodeRow, TaskShape, TopologyRow
 from tests.core import cluster_builder
 from tests.core.cluster_builder import FABRIC, LABELS, cluster, places, project, runs, waits
 

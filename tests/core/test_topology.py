@@ -13,8 +13,7 @@ from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.capacity.topology import NO_DOMAIN, TopologyIndex, default_topology, pick_slots_by_island
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import NodeRow, TopologyRow
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import NodeRow, TaskShape, TopologyRow
 from tests.core.cluster_builder import cluster, node, places, project, waits
 
 LEVELS = ("block", "rack")

@@ -46,7 +46,7 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
     (verdict,) = plan.verdicts
     assert verdict.code is VerdictCode.INSUFFICIENT_RESOURCES
     assert verdict.message == (
-        "Needs 2 × 4 GPUs in one rack; the rack with most room now has room for 1 of its 2 tasks."
+        "Needs 2 × 4 GPUs in one rack; the rack with the most free capacity fits 1 of its 2 tasks now."
     )
     assert verdict.details["tasks_together"] == 1
     farther = preview_request(snapshot, POLICY, gang).alternatives
@@ -66,12 +66,12 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
         (
             TopologyConstraint("elsewhere", "rack"),
             1,
-            "Needs 4 GPUs in one rack; no node of this cluster has a rack in a topology called elsewhere.",
+            "Needs 4 GPUs in one rack; no node of this cluster has the level rack of the topology elsewhere.",
         ),
         (
             TopologyConstraint("fabric", "hall"),
             1,
-            "Needs 4 GPUs in one hall; no node of this cluster has a hall in a topology called fabric.",
+            "Needs 4 GPUs in one hall; no node of this cluster has the level hall of the topology fabric.",
         ),
     ],
 )

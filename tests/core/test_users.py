@@ -8,13 +8,25 @@ import pytest
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import PoolId, PoolRow, Snapshot, UserId
-from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
-from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, quota, runs, started, waits
+from scheduler.core.model.validation import SnapshotError, check_snapshot
+from tests.core.cluster_builder import (
+    MAIN,
+    NOW_S,
+    cluster,
+    node,
+    project,
+    quota,
+    release_stopping_jobs,
+    runs,
+    started,
+    waits,
+)
+from tests.core.plan_rules import PlanError, check_plan
 
 POLICY = Policy()
 BOB = UserId("bob")
@@ -38,7 +50,7 @@ def test_a_person_gets_so_much_and_a_colleague_the_rest() -> None:
     assert started(plan) == {"a0", "a1", "b"}
     told = verdict(plan, "a2")
     assert told.code is VerdictCode.USER_LIMIT
-    assert told.message == ("Needs 2 GPUs. In lab one person may hold 4 at once; its owner holds 4.")
+    assert told.message == ("Needs 2 GPUs. In lab its owner uses 4 of the user limit of 4.")
     assert told.details == {
         "needed_gpus": 2.0, "used_gpus": 4.0, "user_limit_gpus": 4.0, "project": "lab", "pool": "main",
     }  # fmt: skip
@@ -95,7 +107,7 @@ def test_what_a_person_holds_below_counts_above() -> None:
     )  # fmt: skip
     plan = decide(snapshot, POLICY)
     assert started(plan) == {"own", "b"}
-    assert "In lab one person may hold 3 at once; its owner holds 3" in verdict(plan, "a").message
+    assert "In lab its owner uses 3 of the user limit of 3" in verdict(plan, "a").message
 
 
 def test_a_number_in_one_pool_says_nothing_of_another() -> None:
@@ -107,7 +119,7 @@ def test_a_number_in_one_pool_says_nothing_of_another() -> None:
     )  # fmt: skip
     plan = decide(snapshot, POLICY)
     assert [(start.job, start.pool) for start in plan.starts] == [("b", "other")]
-    assert verdict(plan, "a").message.endswith("its owner holds 0 in the pool main.")
+    assert verdict(plan, "a").message.endswith("its owner uses 0 of the user limit of 1 in the pool main.")
 
 
 def test_who_still_lets_go_still_counts() -> None:
@@ -217,7 +229,7 @@ def test_a_plan_that_gives_one_person_more_is_refused() -> None:
     free = one_team(None, waits("a", "lab", 4))
     plan = decide(free, POLICY)
     check_plan(free, plan)
-    with pytest.raises(PlanError, match="one person"):
+    with pytest.raises(PlanError, match="user limit"):
         check_plan(replace(free, quotas=(quota("lab", person=3),)), plan)
 
 

@@ -8,11 +8,12 @@ from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import EvictionReason, Plan
 from scheduler.core.model.policy import Policy
+from scheduler.replay.conformance.kai_policy import KAI_SEMANTICS, kai_policy
 from tests.core.cluster_builder import cluster, node, project, quota, runs, waits
 
 
 def only(*actions: str) -> Policy:
-    return replace(Policy.kai(), actions=actions)
+    return replace(kai_policy(), semantics=replace(KAI_SEMANTICS, actions=actions))
 
 
 def gone(plan: Plan) -> dict[str, EvictionReason]:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.model.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
-from scheduler.core.shares.fairshare import Claim, divide
+from scheduler.core.shares.fairshare import (
+    Claim,
+    divide,
+    usage_over_capacity,
+)
 from scheduler.core.shares.reclaim_rules import ReclaimCheck, may_reclaim
-from scheduler.core.shares.usage import UsageInterval, decayed_gpu_seconds, usage_over_capacity
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
 
@@ -69,11 +72,6 @@ def test_the_example_of_who_takes_from_whom_is_true() -> None:
         assert (gives("nlp", asked), gives("bio", asked)) == (int(nlp), int(bio))
 
 
-def test_use_fades_by_half_each_half_life() -> None:
-    long_ago = decayed_gpu_seconds([UsageInterval(0, 1, 2000)], 1 + 7 * 86_400, 7 * 86_400)
-    assert long_ago == pytest.approx(1.0, rel=1e-5)
-
-
 def test_holding_the_whole_pool_for_ever_is_a_use_of_one() -> None:
-    held = decayed_gpu_seconds([UsageInterval(-1e12, 0, 8000)], 0, 86_400)
+    held = 8 * 86_400 / math.log(2)
     assert usage_over_capacity(held, 8000, 86_400) == pytest.approx(1.0)

@@ -77,7 +77,7 @@ def test_a_body_without_a_length_is_refused_where_it_grows_too_long(stand) -> No
         stand, _head("localhost:8000", "Transfer-Encoding: chunked"), CHUNK, count=2000
     )
     assert status == 413
-    assert json.loads(body)["detail"] == "It may hold at most 2 MiB. Nothing of it was kept."
+    assert json.loads(body)["detail"] == "At most 2 MiB are allowed. Nothing was stored."
     assert sent < 64 * MIB  # of 125: nobody read to the end
 
 
@@ -86,7 +86,7 @@ def test_a_page_is_told_as_a_page(stand) -> None:
     status, headers, body, _ = _talk(stand, _head("localhost:8000", *lines, path="/launch/"), b"x" * 1000)
     assert status == 413
     assert headers["content-type"].startswith("text/html")
-    assert b"This is too large" in body
+    assert b"Request too large" in body
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -125,7 +125,7 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
         large = _head(host, f"Cookie: {cookie}", "Transfer-Encoding: chunked", path="/upload")
         status, _, body, _ = _talk(stand, large, CHUNK, count=2000)
         assert status == 413
-        assert b"at most 4 MiB" in body
+        assert b"At most 4 MiB" in body
         with stand.browser(job) as browser:  # the next one is none the worse
             assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 200
 

@@ -209,7 +209,7 @@ def test_bounds_and_what_a_dead_gateway_left_open(stand: Stand, session: str, ru
         opened(session, running)
     refusal = ask(session, running).json()
     told = wait_for("the node refuses", lambda: page(session).get(refusal["state"]).json()["refusal"])
-    assert "At most 4 terminals" in told
+    assert "at most 4 open terminals" in told
     Terminal.objects.update(connected_at="2026-01-01T00:00Z")
     for row in list(Terminal.objects.all()[:1]) * MAX_TERMINALS_PER_USER:
         row.pk, row.public_id, row.error = None, f"x{time.monotonic_ns() % 10**9}", ""

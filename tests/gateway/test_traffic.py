@@ -154,7 +154,7 @@ def test_a_server_that_went_away_is_a_clear_page(stand, owner, session):
         answer = browser.get("/lab", headers={"Cookie": crumb})
     assert answer.status_code == 502
     assert answer.headers["retry-after"]
-    assert "does not answer" in answer.text
+    assert "does not respond" in answer.text
     assert time.monotonic() - started < budget_s(10)
 
 

@@ -126,7 +126,7 @@ def test_a_malformed_sample_keeps_no_minute_of_another_node_from_being_written(n
     ):
         until(lambda: heard(honest))
         told = until(lambda: NodeIncident.objects.filter(node=hostile, kind="malformed").first())
-    assert "cannot be read" in told.message
+    assert "could not be parsed" in told.message
     assert NodeMetricsMinute.objects.filter(node=honest).exists()
     assert not NodeIncident.objects.filter(node=honest).exists()
 
@@ -144,7 +144,7 @@ def test_a_node_that_keeps_sending_malformed_samples_is_put_aside_with_that_caus
     hostile.refresh_from_db()
     assert (hostile.breaker_cause, hostile.breaker_message) == (
         "malformed",
-        "It keeps sending what the protocol does not allow.",
+        "It repeatedly sent invalid messages.",
     )
     assert rows == NodeIncident.objects.filter(node=hostile).count(), "no rows while it is aside"
     assert Node.objects.get(pk=honest.pk).breaker_state == "healthy"

@@ -63,7 +63,7 @@ def test_the_size_is_capped(monkeypatch):
 
 @pytest.mark.parametrize("job", ["../etc", "a/b", "", "A", "a" * 17, "a\n"])
 def test_no_name_leads_elsewhere(job):
-    with pytest.raises(ValueError, match="names no task"):
+    with pytest.raises(ValueError, match="is not a task"):
         log_path(job, 1, 0, "raw")
     with pytest.raises(ValueError, match="format"):
         log_path("abc", 1, 0, "../x")
@@ -205,7 +205,7 @@ def test_search_by_pattern_over_ranks_and_streams():
 
 @pytest.mark.parametrize("pattern", ["(", "*a", "(?P<x>a)(?P<x>b)"])
 def test_what_is_no_pattern_is_said(pattern):
-    with pytest.raises(InvalidRequest, match="no pattern"):
+    with pytest.raises(InvalidRequest, match="not a valid pattern"):
         search.search([_write(b"x\n", "raw")], LogSearchQuery(pattern, is_regex=True))
 
 
@@ -327,7 +327,7 @@ def test_logs_are_read_by_those_who_may(db):
     notebook = factories.job(owner, project, factories.environment(), kind="workspace")
     with pytest.raises(NotFound, match="no such rank"):
         lines.get_log(member, job)
-    with pytest.raises(NotFound, match="nothing here"):
+    with pytest.raises(NotFound, match="nothing at this address"):
         lines.get_log(stranger, job)
     with pytest.raises(Forbidden):
         lines.get_log(member, notebook)

@@ -14,7 +14,7 @@ from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeRow, PendingRow, RunningRow, Snapshot
-from scheduler.core.model.validation import check_plan, check_snapshot
+from scheduler.core.model.validation import check_snapshot
 from scheduler.replay.__main__ import main
 from scheduler.replay.metrics import ReplayResult
 from scheduler.replay.prediction_hook import PredictionHook
@@ -25,6 +25,7 @@ from scheduler.replay.reference_policies import (
 )
 from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
 from scheduler.replay.trace import ClusterSize, TraceJob, read_trace
+from tests.core.plan_rules import check_plan
 
 MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"
 HEAD = "timestamp,duration,num_gpus,gpu_time,cluster\n"
@@ -75,7 +76,7 @@ def test_a_trace_is_read_by_time_of_submit_then_duration(tmp_path: Path) -> None
         (HEAD + "2017-10-01 00:00:00,5,1,5,\n", "line 2, column cluster"),
         (HEAD + "2017-10-01 00:00:00,5,1\n", "line 2: 3 cells"),
         (HEAD, "no job in this window"),
-        (gzip.compress(HEAD.encode() * 99, mtime=0)[:-20], "broken or cut off"),
+        (gzip.compress(HEAD.encode() * 99, mtime=0)[:-20], "damaged or truncated"),
     ],
 )
 def test_a_malformed_trace_ends_with_status_2_and_the_place(
@@ -90,7 +91,7 @@ def test_a_malformed_trace_ends_with_status_2_and_the_place(
 @pytest.mark.parametrize(
     ("option", "content", "place"),
     [
-        ("--quota-file", '{"6214e9": 8, "nobody": 8}', "$.nobody: this is none of the projects"),
+        ("--quota-file", '{"6214e9": 8, "nobody": 8}', "$.nobody: not one of the replayed projects"),
         ("--quota-file", '{"6214e9": -1}', "$.6214e9"),
         ("--quota-file", '{"6214e9": true}', "$.6214e9"),
         ("--quota-file", "[1]", "$: an object"),

@@ -10,11 +10,11 @@ import pytest
 
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
-from scheduler.core.model.policy import ACTIONS, Policy
+from scheduler.core.model.policy import ACTIONS, Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import JobId, Snapshot
-from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import main
 from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
+from tests.core.plan_rules import check_plan
 
 SETS = [
     {
@@ -82,7 +82,8 @@ def admitted(clock: KueueSimulator, name: str) -> float:
 def ran(cohorts: Cohorts, *workloads: Workload, each_s: float = 0.0, without: str = "") -> KueueSimulator:
     """The clock after everything; deciding takes ``each_s``."""
     watch = Watch(each_s)
-    policy = Policy(actions=tuple(action for action in ACTIONS if action != without))
+    actions = tuple(action for action in ACTIONS if action != without)
+    policy = Policy(semantics=SchedulingSemantics(actions=actions))
     clock = KueueSimulator(cohorts, workloads, policy, watch.decide, lambda: watch.now_s)
     assert clock.run() == set()
     return clock
@@ -176,7 +177,7 @@ def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ({"cohorts": 0}, "$.cohorts: 0 is not between"),
         ({"queues_per_cohort": None}, "$.queues_per_cohort: it is missing"),
-        ({"nominal_quota": 2.5}, "$.nominal_quota: 2.5 is no whole number"),
+        ({"nominal_quota": 2.5}, "$.nominal_quota: 2.5 is not a whole number"),
         ({"nominal_quota": 0}, "$.nominal_quota: the queues of a cohort have 0 GPUs"),
         ({"borrowing_limit": -1}, "$.borrowing_limit: -1 is not between"),
         ({"reclaim_within_cohort": "maybe"}, "$.reclaim_within_cohort: 'maybe'"),
@@ -188,7 +189,7 @@ def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"workload_sets": [{**SETS[0], "run_time_ms": float("nan")}]}, "$.workload_sets[0].run_time_ms: nan"),
         ({"workload_sets": [{**SETS[0], "creation_interval_ms": "1"}]}, "$.workload_sets[0].creation_interval_ms"),
         ({"workload_sets": [{**SETS[0], "gpus": 0}]}, "$.workload_sets[0].gpus: 0 is not between"),
-        ({"workload_sets": [{**SETS[0], "count": 900_000}]}, "$.workload_sets: these are more than"),
+        ({"workload_sets": [{**SETS[0], "count": 900_000}]}, "$.workload_sets: more than"),
         ({"floor_with_an_instant_scheduler": 66}, "$.floor_with_an_instant_scheduler: an object"),
     ],
 )  # fmt: skip

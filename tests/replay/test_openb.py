@@ -99,8 +99,8 @@ def test_on_the_whole_trace_ours_beats_fgd_and_fgd_beats_best_fit() -> None:
         (NODES, PODS.replace("1,1000,\n", "1,0,\n"), ("pods, line 2, column gpu_milli", "0 is not")),
         (NODES, PODS + "p6,1000\n", ("pods, line 8", "2 cells")),
         (NODES, PODS.splitlines()[0] + "\np3,4000,8192,0,0,\n", ("pods", "too few")),
-        (NODES, gzip.compress(PODS.encode(), mtime=0)[:-9], ("pods", "cut off")),
-        (NODES, b"\x1f\x8bnot an archive", ("pods", "broken")),
+        (NODES, gzip.compress(PODS.encode(), mtime=0)[:-9], ("pods", "damaged or truncated")),
+        (NODES, b"\x1f\x8bnot an archive", ("pods", "damaged or truncated")),
     ],
 )
 def test_a_malformed_file_ends_with_its_place(
@@ -117,4 +117,4 @@ def test_a_missing_file_is_told(words, capsys: pytest.CaptureFixture[str], tmp_p
     line = words()
     (tmp_path / "pods").unlink()
     assert main(line) == 2
-    assert "pods: there is no such file" in capsys.readouterr().err
+    assert "pods: no such file" in capsys.readouterr().err

@@ -30,14 +30,14 @@ def test_a_gzip_file_is_known_by_its_first_bytes_not_its_name(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "place", "message"),
     [
-        (gzip.compress(b"name,amount\n" * 999, mtime=0)[:-12], "", "cut off"),
+        (gzip.compress(b"name,amount\n" * 999, mtime=0)[:-12], "", "damaged or truncated"),
         (b"name,amount\n\xff\xfe,1\n", "line 2", "UTF-8"),
         ("name\nx\n", "line 1", "column amount is missing"),
         ("name,amount,amount\nx,1,2\n", "line 1", "named twice"),
         ("", "line 1", "column name is missing"),
         ("name,amount\nx,1,2\n", "line 2", "3 cells"),
         ("name,amount\nx\n", "line 2", "1 cells"),
-        ('name,amount\n"x,1\n', "line 2", "table line"),
+        ('name,amount\n"x,1\n', "line 2", "CSV line"),
     ],
 )
 def test_a_malformed_table_is_refused_with_its_place(
@@ -70,7 +70,7 @@ def test_numbers_are_read(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(MalformedFileError, match="there is no such file"):
+    with pytest.raises(MalformedFileError, match="no such file"):
         read_text(tmp_path / "nothing.csv")
     with pytest.raises(MalformedFileError, match="cannot be read"):
         read_text(tmp_path)

@@ -92,7 +92,7 @@ def test_it_starts_with_what_is_free_and_grows_when_more_is(scene) -> None:
     cycle()
     assert begin(job) == [0, 1, 2, 3]
     assert (attempt_of(job).number, used()) == (1, 4000)
-    assert told(job, "grows") == [f"Grows from 1 to 4 of 4 tasks: {scene['node'].name}."]
+    assert told(job, "grows") == [f"Scales up from 1 to 4 of 4 tasks: {scene['node'].name}."]
     assert list(attempt_of(job).task_rows.values_list("world_size_at_start", flat=True)) == [1, 4, 4, 4]
     version = job.version
     cycle()  # a fixed point: nothing more to do
@@ -116,7 +116,7 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
     leaving = attempt.task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2, 3]
     assert attempt.stop_requested_at is None and attempt.state == "RUNNING" and used() == 4000
-    assert told(job, "shrinks") == ["Gives 2 of 4 tasks back for urgent, which has a higher priority."]
+    assert told(job, "shrinks") == ["Scales down by 2 of 4 tasks for urgent, which has a higher priority."]
     cycle()  # asked once, and nothing else follows from it
     assert len(told(job, "shrinks")) == 1
     left(job, 3)
@@ -141,7 +141,7 @@ def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(sc
     cycle()
     leaving = attempt_of(job).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [1, 2, 3]
-    assert told(job, "shrinks") == ["Gives 3 of 4 tasks back for another project, to which they are owed."]
+    assert told(job, "shrinks") == ["Scales down by 3 of 4 tasks for another project, which reclaims them."]
     for rank in (1, 2, 3):
         left(job, rank)
     cycle()
@@ -157,7 +157,7 @@ def test_a_task_that_is_lost_is_replaced_after_a_pause(scene, code, reason) -> N
     left(job, 1, code, reason)
     attempt = attempt_of(job)
     assert (job.state, attempt.state, attempt.stop_requested_at) == ("RUNNING", "RUNNING", None)
-    assert told(job, "task_lost")[0].endswith("2 of 3 tasks go on.")
+    assert told(job, "task_lost")[0].endswith("2 of 3 tasks keep running.")
     assert attempt.failed_tasks == (1 if code else 0)
     cycle()
     assert ranks(job) == [0, 2]  # it pauses first
@@ -182,7 +182,7 @@ def test_after_too_many_failures_it_grows_no_more(scene) -> None:
     job = grown(scene, tasks=3, min_tasks=1, max_attempts=2)
     left(job, 2, 1)
     left(job, 1, 1)
-    assert "It grows no more in this attempt: 2 of its tasks failed." in told(job, "task_lost")[1]
+    assert "It is not scaled up again in this attempt: 2 of its tasks failed." in told(job, "task_lost")[1]
     Attempt.objects.update(scale_up_after=timezone.now())
     cycle()
     assert ranks(job) == [0] and job.state == "RUNNING"

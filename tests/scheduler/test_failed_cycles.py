@@ -102,7 +102,7 @@ def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None
     assert run_cycle("test", "me", decide=faulty) is not None
     row = FailedCycle.objects.get()
     assert (row.kind, row.field) == ("fault", "")
-    assert "Its decision broke with: KeyError" in row.message
+    assert "The decision failed with: KeyError" in row.message
     assert nothing_changed(waiting)
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)

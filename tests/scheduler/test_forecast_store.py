@@ -133,7 +133,7 @@ def test_a_move_says_why(waiting) -> None:
     assert first.shift_s is None and newest.shift_s == pytest.approx(600, abs=2)
     assert newest.jobs_ahead_added == ("aaaaaaaaaa", "bbbbbbbbbb") and newest.is_later
     sentences = " ".join(revision_reasons(newest, {"aaaaaaaaaa": "sweep"}))
-    assert "later." in sentences and "limit now" in sentences
+    assert "later." in sentences and "changed from" in sentences
     assert "sweep, 1\u00a0job of another project are now ahead of it." in sentences
 
 

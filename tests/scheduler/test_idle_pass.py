@@ -119,7 +119,7 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     assert told(lab) == ["idle"]
     assert abs((row.suspend_at - row.idle_notified_at).total_seconds() - 300) < 1
     message = JobEvent.objects.get(job=lab, kind="idle").message
-    assert message.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in message
+    assert message.startswith("It has been idle for 1") and "suspended in 5 min unless it is used" in message
     expire_countdown(attempt_of(lab))
     run_idle_pass()
     assert (now(lab).state, now(lab).desired_state) == ("RUNNING", "suspended")
@@ -146,7 +146,7 @@ def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(scene, 
     tool(lab, used_ago_s=1.0)
     run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"]
-    assert JobEvent.objects.filter(job=lab).latest("id").message == "It is used again."
+    assert JobEvent.objects.filter(job=lab).latest("id").message == "It is in use again."
     WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
     run_idle_pass()
     minutes(scene, 40.0)
@@ -204,7 +204,7 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
         stays_kept(lab)
         WorkspaceActivity.objects.update(snoozed_until=timezone.now())
     run_idle_pass()
-    with pytest.raises(Conflict, match="2 times already"):
+    with pytest.raises(Conflict, match="already been snoozed 2 times"):
         do_snooze(scene["owner"], lab)
     WorkspaceActivity.objects.update(
         tool_active_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
@@ -300,7 +300,7 @@ def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(scene
     assert told(lab) == ["idle"] and abs((row.suspend_at - row.idle_notified_at).total_seconds() - 120) < 1
     found = idle_status(now(lab), attempt_of(lab))
     assert found.snoozes_left == 0 and found.settings_sheet.rules["idle_after_s"].source == "above"
-    with pytest.raises(Conflict, match="not snoozed here"):
+    with pytest.raises(Conflict, match="Snoozing is disabled"):
         do_snooze(scene["owner"], lab)
     do_change_policy(scene["admin"], top, {"idle_after_s": None}, version=2)
     run_idle_pass()

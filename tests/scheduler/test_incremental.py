@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.core.decide import decide
-from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
@@ -15,7 +15,7 @@ from scheduler.core.model.snapshot import PendingRow, Snapshot
 from scheduler.core.model.validation import SnapshotError
 from scheduler.core.session.cache import DecisionCache
 from scheduler.incremental import IncrementalDecider
-from tests.core.cluster_builder import cluster, node, project, quota, waits
+from tests.core.cluster_builder import cluster, node, project, quota, release_stopping_jobs, waits
 
 
 def scene() -> Snapshot:
@@ -109,6 +109,6 @@ def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
     recall, sound = IncrementalDecider(), scene()
     recall.decide(sound, Policy())
     doubled = replace(sound, pending=(*sound.pending, sound.pending[0]))
-    with pytest.raises(SnapshotError, match="stands there 2 times"):
+    with pytest.raises(SnapshotError, match="is listed 2 times"):
         recall.decide(read_anew(doubled), Policy())
     assert plan_to_json(recall.decide(sound, Policy())) == plan_to_json(decide(sound, Policy()))

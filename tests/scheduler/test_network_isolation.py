@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from portal.models import Job, JobVerdict, NodePool, Task
 from scheduler import leases
 from scheduler.commit import plan_writer
-from scheduler.core.model.network_isolation import IsolationClass, isolation_excluded_nodes, must_be_separated
 from scheduler.core.model.plan import JobPlacement, TaskPlacement
 from scheduler.core.model.snapshot import GpuShare, NodeId, ProjectId
 from scheduler.cycle import run_cycle
+from scheduler.snapshot.network_isolation import IsolationClass, isolation_excluded_nodes, must_be_separated
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,7 +58,7 @@ def test_a_gang_keeps_off_the_workspace_of_another_project(scene) -> None:
     cycle()
     states = dict(Job.objects.filter(pk__in=[gang.pk, alone.pk, theirs.pk]).values_list("pk", "state"))
     assert states == {gang.pk: "PENDING", alone.pk: "RUNNING", theirs.pk: "RUNNING"}
-    assert "insufficient_resources" in standing(gang) and "1 node is closed to it" in standing(gang)
+    assert "insufficient_resources" in standing(gang) and "1 node is excluded" in standing(gang)
     factories.node(scene["pool"])
     cycle()
     gang.refresh_from_db()
@@ -70,7 +70,7 @@ def test_a_workspace_keeps_off_the_gang_of_another_project(scene) -> None:
     cycle()
     theirs, ours = submit(scene, "other", kind="workspace"), submit(scene, kind="workspace")
     cycle()
-    assert "1 node is closed to it" in standing(theirs) and standing(ours) == "starts"
+    assert "1 node is excluded" in standing(theirs) and standing(ours) == "starts"
     NodePool.objects.update(allow_host_network=False)
     cycle()
     assert standing(theirs) == "starts"

@@ -64,5 +64,5 @@ def test_a_choice_that_is_not_offered_adds_no_node(form, admin) -> None:
     _, fields = form
     answer = admin.post(reverse("add-node"), {**fields, "engine": "$(id)"})
     assert answer.status_code == 400
-    assert "Engine access is one of" in answer.content.decode()
+    assert "Engine access must be one of" in answer.content.decode()
     assert not Node.objects.filter(name="fresh").exists()

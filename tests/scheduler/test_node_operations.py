@@ -68,7 +68,7 @@ LISTENS = (
 
 def test_a_signal_reaches_the_job_once_and_no_other_attempt(harness, scene) -> None:
     job = submit(scene, LISTENS)
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="is not running"):
         do_send_signal(scene["owner"], job, "SIGUSR1")
     reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
     reach(scene, lambda: (harness.folder / scene["node"].name).exists())
@@ -121,8 +121,8 @@ def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> N
     reach(scene, over)
     tidied, looked, upgraded = (NodeOperation.objects.get(pk=check.pk) for check in checks)
     said = {step["name"]: step["message"] for step in tidied.steps}
-    assert tidied.ok and said["Folders"] == "1 removed that belonged to no task."
-    assert said["Images"] == "0 removed that nobody needs."
+    assert tidied.ok and said["Folders"] == "1 removed that belong to no task."
+    assert said["Images"] == "0 unused images removed."
     assert sorted(path.name for path in tasks.iterdir() if "test-" in path.name) == ["fw-test-young-1-0"]
     assert {step["name"] for step in looked.steps} >= {"Process", "Disk", "Gpus"}
     assert upgraded.ok and [step["name"] for step in upgraded.steps] == ["Sent", "New agent"]

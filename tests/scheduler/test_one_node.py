@@ -77,7 +77,7 @@ def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     job = submit(scene, "true")
     reach(scene, lambda: JobVerdict.objects.filter(job=job, code="unsatisfiable").exists(), job)
-    assert "network policy of their project" in JobVerdict.objects.get(job=job).message
+    assert "network policy of its project" in JobVerdict.objects.get(job=job).message
     Project.objects.filter(pk=parent.pk).update(policy={})
     reach(scene, is_now(job, JobState.COMPLETED), job)
 
@@ -167,7 +167,7 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
         return job.state == JobState.PENDING and job.reason == EndReason.DISK_FULL
 
     reach(scene, refused, job)
-    assert job.message == f"The disk of {node.name} is full. It waits again."
+    assert job.message == f"The disk of {node.name} is full. It is pending again."
     assert held_milli() == 0
     reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "verdict"), job)
     assert AuditEntry.objects.filter(
@@ -188,7 +188,7 @@ def test_a_node_without_room_takes_no_work_until_it_has_room(harness, scene) -> 
         return node.state == NodeState.CORDONED and "1 is out of service" in said
 
     reach(scene, closed, job)
-    assert "MiB left; 1000000000 MiB are kept. It takes work again by itself" in node.state_reason
+    assert "MiB left; 1000000000 MiB must remain free. It accepts jobs again" in node.state_reason
     assert job.state == JobState.PENDING and held_milli() == 0
     node.settings = node.settings | {"min_free_disk_mib": 1}
     node.save()

@@ -75,7 +75,7 @@ def test_people_are_warned_once_before_each_end(scene) -> None:
     assert warn_before_ends() == 1
     (told,) = warnings(near)
     assert told.message == (
-        "Its time limit of 8 h ends it in 14 min; then it is asked to stop and has 45 s to save."
+        "Its time limit of 8 h ends it in 14 min; then it is stopped and has 45 s to save its work."
     )
     assert (
         told.details["limit_s"] == 8 * HOUR
@@ -128,7 +128,7 @@ def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
     assert (asked.state, asked.impact_known, asked.affects_other_projects) == ("waiting", False, True)
     with pytest.raises(Conflict):
         do_request_extension(scene["owner"], job, HOUR)
-    with pytest.raises(Forbidden, match="Administrators"):
+    with pytest.raises(Forbidden, match="administrators"):
         do_decide_extension(scene["manager"], asked, grant=True)
     assert do_decide_extension(scene["admin"], asked, grant=True, answer="go on").state == "granted"
     assert now(job).time_limit_s == 9 * HOUR and now(job).version > job.version
@@ -136,7 +136,7 @@ def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
     assert (row.before, row.after, row.reason) == (
         {"time_limit_s": 8 * HOUR}, {"time_limit_s": 9 * HOUR}, "go on",
     )  # fmt: skip
-    with pytest.raises(Conflict, match="granted already"):
+    with pytest.raises(Conflict, match="already granted"):
         do_decide_extension(scene["admin"], asked, grant=False)
     with pytest.raises(InvalidRequest, match="at most 23 h"):  # all extensions together
         do_request_extension(scene["owner"], now(job), 24 * HOUR)
@@ -163,21 +163,21 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
             False,
             9 * HOUR,
         )
-        with pytest.raises(Forbidden, match="Managers"):
+        with pytest.raises(Forbidden, match="managers"):
             do_decide_extension(scene["owner"], asked, grant=True)
         do_decide_extension(scene["manager"], asked, grant=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
         factories.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=2), 20)
         assert asked.affects_other_projects
-        with pytest.raises(Forbidden, match="Administrators"):
+        with pytest.raises(Forbidden, match="administrators"):
             do_decide_extension(scene["manager"], asked, grant=True)
     told = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])
     assert [event.message for event in told.order_by("id")] == [
-        "Time limit 8 h to 9 h. It delays nobody.",
-        "1 h more were asked for. It delays 1 waiting job.",
-        "1 h more were refused: they are next",
-        "1 h more were asked for. It delays 2 waiting jobs.",
+        "Time limit 8 h to 9 h. It delays no other job.",
+        "An extension by 1 h was requested. It delays 1 pending job.",
+        "The extension by 1 h was refused: they are next",
+        "An extension by 1 h was requested. It delays 2 pending jobs.",
     ]
 
 

@@ -93,7 +93,7 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
     publish(scene, scene["cluster"].agent.program + b"\n\n", stranger)
     rollout = do_upgrade_all(scene["admin"])
     wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
-    assert not rollout.ok and "1 were left as they are" in rollout.message
+    assert not rollout.ok and "1 were not upgraded" in rollout.message
     assert "not signed with the key" in rollout.operations.get().steps[-1]["message"]
     assert programs(scene) == newer
 

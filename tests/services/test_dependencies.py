@@ -68,8 +68,8 @@ def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
     assert cancel_dependents() == 2
     assert (state(train), state(test), state(tidy)) == ("CANCELLED", "CANCELLED", "PENDING")
     assert train.reason == EndReason.DEPENDENCY_FAILED
-    assert train.message == "It was to start after prep, which failed, so it can never start."
-    assert test.message == "It was to start after train, which was cancelled, so it can never start."
+    assert train.message == "It depends on prep, which failed, so it can never start."
+    assert test.message == "It depends on train, which was cancelled, so it can never start."
     assert JobEvent.objects.filter(job=train, after="CANCELLED", reason="dependency_failed").exists()
     assert cancel_dependents() == 0
 
@@ -113,7 +113,7 @@ def test_what_has_failed_already_is_refused_unless_any_end_will_do(scene):
     prep.refresh_from_db()
     with pytest.raises(InvalidRequest) as refusal:
         submit(scene, dependencies=[prep])
-    assert refusal.value.fields["dependencies"].startswith("prep was cancelled, so nothing can start")
+    assert refusal.value.fields["dependencies"].startswith("prep was cancelled and can never complete")
     assert submit(scene, dependencies=[prep], ignore_dependency_failure=True).state == JobState.PENDING
 
 

@@ -46,11 +46,11 @@ def test_only_the_projects_that_are_named_and_those_below_them_run_an_environmen
     assert factories.job(owner, scene["below"], environment).state == JobState.PENDING
     with pytest.raises(InvalidRequest) as refused:
         factories.job(owner, scene["project"], environment)
-    message = f"Licensed is not offered to the project {scene['project'].name}."
+    message = f"Licensed is not available to the project {scene['project'].name}."
     assert refused.value.fields == {"environment": message}
     with pytest.raises(InvalidRequest):  # it binds the project, whoever asks
         factories.job(scene["admin"], scene["project"], environment)
-    with pytest.raises(Conflict, match="not offered to the project"):
+    with pytest.raises(Conflict, match="not available to the project"):
         do_resume_job(owner, before)
     before.refresh_from_db()
     assert before.state == JobState.SUSPENDED

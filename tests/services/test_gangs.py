@@ -212,7 +212,7 @@ def test_what_is_asked_for_is_checked(scene) -> None:
     assert "none, torchrun" in unknown.value.fields["launcher"]
     with pytest.raises(InvalidRequest) as elastic:
         submit(scene, launcher="torchrun", min_tasks=1)
-    assert "grows" in elastic.value.fields["launcher"]
+    assert "an elastic job" in elastic.value.fields["launcher"]
     assert submit(scene, launcher="torchrun").launcher == "torchrun"
     NodePool.objects.update(allow_host_network=False)
     with pytest.raises(Unsatisfiable) as never:
@@ -227,7 +227,7 @@ def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
     admin, devices = factories.user(admin=True), ("/dev/infiniband/uverbs0",)
     with pytest.raises(Forbidden):
         do_set_gang_fabric(scene["owner"], scene["pool"], allowed=False, fabric=GangFabric())
-    with pytest.raises(InvalidRequest, match="is no device"):
+    with pytest.raises(InvalidRequest, match="is not a device"):
         do_set_gang_fabric(admin, scene["pool"], allowed=True, fabric=GangFabric(devices=("/dev/../sda",)))
     fabric = GangFabric(devices=devices, adapters="mlx5_0")
     do_set_gang_fabric(admin, scene["pool"], allowed=True, fabric=fabric, reason="a fabric")
@@ -265,7 +265,7 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     verdict = next(v for v in decide(inputs.snapshot, inputs.policy).verdicts if v.job == gang.public_id)
     assert verdict.code == "unsatisfiable"
     assert (
-        f"{second.name} lacks what its pool names for gangs: It has no address in 10.0.0.0/24."
+        f"{second.name} does not meet its pool's requirements for gangs: It has no address in 10.0.0.0/24."
         in verdict.message
     )
     do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one

@@ -49,7 +49,7 @@ def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(scene):
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
     with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=4)
-    assert "the limit for one person of nlp in main is 2" in refusal.value.message
+    assert "the user limit of nlp in main is 2" in refusal.value.message
     assert refusal.value.details["nearest"]["gpus_per_task"] == 2
 
 
@@ -104,7 +104,7 @@ def never(scene, **fields):
         ({"gpus_per_task": 0, "cpu_milli": 17_000}, "Needs 17 CPU cores", {"cpu_milli": 16_000}),
         (
             {"gpus_per_task": 4, "cpu_milli": 16_000, "memory_mib": 64_000, "gpu_model": "Other 40"},
-            "Ask for at most 1 on a node",
+            "Request at most 1 on a node",
             None,
         ),
         (
@@ -114,10 +114,10 @@ def never(scene, **fields):
         ),
         (
             {"tasks": 3, "cpu_milli": 16_000},
-            "seats 2. Ask for at most 2 tasks",
+            "fits 2. Request at most 2 tasks",
             {"tasks": 2, "gpus_per_task": 1},
         ),
-        ({"tasks": 9}, "seats 8. Ask for at most 8 tasks", {"tasks": 8, "gpus_per_task": 1}),
+        ({"tasks": 9}, "fits 8. Request at most 8 tasks", {"tasks": 8, "gpus_per_task": 1}),
         (
             {"tasks": 10, "gpus_per_task": 0, "cpu_milli": 16_000},
             "Needs 10 tasks, each with 16 CPU cores",
@@ -139,7 +139,7 @@ def test_what_another_pool_could_hold_names_it(scene):
     other = factories.pool("other")
     factories.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
     message, nearest = never(scene, pool=other)
-    assert "No node of the pool other runs containers. The pool main has some that do." in message
+    assert "No node of the pool other runs containers. The pool main has nodes that do." in message
     assert nearest == {"pool": scene["pool"].public_id}
     factories.node(other, gpus=1).gpus.update(model="Other 40")
     message, nearest = never(scene, pool=other, gpu_model="Test 80")
@@ -249,7 +249,7 @@ def test_one_account_for_all_is_for_one_person_alone(scene):
     with pytest.raises(Forbidden, match="one account"):
         factories.job(scene["owner"], scene["project"], process)
     factories.user(password=factories.PASSWORD)
-    with pytest.raises(Forbidden, match="second person"):
+    with pytest.raises(Forbidden, match="more than one user"):
         factories.job(admin, scene["project"], process)
     node.agent_info = {"per_user_isolation": True}
     node.save()

@@ -101,13 +101,13 @@ def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(scene) -> None:
     )
     operations.fail_overdue_operations()
     late.refresh_from_db()
-    assert late.ok is False and "goes back to the one before" in late.steps[-1]["message"]
+    assert late.ok is False and "the node rolls back" in late.steps[-1]["message"]
     for check in begun():
         operations.record_operation_finished(check.pk, ok=True)
     rollout.refresh_from_db()
     assert rollout.ok is False
     assert rollout.message == (
-        f"8 of 12 nodes run the new agent. It stopped at {late.node.name}; 3 were left as they are."
+        f"8 of 12 nodes run the new agent. It stopped at {late.node.name}; 3 were not upgraded."
     )
     assert operations.nodes_with_due_operations() and begun() == []
 
@@ -119,7 +119,7 @@ def test_who_may_ask_and_what_is_not_asked_twice(scene) -> None:
         operations.do_upgrade_all(scene["member"])
     first = operations.do_request_operation(scene["admin"], node("n00"), OperationKind.PREFLIGHT)
     assert operations.do_request_operation(scene["admin"], node("n00"), OperationKind.PREFLIGHT) == first
-    with pytest.raises(Conflict, match="does not answer"):
+    with pytest.raises(Conflict, match="is unreachable"):
         operations.do_request_operation(scene["admin"], node("n12"), OperationKind.GC)
     assert AuditEntry.objects.filter(action__startswith="node.").count() == 1
     assert AgentRollout.objects.count() == 0
@@ -157,13 +157,13 @@ def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
 def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(scene) -> None:
     admin = scene["admin"]
     nodes.do_set_node_state(admin, node("n12"), NodeState.DRAINED)
-    with pytest.raises(Conflict, match="n12 does not answer, so it cannot be checked") as silent:
+    with pytest.raises(Conflict, match="n12 is unreachable, so it cannot be checked") as silent:
         do_uncordon_node(admin, node("n12"))
     assert silent.value.code == "node_unreachable"
     assert do_uncordon_node(admin, node("n12"), force=True) is None
     assert node("n12").state == "ready" and not NodeOperation.objects.exists()
     Node.objects.filter(name="n12").update(state="enrolling", agent_info={})
-    with pytest.raises(Conflict, match="not answered yet"):
+    with pytest.raises(Conflict, match="not been connected yet"):
         do_uncordon_node(admin, node("n12"), force=True)
 
 
@@ -173,7 +173,7 @@ def test_without_a_signed_agent_nothing_is_asked(scene, settings, tmp_path) -> N
         lambda: operations.do_upgrade_all(scene["admin"]),
         lambda: operations.do_request_operation(scene["admin"], node("n00"), OperationKind.UPGRADE),
     ):
-        with pytest.raises(FairwayError, match="not there yet"):
+        with pytest.raises(FairwayError, match="does not exist yet"):
             ask()
     assert not NodeOperation.objects.exists()
 
@@ -210,4 +210,4 @@ def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) 
     entry = AuditEntry.objects.get(action="node.images_removed")
     assert entry.object_name == "n04"
     assert entry.after == {"images": [{"names": ["reg/a:1", "reg/a:2"], "mib": 8100, "unused_s": 900_000}]}
-    assert images_removed_message(gone) == "1 removed that nobody needed: reg/a:1, reg/a:2 (8100 MiB)."
+    assert images_removed_message(gone) == "1 unused images removed: reg/a:1, reg/a:2 (8100 MiB)."

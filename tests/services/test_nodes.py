@@ -127,7 +127,7 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
     back = Gpu.objects.get(pk=gpu.pk)
     assert (back.present, back.health) == (True, GpuHealth.QUARANTINED)
-    assert "It was lost (The node does not name it any more) and answers again" in back.health_reason
+    assert "It was lost (The node no longer reports it) and responds again" in back.health_reason
     nodes.record_hello(scene["node"].pk, hello(scene), received_s=100)
     assert Gpu.objects.get(pk=gpu.pk).health == GpuHealth.QUARANTINED
     with pytest.raises(Forbidden):
@@ -248,7 +248,7 @@ def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(scene):
     nodes.record_disk_full(scene["node"].pk, full)
     node = Node.objects.get(pk=scene["node"].pk)
     assert node.state == NodeState.CORDONED
-    assert node.state_reason == f"{full} It takes work again by itself once there is room."
+    assert node.state_reason == f"{full} It accepts jobs again when there is enough space."
     job.refresh_from_db()
     assert job.state == "RUNNING"
     nodes.record_disk_full(node.pk, full)

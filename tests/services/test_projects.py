@@ -25,7 +25,7 @@ def test_admins_make_projects_and_managers_make_children():
     vision = projects.do_create_project(admin, name="vision", manager=manager)
     child = projects.do_create_project(manager, name="vision-small", parent=vision)
     assert child.parent == vision
-    with pytest.raises(Forbidden, match="Only administrators make a top-level project"):
+    with pytest.raises(Forbidden, match="Only administrators create a top-level project"):
         projects.do_create_project(manager, name="other")
     with pytest.raises(InvalidRequest, match="already"):
         projects.do_create_project(admin, name="vision")
@@ -41,7 +41,7 @@ def test_the_tree_has_no_circle():
     admin = factories.user(admin=True)
     a = factories.project("a")
     b = factories.project("b", parent=a)
-    with pytest.raises(InvalidRequest, match="below itself"):
+    with pytest.raises(InvalidRequest, match="its own ancestor"):
         projects.do_change_project(admin, a, parent=b)
     with pytest.raises(InvalidRequest):
         projects.do_change_project(admin, a, parent=a)

@@ -209,7 +209,7 @@ def test_jobs_start_again_once_every_node_was_compared_or_fenced(scene) -> None:
     (row,) = seen(scene, container(scene, "newer22", node=1), node=1)
     missing = recovery_status()
     assert missing.in_recovery and {left.node for left in missing.nodes} == {near, far}
-    assert missing.message == "1 node does not answer and 1 unknown container waits for a decision."
+    assert missing.message == "1 node is unreachable and 1 unknown container needs a decision."
     nodes.record_contact(near.pk, compared=True)
     assert not end_recovery_if_complete()
     with pytest.raises(InvalidRequest):

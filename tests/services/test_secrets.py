@@ -72,23 +72,23 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
     assert read_job_secrets(job) == ({"key.pem": "the project's"}, {"HUB_TOKEN": VALUE})
     with pytest.raises(InvalidRequest, match="has no secret called key"):
         job_with(scene, {"secret": "key", "variable": "A"})
-    with pytest.raises(InvalidRequest, match="Two secrets would be the variable A"):
+    with pytest.raises(InvalidRequest, match="Two secrets use the same variable A"):
         job_with(scene, *({"secret": "hub", "variable": "A"} for _ in range(2)))
     with pytest.raises(InvalidRequest, match="CUDA_VISIBLE_DEVICES is set by Fairway"):
         job_with(scene, {"secret": "hub", "variable": "CUDA_VISIBLE_DEVICES"})
-    with pytest.raises(InvalidRequest, match="token is Fairway's own file"):
+    with pytest.raises(InvalidRequest, match="token is reserved by Fairway"):
         job_with(scene, {"secret": "hub", "file": "token"})
     do_save_secret(manager, project, "key", "another")
     assert read_job_secrets(job).files == {"key.pem": "another"}
     Membership.objects.filter(user=owner).delete()
-    with pytest.raises(SecretMissingError, match="may not run jobs"):
+    with pytest.raises(SecretMissingError, match="may no longer run jobs"):
         read_job_secrets(job)
     Membership.objects.create(project=project, user=owner, role="member")
     Secret.objects.filter(name="hub").update(encrypted_value=Secret.objects.get(name="key").encrypted_value)
-    with pytest.raises(SecretMissingError, match="cannot be opened"):
+    with pytest.raises(SecretMissingError, match="cannot be decrypted"):
         read_job_secrets(job)
     do_delete_secret(manager, project, "key")
-    with pytest.raises(SecretMissingError, match=r"no secret called key|cannot be opened"):
+    with pytest.raises(SecretMissingError, match=r"no secret called key|cannot be decrypted"):
         read_job_secrets(job)
 
 

@@ -115,6 +115,6 @@ def test_gpus_of_a_driver_that_does_not_answer_are_not_lost_and_take_no_new_work
     driver.write([["refuse 18"], nvml.h200(0)])
     told = hear(node, program, settings, driver)
     assert list(told["gpus"]) == []
-    assert "driver does not answer: " in told["gpu_driver_error"]
+    assert "driver does not respond: " in told["gpu_driver_error"]
     gpu = node.gpus.get()
     assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpu_driver_error"])

@@ -64,7 +64,7 @@ def test_who_resumes_before_the_node_let_go_waits_as_soon_as_it_has(scene, lab) 
     assert (now(job).state, used(scene)[0]) == (JobState.RUNNING, 1000)
     let_go(task)
     assert now(job).state == JobState.PENDING
-    assert now(job).message.endswith("It waits again.")
+    assert now(job).message.endswith("It is pending again.")
 
 
 def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
@@ -73,7 +73,7 @@ def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
     job_control.request_stop(attempt.pk, EndReason.PREEMPTED)
     do_suspend_job(scene["owner"], job)  # it was to wait again: now by hand
     let_go(task)
-    assert (now(job).state, "waits again" in now(job).message) == (JobState.SUSPENDED, False)
+    assert (now(job).state, "pending again" in now(job).message) == (JobState.SUSPENDED, False)
     do_cancel_job(scene["owner"], now(job))
     assert now(job).state == JobState.CANCELLED
     with pytest.raises(Conflict):
@@ -116,5 +116,5 @@ def test_who_waits_is_suspended_at_once_and_a_manager_leaves_an_audit_row(scene)
         place(scene, job)  # the engine had decided on an earlier look
     assert list(AuditEntry.objects.values_list("action", "actor_name")) == [("job.suspend", manager.username)]
     scene["project"].memberships.filter(user=scene["owner"]).delete()
-    with pytest.raises(Conflict, match="may not run jobs"):
+    with pytest.raises(Conflict, match="may no longer run jobs"):
         do_resume_job(manager, now(job))

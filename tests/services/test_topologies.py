@@ -107,7 +107,7 @@ def submit(scene, near):
         ({"topology": "fabric", "required": "hall"}, "fabric has no level hall; it has block, rack."),
         (
             {"topology": "fabric", "required": None},
-            "Name a level that is required, or one that is preferred.",
+            "Enter a required or a preferred level.",
         ),
     ],
 )

@@ -71,10 +71,10 @@ def test_a_job_names_what_its_project_may_use(scene) -> None:
         admin, VolumeInput("closed", VolumeKind.HOST_PATH, path="/c", projects=[elsewhere])
     )
     home = f"/home/{scene['owner'].username}"
-    assert "no volume called nowhere" in fault(scene, {"volume": "nowhere"})
+    assert "no volume nowhere" in fault(scene, {"volume": "nowhere"})
     assert "may not use it" in fault(scene, {"volume": "closed"})
-    assert "is in the home" in fault(scene, {"volume": "sets", "target": f"{home}/sets"})
-    assert "stand at /a" in fault(
+    assert "is inside the home" in fault(scene, {"volume": "sets", "target": f"{home}/sets"})
+    assert "have the mount path /a" in fault(
         scene, {"volume": "sets", "target": "/a"}, {"volume": "sets", "target": "/a"}
     )
     assert "at most 32" in fault(scene, *({"volume": "sets", "target": f"/volumes/{n}"} for n in range(33)))
@@ -82,7 +82,7 @@ def test_a_job_names_what_its_project_may_use(scene) -> None:
     kept = [{"volume": "sets", "target": "/volumes/sets", "read_only": False}]
     assert job.volumes == kept and list(request_from_job(job).volumes) == kept
     row = Volume.objects.get(name="sets")
-    with pytest.raises(Conflict, match="1 job that has not ended names it"):
+    with pytest.raises(Conflict, match="1 unfinished job uses it"):
         do_delete_volume(admin, row)
     Volume.objects.filter(pk=closed.pk).delete()
     row.projects.add(elsewhere)

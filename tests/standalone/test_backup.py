@@ -171,7 +171,7 @@ def test_a_file_that_does_not_fit_is_refused_with_a_reason(backup: Path, place: 
     files = {
         place / "missing": "no file",
         text: "not a readable backup",
-        rewritten(backup, place / "newer", manifest={"migrations": ["portal.9999_later"]}): "does not know",
+        rewritten(backup, place / "newer", manifest={"migrations": ["portal.9999_later"]}): "does not have",
         rewritten(backup, place / "format", manifest={"format": 2}): "reads format 1",
         rewritten(backup, place / "damaged", secret_key=b"other"): "damaged",
     }

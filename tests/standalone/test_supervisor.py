@@ -85,9 +85,9 @@ def test_lines_carry_the_name_of_their_process(start: Callable[..., Run]) -> Non
 def test_a_process_that_dies_is_started_again_with_longer_pauses(start: Callable[..., Run]) -> None:
     run = start("web=steady", "ill=dies")
     web = run.pids()["web"]
-    run.wait_line(r"ill ended with exit code 3; starting it again in 0\.5 s")
-    run.wait_line(r"ill ended with exit code 3; starting it again in 1 s")
-    run.wait_line(r"ill ended with exit code 3; starting it again in 2 s")
+    run.wait_line(r"ill ended with exit code 3; restarting it in 0\.5 s")
+    run.wait_line(r"ill ended with exit code 3; restarting it in 1 s")
+    run.wait_line(r"ill ended with exit code 3; restarting it in 2 s")
     assert run.pids()["web"] == web
 
 
@@ -96,7 +96,7 @@ def test_a_killed_process_takes_its_children_with_it_and_comes_back(start: Calla
     grandchild = int(run.wait_line(r"child (\d+)").group(1))
     first = run.pids()["pool"]
     os.kill(first, signal.SIGKILL)
-    run.wait_line(r"pool was ended by SIGKILL; starting it again")
+    run.wait_line(r"pool was ended by SIGKILL; restarting it in")
     assert eventually(lambda: not alive(grandchild))
     assert eventually(lambda: run.pids().get("pool", first) != first)
 

@@ -72,7 +72,7 @@ class Up:
 
     def wait_answer(self) -> None:
         assert eventually(
-            lambda: "Fairway answers" in self.text or self.process.poll() is not None, START_LIMIT_S
+            lambda: "Fairway is ready" in self.text or self.process.poll() is not None, START_LIMIT_S
         )
         assert self.process.poll() is None, self.text
 
@@ -176,7 +176,7 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
     second = start()
     assert second.wait_end() == 1
     assert re.search(
-        rf"already runs on {data} \(process {up.process.pid}, http://localhost:{up.port}\)", second.text
+        rf"already running with {data} \(process {up.process.pid}, http://localhost:{up.port}\)", second.text
     )
 
     former = up.pids()["worker-ask"]
@@ -210,7 +210,7 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
     assert eventually(lambda: again.text.count("scheduler.nodes.dispatch started") > 2, 60), again.text
     again.process.send_signal(signal.SIGINT)
     assert again.wait_end() == 0
-    assert re.search(r"ending \d+ jobs? of the demo's pretend nodes", again.text)
+    assert re.search(r"stopping \d+ jobs? of the demo's simulated nodes", again.text)
     assert left_in(data) == []  # no job of a pretend node outlives its demo
 
 

@@ -70,7 +70,7 @@ class StoryPortal:
         )
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         while time.monotonic() - began < START_LIMIT_S:
-            if any("Fairway answers" in line for line in self.lines):
+            if any("Fairway is ready" in line for line in self.lines):
                 self.took_s = time.monotonic() - began
                 time.sleep(0.2)
                 return

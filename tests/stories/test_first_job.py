@@ -97,7 +97,7 @@ def add_node(admin: Person, node: RigNode, name: str) -> None:
     """Adds one machine by the page: address, host key, script in its root shell, live test."""
     page = admin.go("/nodes/add/")
     page.get_by_label("Host or address").fill(node.address)
-    page.get_by_label("Name here").fill(name)
+    page.get_by_label("Node name").fill(name)
     pool = page.locator("#id_pool")
     if POOL in pool.inner_text():
         pool.select_option(label=POOL)
@@ -127,7 +127,7 @@ def invite(admin: Person, browser: Browser, project: str, username: str) -> Pers
     name = person.page.get_by_label(re.compile("name", re.I))
     if name.count() > 1:
         name.nth(1).fill(username.title())
-    person.page.get_by_role("button", name="Make my account").click()
+    person.page.get_by_role("button", name="Create account").click()
     expect(person.page.get_by_role("heading", name="My work")).to_be_visible(timeout=15_000)
     return person
 
@@ -140,7 +140,7 @@ def set_quota(admin: Person, **projects: dict[str, str]) -> None:
             page.get_by_label(f"{cell.title()} of {project}").fill(value)
     page.get_by_label("Why").fill("the story")
     page.get_by_role("button", name="Save changes").click()
-    expect(page.get_by_text("It counts from the next cycle on")).to_be_visible()
+    expect(page.get_by_text("It takes effect with the next cycle")).to_be_visible()
 
 
 def test_two_teams_share_two_nodes(
@@ -162,7 +162,7 @@ def test_two_teams_share_two_nodes(
     page.get_by_label("Title", exact=True).fill("JupyterLab")
     page.get_by_label("Image optional").fill(lab_image.name)
     page.get_by_label("Tool optional", exact=True).fill("jupyterlab")
-    page.get_by_label("How the tool starts").fill(" ".join(jupyterlab_command()))
+    page.get_by_label("Command of the tool").fill(" ".join(jupyterlab_command()))
     page.get_by_label("Port of the tool").fill(str(TOOL_PORT))
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("jupyterlab is saved")).to_be_visible()
@@ -173,7 +173,7 @@ def test_two_teams_share_two_nodes(
     for name in ("vision", "nlp"):
         page = admin.go("/projects/")
         page.get_by_label("Name", exact=True).fill(name)
-        page.get_by_role("button", name="Make the project").click()
+        page.get_by_role("button", name="Create project").click()
         expect(page.get_by_role("heading", name=name)).to_be_visible()
     set_quota(admin, vision={"guaranteed": "4"}, nlp={"guaranteed": "4"})
     vera = invite(admin, browser, "vision", "vera")

@@ -46,7 +46,7 @@ def test_a_new_password_ends_the_other_sessions(client, user):
     other.force_login(user)
     wrong = client.post(reverse("account-password"), {"old": "wrong", "password": "a longer new password"})
     assert wrong.status_code == 400
-    assert "not your present password" in wrong.content.decode()
+    assert "not your current password" in wrong.content.decode()
     client.post(reverse("account-password"), {"old": factories.PASSWORD, "password": "a longer new password"})
     assert client.get(reverse("home")).status_code == 200
     assert other.get(reverse("home")).status_code == 302

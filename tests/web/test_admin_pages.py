@@ -114,13 +114,13 @@ def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
     answer = client.post(
         reverse("save-quotas"), edit(project, pool.name, guaranteed="2.5", limit="7"), follow=True
     )
-    assert "counts from the next cycle on" in answer.content.decode()
+    assert "takes effect with the next cycle" in answer.content.decode()
     quota = Quota.objects.get(project=project, pool=pool)
     assert (quota.guaranteed_milli, quota.limit_milli) == (2500, 7000)
     change = quota.changes.first()
     assert change.reason == "a test"
     answer = client.post(reverse("undo-quota", args=[change.pk]), follow=True)
-    assert "Put back what vision had before." in answer.content.decode()
+    assert "Restored the previous quota of vision." in answer.content.decode()
     quota.refresh_from_db()
     assert quota.changes.first().undoes == change
     assert AuditEntry.objects.filter(action="quota.change").count() >= 2
@@ -151,7 +151,7 @@ def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):
     answer = client.post(reverse("save-quotas"), mine)
     page = answer.content.decode()
     assert answer.status_code == 409
-    assert "Somebody else changed this line" in page
+    assert "Another user changed this line" in page
     assert re.search(r'name="guaranteed-[a-z0-9]+" value="3"', page) and "now <b>5</b>" in page
     assert Quota.objects.get(project=project, pool=pool).guaranteed_milli == 5000
     again = dict(re.findall(r'name="(\w+-' + project.public_id + r')" value="([^"]*)"', page))
@@ -238,7 +238,7 @@ def test_a_project_is_made_and_a_bad_name_is_told(scene, client_of):
     assert "At most 63 characters; this has 64." in long and "Use lower-case letters" not in long
     answer = client.post(reverse("add-project"), {"name": "fresh", "title": "Fresh"}, follow=True)
     assert Project.objects.get(name="fresh").title == "Fresh"
-    assert "Now give it people" in answer.content.decode()
+    assert "Add members and a quota next" in answer.content.decode()
     assert client_of("member").post(reverse("add-project"), {"name": "mine"}).status_code == 403
 
 
@@ -271,7 +271,7 @@ def test_members_are_added_and_taken_out(scene, client_of):
     answer = client.post(
         reverse("set-member", args=[project.public_id]), {"username": "ghost", "role": "member"}
     )
-    assert answer.status_code == 400 and "nobody called ghost" in answer.content.decode()
+    assert answer.status_code == 400 and "no user called ghost" in answer.content.decode()
 
 
 def test_a_link_that_lets_in_leads_to_the_portals_own_address(scene, client_of):
@@ -319,7 +319,7 @@ def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
     assert "id_host_error" in answer.content.decode()
     assert client_of("admin").post(reverse("add-node"), form | {"port": "0"}).status_code == 400
     empty = client_of("admin").post(reverse("add-node"), form | {"host": ""}).content.decode()
-    assert "Type the machine" in empty
+    assert "Enter the host name" in empty
     for field, problem in (
         ("engine", "one of auto"),
         ("runtime", "one of podman"),
@@ -357,9 +357,9 @@ def test_environments_are_an_allow_list(scene, client_of):
     )
     Environment.objects.filter(pk=row.pk).update(image_cuda="12.4")
     page = client_of("admin").get(reverse("environment", args=[row.public_id])).content.decode()
-    assert "Its driver knows CUDA 12.2." in page and "Its image says that it needs CUDA 12.4." in page
+    assert "Its driver supports CUDA 12.2." in page and "Its image requires CUDA 12.4." in page
     launch = client_of("member").get(reverse("launch")).content.decode()
-    assert "Its image needs CUDA 12.4; with GPUs it stays off 1 of " in launch
+    assert "Its image needs CUDA 12.4; GPU jobs cannot use 1 of " in launch
     save = reverse("save-environment", args=[row.public_id])
     assert client_of("admin").post(save, form | {"min_cuda": "twelve"}).status_code == 400
     client_of("admin").post(save, form | {"min_cuda": "none"})
@@ -369,12 +369,15 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert "There is no project called nowhere." in answer.content.decode() and answer.status_code == 400
     assert client_of("member").post(bring).status_code == 403
     told = client_of("admin").post(bring, {"node": old.public_id}, follow=True).content.decode()
-    assert "PyTorch is brought to 1\xa0node." in told and "waits for its turn" in told
+    assert "PyTorch is being pulled on 1\xa0node." in told and "queued" in told
     assert (
         "Bring" not in client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     )
     stop = reverse("cancel-prefetch", args=[row.public_id])
-    assert "1\xa0node will not fetch it" in client_of("admin").post(stop, follow=True).content.decode()
+    assert (
+        "Queued pulls on 1\xa0node are cancelled"
+        in client_of("admin").post(stop, follow=True).content.decode()
+    )
     client_of("admin").post(save, form | {"enabled": ""})
     row.refresh_from_db()
     assert not row.enabled
@@ -385,7 +388,7 @@ def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, c
     row, one, other = scene.environments["lab"], *("sha256:" + digit * 64 for digit in "12")
     name, tag = row.image.split(":")
     page, change = (reverse(view, args=[row.public_id]) for view in ("environment", "change-image"))
-    assert "Nodes have not agreed on an image yet." in client_of("member").get(page).content.decode()
+    assert "The image is not pinned yet." in client_of("member").get(page).content.decode()
     nodes = list(scene.nodes.values())[:2]
     for node, digest in zip(nodes, (one, other), strict=True):
         image = {"image_id": digest, "refs": [f"{name}:{tag}"], "digests": [f"{name}@{digest}"]}
@@ -393,14 +396,14 @@ def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, c
     shown = " ".join(client_of("admin").get(page).content.decode().split())
     for node, digest in zip(nodes, (one, other), strict=True):
         assert (
-            f'The tag names this image on {node.name}: <span class="fw-mono fw-wide">{name}@{digest}</span>'
+            f'The tag refers to this image on {node.name}: <span class="fw-mono fw-wide">{name}@{digest}</span>'
             in shown
         )
     assert shown.count("Use this image for new jobs") == 2
     assert "Use this image" not in client_of("member").get(page).content.decode()
 
     several = client_of("admin").post(change, {"act": "update"}, follow=True).content.decode()
-    assert "Nodes report 2 other images under this tag" in several
+    assert "Nodes report 2 other images for this tag" in several
     told = (
         client_of("admin")
         .post(change, {"act": "update", "image": f"{name}@{other}"}, follow=True)
@@ -408,9 +411,11 @@ def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, c
     )
     assert f"New jobs run {name}@{other}." in told
     shown = " ".join(client_of("admin").get(page).content.decode().split())
-    assert f"The tag names another image on {nodes[0].name}" in shown and "New jobs do not run it." in shown
+    assert (
+        f"The tag refers to another image on {nodes[0].name}" in shown and "New jobs do not run it." in shown
+    )
     gone = client_of("admin").post(change, {"act": "update", "image": "x"}, follow=True).content.decode()
-    assert "No node reports this image under the tag now." in gone
+    assert "No node reports this image for the tag now." in gone
 
 
 @pytest.mark.parametrize("page", ["audit", "users", "cluster", "jobs", "quotas", "search"])
@@ -429,7 +434,7 @@ def test_a_null_character_in_a_form_is_refused(scene, client_of):
 def test_an_address_for_forms_has_a_page_too(client_of):
     answer = client_of("admin").get(reverse("save-quotas"))
     assert (answer.status_code, answer["Allow"]) == (405, "POST")
-    assert "only takes what a form sends" in answer.content.decode()
+    assert "accepts only submitted forms" in answer.content.decode()
 
 
 def test_the_trail_speaks_in_words(quota_place, client_of):
@@ -451,15 +456,15 @@ def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     Node.objects.filter(pk=node.pk).update(agent_info={"agent_version": "1"})
     address = reverse("set-node-state", args=[node.public_id])
     admin.post(address, {"act": "cordon", "reason": "a new fan"})
-    shown = admin.post(address, {"act": "ready", "reason": "a new fan"}, follow=True)
+    shown = admin.post(address, {"act": "uncordon", "reason": "a new fan"}, follow=True)
     (check,) = node.operations.all()
     assert shown.request["PATH_INFO"] == reverse("node-operation", args=[node.public_id, check.public_id])
     record_preflight_finished(check.pk, ok=False)
     again = admin.get(shown.request["PATH_INFO"]).content.decode()
-    assert "stays out of service until it is mended" in again and "Force uncordon" in again
+    assert "stays out of service until the problems are fixed" in again and "Force uncordon" in again
     Node.objects.filter(pk=node.pk).update(reachable=False)
-    told = admin.post(address, {"act": "ready", "reason": ""}, follow=True).content.decode()
-    assert "does not answer, so it cannot be checked" in told and "Force uncordon" in told
-    admin.post(address, {"act": "ready-anyway", "reason": "a new fan"})
+    told = admin.post(address, {"act": "uncordon", "reason": ""}, follow=True).content.decode()
+    assert "is unreachable, so it cannot be checked" in told and "Force uncordon" in told
+    admin.post(address, {"act": "force-uncordon", "reason": "a new fan"})
     node.refresh_from_db()
     assert (node.state, node.state_reason) == ("ready", "")

@@ -37,7 +37,7 @@ def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind
     assert (alarms[0].acknowledged_at is not None) is (kind == "admin")
     if kind == "admin":
         text = answer.content.decode()
-        assert "XID 79" in text and "GPU has fallen off the bus; what ran on it was ended" in text
+        assert "XID 79" in text and "GPU has fallen off the bus; its tasks were stopped" in text
         assert "of &lt;carol&gt;" in text and '<span class="fw-nav__n">2</span>' in text
         assert text.index("XID 31") > text.index("Application-caused XIDs")
         after = client.get(page).content.decode()
@@ -61,7 +61,7 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(sc
     text = client.get(page).content.decode()
     assert "I correct it" in text and '<span class="fw-nav__n">1</span>' not in text
     assert AuditEntry.objects.get(action="invalid_row.acknowledge").reason == "I correct it"
-    assert "acknowledged already" in client.post(act, follow=True).content.decode()
+    assert "already acknowledged" in client.post(act, follow=True).content.decode()
     report_invalid_rows([])
     assert "Invalid data" not in client.get(page).content.decode()
     report_invalid_rows([report])  # it is wrong again: a new alarm
@@ -80,7 +80,7 @@ def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_new
     client = client_of("admin")
     text = client.get(reverse("alerts")).content.decode()
     assert "Reported by two nodes" in text and f"{newcomer.name} reports the same GPU" in text
-    assert f"it counts for {owner.name} only" in text
+    assert f"only {owner.name} uses it" in text
     text = client.get(reverse("node", args=[newcomer.public_id])).content.decode()
     assert "It reports the GPU" in text and gpu.uuid in text and "It is not used here." in text
     (row,) = client.get("/api/v1/alerts/").json()["items"]

@@ -30,7 +30,7 @@ def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, for
     row = Reservation.objects.get()
     assert sorted(one.node.name for one in row.reservation_nodes.all()) == ["h200-1", "h200-3"]
     page = admin.get("/calendar/").content.decode()
-    assert "vision course" in page and "To come" in page
+    assert "vision course" in page and "Upcoming" in page
     assert "moe-7b-sft" in page and "without a time limit" in page  # nlp stands on h200-3
     edit = admin.get(f"/calendar/?edit={row.public_id}").content.decode()
     assert 'value="h200-1 h200-3"' in edit
@@ -38,9 +38,9 @@ def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, for
     admin.post("/calendar/save/", changed)
     assert Reservation.objects.get().reservation_nodes.count() == 1
     stale = admin.post("/calendar/save/", changed)
-    assert stale.status_code == 409 and "Somebody else changed" in stale.content.decode()
+    assert stale.status_code == 409 and "Another user changed" in stale.content.decode()
     admin.post(f"/calendar/{row.public_id}/cancel/")
-    assert "Bring back" in admin.get("/calendar/").content.decode()
+    assert "Restore" in admin.get("/calendar/").content.decode()
     admin.post(f"/calendar/{row.public_id}/restore/")
     assert Reservation.objects.get().cancelled_at is None
 
@@ -76,14 +76,14 @@ def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form)
     ("changes", "message"),
     [
         ({"nodes": "h200-1 nowhere"}, "h200 has no node called nowhere."),
-        ({"nodes": "99"}, "3 are not reserved then"),
-        ({"nodes": "0"}, "ask for 1 to 3"),
+        ({"nodes": "99"}, "Enter 1 to 3"),
+        ({"nodes": "0"}, "Enter 1 to 3"),
         ({"projects": "vision, nothing"}, "There is no project called nothing."),
-        ({"starts_at": "soon"}, "Give a day and a time"),
-        ({"ends_at": "0001-01-01T00:00"}, "must come after the begin"),
+        ({"starts_at": "soon"}, "Enter a date and a time"),
+        ({"ends_at": "0001-01-01T00:00"}, "must be after the start"),
         ({"ends_at": "9999-12-31T23:59"}, "At most 400 days."),
         ({"pool": "nothing"}, "Choose a pool."),
-        ({"name": ""}, "Give it a name"),
+        ({"name": ""}, "Enter a name"),
     ],
 )
 def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, message) -> None:
@@ -99,7 +99,7 @@ def test_a_clash_names_the_other(client_of, scene, form) -> None:
     admin.post("/calendar/save/", form)
     answer = admin.post("/calendar/save/", form | {"name": "another", "nodes": "all"})
     assert answer.status_code == 409
-    assert "h200-1 is reserved at that time already (vision course)." in answer.content.decode()
+    assert "h200-1 is already reserved at that time (vision course)." in answer.content.decode()
     assert Job.objects.filter(state="RUNNING").count() > 0  # nobody was thrown out
 
 
@@ -108,10 +108,10 @@ def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_o
     refused = admin.post("/calendar/save/", form | {"drain_at_start": "on"})
     assert refused.status_code == 400
     page = refused.content.decode()
-    assert "Only a reservation for nobody" in page and 'name="drain_at_start" checked' in page
+    assert "Only a maintenance reservation" in page and 'name="drain_at_start" checked' in page
     assert admin.post("/calendar/save/", form | {"drain_at_start": "on", "projects": ""}).status_code == 302
     row = Reservation.objects.get()
     assert row.drain_at_start
     node = row.reservation_nodes.first().node
     shown = client_of("member").get(f"/nodes/{node.public_id}/").content.decode()
-    assert ", maintenance" in shown and "what still runs when it begins is asked to leave" in shown
+    assert ", maintenance" in shown and "jobs that still run when it begins are preempted" in shown

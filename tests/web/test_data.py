@@ -21,7 +21,9 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     assert "There is no node called nowhere." in page and 'value="/keeps"' in page
     assert admin.post("/volumes/save/", form).status_code == 302
     assert Volume.objects.get().quota_mib == 512
-    assert "No node says that its file system holds this limit" in admin.get("/volumes/").content.decode()
+    assert (
+        "No node reports that its file system enforces this limit" in admin.get("/volumes/").content.decode()
+    )
     assert 'value="0.5"' in admin.get("/volumes/?edit=team").content.decode()
     assert "team" in member.get("/volumes/").content.decode()
     assert "team" not in client_of("stranger").get("/volumes/").content.decode()
@@ -29,7 +31,7 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     member.post("/account/secrets/", {"name": "hub", "value": VALUE})
     project = scene.projects["vision"].public_id
     assert (
-        "not do that"
+        "lack the permission"
         in member.post(
             f"/projects/{project}/secrets/", {"name": "x", "value": VALUE}, follow=True
         ).content.decode()
@@ -38,7 +40,7 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     lines = {"volumes": "team /work ro", "secret_variables": "HUB_TOKEN=hub", "secret_files": "key=hub"}
     wrong = member.post("/launch/", typed | lines | {"secret_variables": "HUB_TOKEN", "volumes": "a b c d"})
     assert wrong.status_code == 400 and "is not VARIABLE=SECRET." in wrong.content.decode()
-    assert "is not a name, perhaps a place, perhaps ro." in wrong.content.decode()
+    assert "is not of the form NAME [PATH] [ro]." in wrong.content.decode()
     assert member.post("/launch/", typed | lines).status_code == 302
     job = Job.objects.get(name="my run")
     assert job.volumes == [{"volume": "team", "target": "/work", "read_only": True}]
@@ -57,7 +59,7 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     assert "/run/fairway/key" in pages[0] and "team /work ro" in pages[1] and "HUB_TOKEN=hub" in pages[1]
     assert not any(VALUE in page for page in pages)
     kept = admin.post("/volumes/team/remove/", follow=True).content.decode()
-    assert "1 job that has not ended names it." in kept
+    assert "1 unfinished job uses it." in kept
     member.post("/account/secrets/hub/delete/")
     assert not Secret.objects.exists()
 
@@ -68,6 +70,6 @@ def test_a_login_is_kept_by_administrators_and_never_shown(client_of) -> None:
     refused = admin.post("/registries/save/", form | {"host": "https://x"})
     assert refused.status_code == 400 and VALUE not in refused.content.decode()
     page = admin.post("/registries/save/", form, follow=True).content.decode()
-    assert "they are robot" in page and VALUE not in page
+    assert "as robot" in page and VALUE not in page
     admin.post(f"/registries/{RegistryLogin.objects.get().public_id}/remove/")
     assert not RegistryLogin.objects.exists()

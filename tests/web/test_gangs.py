@@ -23,7 +23,7 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
 ) -> None:
     asked = typed | TWO | {"pool": scene.pools["h200"].public_id}
     told = client_of("member").post(reverse("launch-check"), asked).content.decode()
-    assert "the pool h200 lends gangs no network between nodes" in told
+    assert "the pool h200 allows gangs no network between nodes" in told
     assert 'data-set="tasks=1;gpus_per_task=4;launcher=torchrun"' in told
     refused = client_of("member").post(reverse("launch"), asked)
     assert refused.status_code == 422 and not Job.objects.filter(name="my run").exists()
@@ -36,7 +36,7 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     pool = NodePool.objects.get(name="h200")
     assert pool.fabric_devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
     told = client_of("member").post(reverse("launch-check"), asked).content.decode()
-    assert "its tasks use the network of these nodes" in told
+    assert "its tasks use the host network" in told
     assert client_of("member").post(reverse("launch"), asked).status_code == 302
     job = Job.objects.get(name="my run")
     assert (job.launcher, job.retry_on_failure, job.tasks) == ("torchrun", True, 2)
@@ -71,9 +71,9 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(s
     page = client_of("admin").get(policy).content.decode()
     assert 'value="ib0"' in page and "It has no interface ib0." in page
     said = client_of("admin").get(reverse("node", args=[node.public_id])).content.decode()
-    assert "It has no interface ib0." in said and "as its pool says: ib0" in said
+    assert "It has no interface ib0." in said and "as set for its pool: ib0" in said
     told = client_of("admin").post(address, named | {"fabric_network": "host"}, follow=True).content.decode()
-    assert "network of an engine" in told
+    assert "name of a container network" in told
     pool.refresh_from_db()
     assert pool.fabric_network == ""
 

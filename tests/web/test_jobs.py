@@ -106,7 +106,7 @@ def test_the_failure_box_names_the_exit_and_says_what_to_do(scene, client_of):
     page = (
         client_of("member").get(reverse("job", args=[scene.jobs["dino-abl-b128"].public_id])).content.decode()
     )
-    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Ask for more memory, such as 128"):
+    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 128"):
         assert words in page
     page = (
         client_of("member")
@@ -149,7 +149,7 @@ def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(sc
     JobVerdict.objects.filter(job=fresh).delete()
     page = client_of("member").get(reverse("job", args=[fresh.public_id]))
     assert [phase.name for phase in page.context["phases"]] == ["Waiting", "Starting", "Server", "Open"]
-    assert page.content.decode().count("Just submitted; the next cycle says why it waits.") == 1
+    assert page.content.decode().count("Just submitted; the next cycle considers it.") == 1
 
 
 def test_cancelling_a_waiting_job_ends_it(scene, client_of):
@@ -190,7 +190,7 @@ def test_hold_and_release(scene, client_of):
     job = scene.jobs["depth-anything-ft"]
     client = client_of("member")
     page = client.post(reverse("job-hold", args=[job.public_id]), {"held": "1"}, follow=True).content.decode()
-    assert "Held back; release it and it waits its turn." in page
+    assert "Held: it cannot start until it is released." in page
     client.post(reverse("job-hold", args=[job.public_id]), {"held": "0"})
     job.refresh_from_db()
     assert not job.held
@@ -207,7 +207,7 @@ def test_start_again_is_a_new_job_with_the_same_request(scene, client_of):
 def test_a_running_job_cannot_start_again(scene, client_of):
     answer = client_of("member").post(reverse("job-resubmit", args=[scene.jobs["vit-h-pretrain"].public_id]))
     assert answer.status_code == 409
-    assert "It has not ended yet." in answer.content.decode()
+    assert "It has not ended." in answer.content.decode()
 
 
 def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(scene, client_of, settings):
@@ -378,13 +378,13 @@ def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(scen
     def told() -> str | None:
         return client.get(f"/api/v1/jobs/{job.public_id}/").json()["attempts"][0]["checkpoint_at"]
 
-    assert "Has not said that it saved its work" in page() and told() is None
+    assert "No checkpoint reported" in page() and told() is None
     attempt = Attempt.objects.select_related("job").get(job=job)
     now = timezone.now()
     assert record_checkpoint(attempt, 360.0, polled_at=now)
     shown_page = page()
-    assert re.search(r"Saved its work <time [^>]*>6 min( \d+ s)? ago</time>", shown_page)
-    assert "Has not said" not in shown_page
+    assert re.search(r"Last checkpoint <time [^>]*>6 min( \d+ s)? ago</time>", shown_page)
+    assert "No checkpoint reported" not in shown_page
     saved_at = now - dt.timedelta(seconds=360)
     assert told() == saved_at.isoformat().replace("+00:00", "Z")
     assert saved_at.isoformat(timespec="seconds") in page("job-run")
@@ -404,12 +404,12 @@ def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
         assert record_progress(rows.get(job=job), 0, done, ago_s, polled_at=now)
 
     now = timezone.now()
-    assert "as it told" not in page() and told() is None
+    assert " done, " not in page() and told() is None
     tell(60_000, 120.0)
-    assert re.search(r"60,000 done, as it told <time [^>]*>2 min( \d+ s)? ago</time>", page())
+    assert re.search(r"60,000 done, reported <time [^>]*>2 min( \d+ s)? ago</time>", page())
     assert told()["per_s"] is None
     tell(66_000, 20.0)
-    assert re.search(r"66,000 done, 60 a second, as it told <time [^>]*>\d+ s ago</time>", page())
+    assert re.search(r"66,000 done, 60 a second, reported <time [^>]*>\d+ s ago</time>", page())
     assert "60 a second" in page("job-run")
     said = told()
     assert (said["done"], said["previous_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
@@ -472,7 +472,7 @@ def test_whom_nobody_asks_to_leave_is_not_told_to_save(scene, client_of):
     Job.objects.filter(name="vit-h-pretrain").update(preemptible=False)
     for name in ("vit-h-pretrain", "attn-probe", "depth-anything-ft", "vit-h-probe-in1k"):
         page = words(client.get(reverse("job", args=[scene.jobs[name].public_id])))
-        assert "saved its work" not in page.lower(), name
+        assert "No checkpoint reported" not in page.lower(), name
 
 
 def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, client_of):
@@ -488,7 +488,7 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
     JobVerdict.objects.filter(job=job).update(forecast_at=now, **times)
     made = Forecast.objects.create(job=job, made_at=now - dt.timedelta(hours=1), is_first=True, **times)
     page = words(client_of("member").get(address))
-    assert "Meant to hold in 8 of 10 cases" in page and "None was scored in the last 30 days" in page
+    assert "Forecasts should hold in 8 of 10 cases" in page and "None was scored in the last 30 days" in page
     assert "Forecast history" not in page  # there is only the first
     Forecast.objects.create(
         job=scene.jobs["moe-7b-sft"],
@@ -504,17 +504,17 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
     assert '<b class="fw-medium">100&nbsp;%</b> held' in page and "Forecast history" in page
     assert "The first forecast." in page
     JobVerdict.objects.filter(job=job).update(p90_at=made.made_at)
-    assert "It was to have started by now" in words(client_of("member").get(address))
+    assert "The forecast interval has passed" in words(client_of("member").get(address))
 
 
 @pytest.mark.parametrize(
     ("code", "foreseen", "heading", "words_of_it"),
     [
-        ("unsatisfiable", True, "No forecast", "This cluster cannot run it as it asks."),
-        ("volume_unavailable", True, "No forecast", "The node of its home volume takes no work"),
-        ("dependency", False, "After the others", "is worked out once they have ended"),
-        ("project_limit", True, "No forecast", "Waiting alone does not help it"),
-        ("project_limit", False, "No estimate yet", "Until enough of them have ended"),
+        ("unsatisfiable", True, "No forecast", "This cluster cannot satisfy its request."),
+        ("volume_unavailable", True, "No forecast", "The node of its home volume accepts no jobs"),
+        ("dependency", False, "After its dependencies", "is predicted after its dependencies have ended"),
+        ("project_limit", True, "No forecast", "It could not start even after"),
+        ("project_limit", False, "No estimate yet", "too few of them have ended so far"),
     ],
 )
 def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, foreseen, heading, words_of_it):
@@ -525,7 +525,7 @@ def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, fores
     )  # of another verdict
     JobVerdict.objects.filter(job=job).update(code=code, forecast_at=now if foreseen else None, **stale)
     page = words(client_of("member").get(reverse("job", args=[job.public_id])))
-    assert heading in page and words_of_it in page and "Meant to hold" not in page
+    assert heading in page and words_of_it in page and "Forecasts should hold" not in page
     assert ("no forecast" in words(client_of("member").get("/queue/"))) is (heading != "No estimate yet")
     told = client_of("member").get(f"/api/v1/jobs/{job.public_id}/").json()
     assert told["interval"] is None
@@ -535,7 +535,7 @@ def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, fores
 def test_a_job_without_gpus_is_not_foreseen(scene, client_of):
     job = scene.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(gpus_per_task=0)
-    assert "It asks for no GPU" in words(client_of("member").get(reverse("job", args=[job.public_id])))
+    assert "It requests no GPU" in words(client_of("member").get(reverse("job", args=[job.public_id])))
 
 
 def test_an_elastic_job_says_how_far_it_has_grown(scene, client_of):
@@ -555,4 +555,4 @@ def test_an_elastic_job_says_how_far_it_has_grown(scene, client_of):
     job_control.record_task_ended(task.pk, exit_code=1, reason=EndReason.EXIT_CODE)
     (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
     assert row.size_text == "1 of 4 tasks"
-    assert "1 of 4 tasks go on." in words(client_of("member").get(page))
+    assert "1 of 4 tasks keep running." in words(client_of("member").get(page))

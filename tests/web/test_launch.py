@@ -63,7 +63,7 @@ def test_spans_are_read_with_their_unit(scene, typed, text, seconds):
         ("time_limit_s", "soon", "Write a time such as"),
         ("env", "NO SIGN", "is not NAME=value"),
         ("command", "echo 'open", "quotation mark"),
-        ("command", "", "Say what to run"),
+        ("command", "", "Enter a command"),
         ("env", "CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
         ("name", "!", "Use up to 100 letters"),
     ],
@@ -240,8 +240,8 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
         jobs_ahead=[], decided_at=job.submitted_at, code_since=job.submitted_at,
     )  # fmt: skip
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
-    assert "Dependency" in page and "once they have ended" in page and "No estimate yet" not in page
-    assert ">Dependencies</h2>" in page and "however these end" in page and mine.name in page
+    assert "Dependency" in page and "have ended" in page and "No estimate yet" not in page
+    assert ">Dependencies</h2>" in page and "even if they fail" in page and mine.name in page
     assert ">Dependents</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
 
 
@@ -278,17 +278,17 @@ def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(scene, client
     ended = Job.objects.filter(owner=me, kind="training", state="FAILED").first()
     answer = client_of("member").post(reverse("launch"), typed | {"dependencies": [ended.public_id]})
     assert answer.status_code == 400
-    assert f"{ended.name} failed, so nothing can start" in answer.content.decode()
+    assert f"{ended.name} failed and can never complete" in answer.content.decode()
 
 
 def test_only_environments_for_the_project_are_offered(scene, client_of, typed):
     lab, batch = scene.environments["lab"], scene.environments["batch"]
     page = client_of("member").get(reverse("launch")).content.decode()
-    assert "on 5 of 6\xa0nodes; brought where it is missing" in page
+    assert "on 5 of 6\xa0nodes; pulled where it is missing" in page
     batch.projects.set([scene.projects["nlp"]])
     page = client_of("member").get(reverse("launch")).content.decode()
     assert lab.title in page and batch.title not in page
     answer = client_of("admin").get(reverse("launch"))
     assert f'data-projects="{scene.projects["nlp"].public_id}"' in answer.content.decode()
     refused = client_of("admin").post(reverse("launch"), typed)
-    assert "is not offered to the project vision." in refused.content.decode()
+    assert "is not available to the project vision." in refused.content.decode()

@@ -33,7 +33,7 @@ def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> 
     assert "<dt>Kernel</dt><dd>6.1.0-18-amd64</dd>" in page
     assert "<dt>MaxStartups</dt><dd>10:30:100</dd>" in page
     assert "<dt>crun</dt>" not in page
-    assert f"<dt>Shares</dt><dd>{shares['message']}</dd>" in page
+    assert f"<dt>GPU sharing</dt><dd>{shares['message']}</dd>" in page
 
 
 def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did(scene, client_of) -> None:
@@ -46,20 +46,22 @@ def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did
         {
             "name": "Images",
             "ok": True,
-            "message": "1 removed that nobody needed: a:1 (8 MiB).",
+            "message": "1 unused images removed: a:1 (8 MiB).",
             "seconds": 1.0,
         }
     ]
     node.operations.create(kind="gc", steps=steps, finished_at=timezone.now(), ok=True)
-    assert "1 removed that nobody needed: a:1 (8 MiB)." in page_of(admin, node)
+    assert "1 unused images removed: a:1 (8 MiB)." in page_of(admin, node)
     assert "1 removed" not in page_of(client_of("member"), node)
 
 
 def test_a_gpu_with_a_warning_says_so(scene, client_of) -> None:
     node = scene.nodes["h200-1"]
-    Gpu.objects.filter(node=node, index=0).update(health="ok", health_reason="It runs slower: it is too hot.")
+    Gpu.objects.filter(node=node, index=0).update(
+        health="ok", health_reason="It is throttled: it is too hot."
+    )
     page = page_of(client_of("member"), node)
-    assert "It runs slower: it is too hot." in page
+    assert "It is throttled: it is too hot." in page
     assert 'data-s="warning"' in page
 
 
@@ -96,14 +98,16 @@ def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(
     member, admin = page_of(client_of("member"), node), page_of(client_of("admin"), node)
     for page in (member, admin):
         assert "Quarantined since" in page
-        assert "Something there cannot be ended, and holds its GPUs." in page
-        assert "Its clock is 3.0 s behind ours." in page
+        assert "A task there cannot be killed and holds its GPUs." in page
+        assert "Its clock is 3.0 s behind the portal" in page
     assert f"A task of {job.public_id} was killed" in admin and "Clear quarantine" in admin
     assert "was killed" not in member and "Clear quarantine" not in member
     cluster = client_of("member").get(reverse("cluster")).content.decode()
     assert "Quarantined" in cluster and "Attention needed" in cluster
     path = reverse("set-node-state", args=[node.public_id])
-    assert client_of("admin").post(path, {"act": "trust", "reason": "a new cable"}).status_code == 302
+    assert (
+        client_of("admin").post(path, {"act": "clear-quarantine", "reason": "a new cable"}).status_code == 302
+    )
     assert "Quarantined since" not in page_of(client_of("member"), node)
 
 

@@ -136,4 +136,4 @@ def test_the_rail_names_the_field_that_is_wrong(client_of):
 def test_a_form_that_is_too_large_is_told(client_of):
     answer = client_of("member").post(reverse("launch"), "name=" + "x" * 3_000_000, content_type=FORM)
     assert answer.status_code == 413
-    assert "larger than any form here may be" in answer.content.decode()
+    assert "exceeds the size limit" in answer.content.decode()

@@ -214,7 +214,7 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
     answer = error_pages.server_error(rf.get("/"))
     assert answer.status_code == 503
     assert answer["Retry-After"] == "5"
-    assert "its database does not answer" in answer.content.decode()
+    assert "The database does not answer." in answer.content.decode()
 
 
 def test_a_page_says_since_when_it_may_miss_news(client_of):

@@ -79,7 +79,7 @@ def test_names_of_other_projects_are_not_told(ordered, client_of, kind):
     assert not [name for name in hidden if name in page]
     assert "a job of another project" in page and "Waiting for eviction" in page
     found = client_of(kind).get(reverse("queue"), {"q": "llama"})
-    assert "No waiting job matches" in words(found)
+    assert "No pending job matches" in words(found)
 
 
 def test_filters_stand_in_the_address_and_in_the_live_part(ordered, client_of):
@@ -127,7 +127,7 @@ def test_a_long_queue_is_shown_page_by_page(scene, client_of):
 def test_an_empty_queue_says_what_to_do(client_of, scene):
     Job.objects.filter(state="PENDING").update(desired_state="cancelled")
     page = words(client_of("member").get(reverse("queue")))
-    assert "Nothing waits" in page and 'href="/launch/"' in page
+    assert "No pending jobs" in page and 'href="/launch/"' in page
 
 
 def test_rest_tells_the_same_without_names(ordered, client_of):

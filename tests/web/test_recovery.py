@@ -59,8 +59,8 @@ def test_it_is_for_administrators(after, client_of, kind, status):
 
 def test_it_lists_what_is_missing_node_by_node(after, client_of):
     page = words(client_of("admin").get(reverse("recovery")))
-    assert "2 containers wait for a decision." in page and "fw-c-newer22-1-1" in page
-    assert "a-lindqvist" in page and "GPU 6" in page and "not in the record" in page
+    assert "2 containers need a decision." in page and "fw-c-newer22-1-1" in page
+    assert "a-lindqvist" in page and "GPU 6" in page and "not in the database" in page
     assert "Fence node" in page and "a100-1" in page
     assert "h200-1" not in page
 
@@ -73,18 +73,16 @@ def test_an_act_asks_once_and_says_what_happens(after, client_of):
     assert "The same happens to the other ranks" in asked
     assert not Job.objects.filter(public_id="newer22").exists()
     done = words(client.post(keep, follow=True))
-    assert (
-        "is adopted: it is the job kept-newer22 of a-lindqvist now" in done and "Adopted containers" in done
-    )
+    assert "is adopted as the job kept-newer22 of a-lindqvist" in done and "Adopted containers" in done
     refused = client.post(reverse("recovery-stop", args=[after.row.public_id]))
-    assert refused.status_code == 409 and "It is being kept as a job already." in words(refused)
+    assert refused.status_code == 409 and "It is already being adopted." in words(refused)
 
 
 def test_stopping_shows_until_it_is_proved(after, client_of):
     client = client_of("admin")
     client.post(reverse("recovery-stop", args=[after.row.public_id]))
     page = words(client.get(reverse("recovery")))
-    assert "Waiting for the proof that what was stopped is gone." in page and "Stopping" in page
+    assert "Waiting for proof that stopped containers are gone." in page and "Stopping" in page
 
 
 def test_fencing_asks_how_one_knows(after, client_of):
@@ -101,12 +99,12 @@ def test_fencing_asks_how_one_knows(after, client_of):
 def test_a_banner_leads_there_from_every_page_of_an_administrator(after, client_of):
     for page in ("home", "cluster", "jobs", "quotas", "users", "audit"):
         shown = words(client_of("admin").get(reverse(page)))
-        assert "1 node does not answer and 2 unknown containers wait for a decision." in shown, page
+        assert "1 node is unreachable and 2 unknown containers need a decision." in shown, page
         assert f'href="{reverse("recovery")}"' in shown
-    assert "nothing starts yet" not in words(client_of("member").get(reverse("home")))
+    assert "no job starts yet" not in words(client_of("member").get(reverse("home")))
     ClusterSettings.objects.update(recovery_mode=False)
-    assert "nothing starts yet" not in words(client_of("admin").get(reverse("home")))
+    assert "no job starts yet" not in words(client_of("admin").get(reverse("home")))
 
 
 def test_without_a_restore_it_says_so(scene, client_of):
-    assert "Nothing is open" in words(client_of("admin").get(reverse("recovery")))
+    assert "Nothing to decide" in words(client_of("admin").get(reverse("recovery")))

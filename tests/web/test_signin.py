@@ -58,7 +58,7 @@ def test_a_wrong_password_and_an_unknown_name_sound_alike():
     known = Client().post("/sign-in/", {"username": "ada-love", "password": "wrong"})
     unknown = Client().post("/sign-in/", {"username": "nobody", "password": "wrong"})
     assert known.status_code == unknown.status_code == 403
-    message = "That name and password do not match."
+    message = "The username or the password is wrong."
     assert message in known.content.decode()
     assert message in unknown.content.decode()
 
@@ -172,7 +172,7 @@ def test_a_one_time_link_works_once_and_asks_for_a_password_then():
     assert client.get("/").status_code == 200
     again = Client().post("/sign-in/link/", {"code": code})
     assert again.status_code == 404
-    assert "does not work any more" in again.content.decode()
+    assert "is no longer valid" in again.content.decode()
 
 
 def test_an_invitation_makes_the_account_it_promises():

@@ -23,27 +23,27 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(scene, 
     member, admin = client_of("member"), client_of("admin")
     address = reverse("job", args=[late.public_id])
     page = member.get(address).content.decode()
-    assert "Its time limit ends it" in page and "30&nbsp;s to save" in page and "data-left" in page
+    assert "Time limit:" in page and "30&nbsp;s to save its work" in page and "data-left" in page
     asked = {"extra_s": "3600", "reason": "the last epoch"}
     page = member.post(reverse("job-extend", args=[late.public_id]), asked, follow=True).content.decode()
-    assert "somebody decides, since the scheduler did not say in time whom it delays" in page
-    assert "An administrator decides." in page and "Request extension" not in page
+    assert "it needs approval, because the scheduler did not determine in time which jobs it delays" in page
+    assert "An administrator must decide." in page and "Request extension" not in page
     row = TimeLimitExtension.objects.get()
     assert "Grant" not in member.get(reverse("approvals")).content.decode()
     assert "the last epoch" in admin.get(reverse("approvals")).content.decode()
     decide = reverse("decide-extension", args=[row.public_id])
     assert client_of("stranger").post(decide, {"grant": "1"}).status_code == 404
-    assert "Administrators decide" in member.post(decide, {"grant": "1"}, follow=True).content.decode()
+    assert "An administrator must decide" in member.post(decide, {"grant": "1"}, follow=True).content.decode()
     assert Job.objects.get(pk=late.pk).time_limit_s == 12 * 3600
     admin.post(decide, {"grant": "1", "answer": "well then"})
     assert Job.objects.get(pk=late.pk).time_limit_s == 13 * 3600
     page = member.get(address).content.decode()
-    assert "Its time limit ends it" not in page and "up to 23\xa0h more" in page
+    assert "Time limit:" not in page and "up to 23\xa0h more" in page
     assert "well then" in member.get(reverse("approvals")).content.decode()
 
 
 @pytest.mark.parametrize(
-    ("more", "said"), [("soon", "is no time"), ("40 d", "may be added"), ("", "is not a time")]
+    ("more", "said"), [("soon", "is not a time"), ("40 d", "may be added"), ("", "is not a time")]
 )
 def test_nonsense_is_told(client_of, late, more, said) -> None:
     page = client_of("member").post(

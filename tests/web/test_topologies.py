@@ -55,7 +55,7 @@ def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
     near = {"topology_required": "fabric:example.org/block", "topology_preferred": "fabric:rack"}
     form = typed | {"gpus_per_task": "4", "tasks": "2"} | near
     checked = member.post("/launch/check/", form).content.decode()
-    assert "in one block, rather in one rack (fabric)" in checked
+    assert "in one block, preferably in one rack (fabric)" in checked
     assert member.post("/launch/", form).status_code == 302
     job = Job.objects.get(name="my run")
     assert job.topology_constraint == {
@@ -64,12 +64,13 @@ def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
         "preferred": "rack",
     }
     assert (
-        "in one block, rather in one rack (fabric)" in member.get(f"/jobs/{job.public_id}/").content.decode()
+        "in one block, preferably in one rack (fabric)"
+        in member.get(f"/jobs/{job.public_id}/").content.decode()
     )
     again = member.get(f"/launch/?like={job.public_id}").content.decode()
     assert '<option value="fabric:example.org/block" selected>block</option>' in again
     kept = client_of("admin").post("/topologies/fabric/remove/", follow=True).content.decode()
-    assert "1 waiting job asks to stand near by it." in kept
+    assert "1 pending job requires this topology." in kept
     assert Topology.objects.exists()
 
 

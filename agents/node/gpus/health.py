@@ -41,26 +41,26 @@ class HealthReadings(NamedTuple):
 
 XID_HEALTH: Dict[int, GpuHealth] = {
     79: GpuHealth(LOST, "it fell off the bus", fatal=True),
-    48: GpuHealth(QUARANTINED, "its memory had an error that could not be corrected", fatal=True),
-    95: GpuHealth(QUARANTINED, "its memory had an error that reached other work", fatal=True),
-    94: GpuHealth(QUARANTINED, "its memory had an error, and the work that it hit was ended", fatal=True),
-    140: GpuHealth(QUARANTINED, "its memory had an error that it did not recover from", fatal=True),
-    MEMORY_FAULT: GpuHealth(QUARANTINED, "its memory had an error that could not be corrected", fatal=True),
-    119: GpuHealth(QUARANTINED, "its own processor no longer answers the driver", fatal=True),
-    120: GpuHealth(QUARANTINED, "its own processor failed", fatal=True),
-    62: GpuHealth(QUARANTINED, "its microcontroller halted", fatal=True),
-    46: GpuHealth(QUARANTINED, "it stopped working and waits for a reset", fatal=True),
-    109: GpuHealth(QUARANTINED, "it no longer changes between programs and waits for a reset", fatal=True),
-    110: GpuHealth(
-        QUARANTINED, "it met a security fault, which mostly is a failure of its parts", fatal=True
+    48: GpuHealth(QUARANTINED, "its memory had an uncorrectable error", fatal=True),
+    95: GpuHealth(QUARANTINED, "its memory had an uncontained error", fatal=True),
+    94: GpuHealth(
+        QUARANTINED, "its memory had a contained error, and the affected processes were ended", fatal=True
     ),
-    143: GpuHealth(QUARANTINED, "it could not be set up", fatal=True),
-    158: GpuHealth(QUARANTINED, "it did not answer in time and waits for a reset", fatal=True),
-    64: GpuHealth(QUARANTINED, "a damaged part of its memory could not be put aside"),
-    156: GpuHealth(QUARANTINED, "a damaged part of it was put aside, which a reset finishes"),
+    140: GpuHealth(QUARANTINED, "its memory had an unrecovered error", fatal=True),
+    MEMORY_FAULT: GpuHealth(QUARANTINED, "its memory had an uncorrectable error", fatal=True),
+    119: GpuHealth(QUARANTINED, "its GSP no longer responds to the driver", fatal=True),
+    120: GpuHealth(QUARANTINED, "its GSP failed", fatal=True),
+    62: GpuHealth(QUARANTINED, "its microcontroller halted", fatal=True),
+    46: GpuHealth(QUARANTINED, "it stopped processing and needs a reset", fatal=True),
+    109: GpuHealth(QUARANTINED, "its context switch timed out and it needs a reset", fatal=True),
+    110: GpuHealth(QUARANTINED, "it had a security fault, which is usually a hardware failure", fatal=True),
+    143: GpuHealth(QUARANTINED, "it could not be initialized", fatal=True),
+    158: GpuHealth(QUARANTINED, "it did not respond in time and needs a reset", fatal=True),
+    64: GpuHealth(QUARANTINED, "a damaged row of its memory could not be retired"),
+    156: GpuHealth(QUARANTINED, "a damaged part of it is retired by the next reset"),
     74: GpuHealth(QUARANTINED, "its NVLink had an error"),
-    136: GpuHealth(QUARANTINED, "its NVLink could not be set up"),
-    92: GpuHealth(OK, "its memory has many errors that are still corrected"),
+    136: GpuHealth(QUARANTINED, "its NVLink could not be initialized"),
+    92: GpuHealth(OK, "its memory has many corrected errors"),
 }
 """Health and reason by XID, worst first. Codes in neither table are warnings."""
 
@@ -70,8 +70,8 @@ APPLICATION_XIDS = frozenset({8, 11, 13, 31, 32, 43, 45, 63, 68, 69, 137})
 THROTTLE_REASONS: Dict[int, str] = {
     0x40: "it is too hot",
     0x20: "it is too hot",
-    0x80: "its power supply asks for it",
-    0x08: "its board asks for it",
+    0x80: "its power supply slows it down",
+    0x08: "its board slows it down",
 }
 """NVML's clocks event reasons that indicate a problem, unlike a power cap or an idle GPU."""
 
@@ -84,16 +84,16 @@ def is_throttled(throttle: int) -> bool:
 def evaluate_health(readings: HealthReadings) -> GpuHealth:
     """Return the worst health that the readings indicate."""
     if not readings.responds:
-        return GpuHealth(LOST, "The driver no longer answers for this GPU.", fatal=True)
+        return GpuHealth(LOST, "The driver no longer reports this GPU.", fatal=True)
     for xid, fault in XID_HEALTH.items():
         if xid in readings.xids and fault.health != OK:
             return fault._replace(message=_xid_message(xid, fault))
     if readings.rows_failed:
         return GpuHealth(
-            QUARANTINED, "A damaged row of its memory could not be replaced: it is a case for its maker."
+            QUARANTINED, "A damaged row of its memory could not be remapped: contact its vendor."
         )
     if readings.pages_pending:
-        return GpuHealth(QUARANTINED, "Damaged pages of its memory wait for a reset of the GPU.")
+        return GpuHealth(QUARANTINED, "Damaged pages of its memory are retired by the next reset of the GPU.")
     return GpuHealth(OK, _warning(readings))
 
 
@@ -102,19 +102,19 @@ def _warning(readings: HealthReadings) -> Optional[str]:
         if xid not in APPLICATION_XIDS:
             return _xid_message(xid, XID_HEALTH.get(xid))
     if readings.rows_pending:
-        return "A damaged row of its memory is replaced at the next reset of the GPU."
+        return "A damaged row of its memory is remapped by the next reset of the GPU."
     if readings.throttled_s >= THROTTLE_WARNING_S:
         why = next((why for bit, why in THROTTLE_REASONS.items() if readings.throttle & bit), None)
         if why is not None:
-            return f"It runs slower: {why}."
+            return f"It is throttled: {why}."
     if readings.ecc_uncorrected:
-        return "Its memory had errors that could not be corrected since the driver was loaded."
+        return "Its memory had uncorrectable errors since the driver was loaded."
     return None
 
 
 def _xid_message(xid: int, fault: Optional[GpuHealth]) -> str:
     if xid == MEMORY_FAULT:
-        return "Its memory had an error that could not be corrected."
+        return "Its memory had an uncorrectable error."
     if fault is None or fault.message is None:
-        return f"The driver told XID {xid} for it."
-    return f"The driver told XID {xid}: {fault.message}."
+        return f"The driver reported XID {xid} for it."
+    return f"The driver reported XID {xid}: {fault.message}."

@@ -120,18 +120,18 @@ def unavailable_reason(settings: Settings, gpus: Sequence[GpuInfo], program: Opt
     if not gpus:
         return "it has no GPU"
     if any(facts.simulated for facts in gpus):
-        return "its GPUs are pretend ones"
+        return "its GPUs are simulated"
     if settings.mps_control_program is None:
-        return "its settings turn MPS off (mps_control_program)"
+        return "its settings disable MPS (mps_control_program)"
     if program is None:
-        return f"{settings.mps_control_program} is not on it"
+        return f"{settings.mps_control_program} is not installed"
     if os.geteuid() == 0:
         if not supports_multiuser(program):
-            return "its MPS serves one account at a time, and tasks run under many; newer drivers serve them together"
+            return "its MPS serves one account at a time, but tasks run under several; newer drivers support several"
     elif not all(_runs_as_agent_user(settings)):
-        return "its agent is not root, and tasks run under other accounts"
+        return "its agent is not root, but tasks run under other accounts"
     elif len(settings.runtimes) > 1:
-        return "its tasks are both containers and processes of one account, which meet a daemon at different places"
+        return "its tasks are both containers and processes of one account, which use different daemon paths"
     return None
 
 

@@ -64,7 +64,7 @@ class MpsDaemons:
         limit_mib = mps.share_memory_mib(self._gpu_info(wanted.uuid), wanted.milli)
         if limit_mib is None:
             raise AgentError(
-                ENGINE_ERROR, f"GPU {wanted.uuid} does not tell its memory: nobody can share it."
+                ENGINE_ERROR, f"GPU {wanted.uuid} does not report its memory and cannot be shared."
             )
         share = mps.MpsShare(
             wanted.uuid,
@@ -139,20 +139,20 @@ class MpsDaemons:
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
-            raise self._error(share.uuid, "it did not begin in time") from late
+            raise self._error(share.uuid, "it did not start in time") from late
         if answer.returncode != 0:
             raise self._error(share.uuid, answer.stderr.decode(errors="replace").strip()[-300:])
         deadline_s = time.monotonic() + _REPLY_TIMEOUT_S
         while self._send(share.uuid, mps.PING_COMMAND) is None:
             daemon = self._find_daemon(share.uuid)
             if daemon is None or not daemon.is_alive or time.monotonic() >= deadline_s:
-                said = procfs.read_text(os.path.join(folder, "log", "said")) or "it does not answer"
+                said = procfs.read_text(os.path.join(folder, "log", "said")) or "it does not respond"
                 self._stop_daemon(share.uuid)
                 raise self._error(share.uuid, said.strip()[-300:])
             time.sleep(_POLL_INTERVAL_S)
         daemon = self._find_daemon(share.uuid)
         if daemon is None:
-            raise self._error(share.uuid, "its process is not known")
+            raise self._error(share.uuid, "its process is unknown")
         return daemon
 
     def _set_limits(self, share: mps.MpsShare) -> None:
@@ -166,7 +166,7 @@ class MpsDaemons:
             mps.parse_server_pids(servers or ""),
         )
         if servers is None or self._send(share.uuid, *lines) is None:
-            raise self._error(share.uuid, "it does not take bounds")
+            raise self._error(share.uuid, "it does not accept limits")
 
     def _send(self, uuid: str, *lines: str) -> Optional[str]:
         """Send commands; return the daemon's reply, or None without one."""
@@ -224,7 +224,7 @@ class MpsDaemons:
         if share.shm_dir != mps.SHM_DIR:
             os.makedirs(share.shm_dir, exist_ok=True)
             if not _is_our_folder(share.shm_dir):  # any account can create names there
-                raise self._error(share.uuid, f"{share.shm_dir} belongs to somebody else")
+                raise self._error(share.uuid, f"{share.shm_dir} belongs to another account")
             os.chmod(share.shm_dir, 0o1777)  # noqa: S103 - as the machine's own
 
     def _all_daemons(self) -> Dict[str, str]:
@@ -255,7 +255,7 @@ class MpsDaemons:
         for facts in self._gpus.gpus():
             if facts.uuid == uuid:
                 return facts
-        raise self._error(uuid, "the GPU is not there")
+        raise self._error(uuid, "the GPU is missing")
 
     def _control_program(self, uuid: str) -> str:
         if self._program is None:

@@ -69,7 +69,7 @@ class UnresponsiveGpus(GpuProvider):
         return (
             None
             if isinstance(self._provider, NvmlGpus)
-            else f"NVIDIA's driver does not answer: {self._reason}."
+            else f"The NVIDIA driver does not respond: {self._reason}."
         )
 
     def driver_version(self) -> Optional[str]:
@@ -155,7 +155,7 @@ class NvmlGpus(GpuProvider):
             for uuid, facts in self._known.items():
                 if uuid not in present:
                     present[uuid] = facts._replace(
-                        health=LOST, health_message="The GPU left the bus.", fatal=True
+                        health=LOST, health_message="The GPU fell off the bus.", fatal=True
                     )
             self._known = present
             return sorted(present.values(), key=lambda facts: facts.index)

@@ -42,7 +42,7 @@ MINIMUM_VERSIONS: Dict[str, MinimumVersion] = {
     "driver": MinimumVersion("NVIDIA's driver", ((525, 60, 13),)),
     "kernel": MinimumVersion("The kernel", ((5, 3),)),
     "ssh": MinimumVersion("OpenSSH", ((9, 6),)),
-    "sshd": MinimumVersion("The sshd that runs", ((9, 6),)),
+    "sshd": MinimumVersion("The running sshd", ((9, 6),)),
 }
 MIN_MAXSTARTUPS = 4
 """Minimum of the first number of sshd's MaxStartups, from which sshd drops connections at random."""
@@ -87,7 +87,7 @@ def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) ->
     startups = (versions.get("maxstartups") or "").partition(":")[0]
     if startups.isdigit() and int(startups) < MIN_MAXSTARTUPS:
         messages.append(
-            f"sshd turns connections away from {startups} at once on (MaxStartups): let it take {MIN_MAXSTARTUPS}."
+            f"sshd rejects connections above {startups} at once (MaxStartups): allow at least {MIN_MAXSTARTUPS}."
         )
     return messages
 

@@ -47,7 +47,7 @@ def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
         request = ImageGcPolicy(high, min(low, high), min_age_s, raw.get("include_unmanaged") is True, keep)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise invalid_spec(
-            "images has high_threshold_percent, low_threshold_percent, min_age_s, "
+            "images must have high_threshold_percent, low_threshold_percent, min_age_s, "
             "and optionally include_unmanaged and protected."
         ) from error
     if not (
@@ -55,7 +55,9 @@ def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
         and request.high_threshold_percent <= 100
         and request.min_age_s >= 0
     ):
-        raise invalid_spec("The percentages of images are from 0 to 100, and min_age_s is not negative.")
+        raise invalid_spec(
+            "The percentages of images must be from 0 to 100, and min_age_s must not be negative."
+        )
     return request
 
 

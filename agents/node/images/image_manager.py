@@ -72,7 +72,7 @@ class ImageManager:
         """Pull an image; send progress at most twice a second."""
         reference = fields.get("image")
         if not isinstance(reference, str) or not _REFERENCE.match(reference):
-            raise invalid_spec("image is not a reference.")
+            raise invalid_spec("image is not an image reference.")
         runtime, login = self._find_runtime(fields), _login(fields.get("login"))
         self._tasks.directories.check_disk_space()
         reported_s = 0.0
@@ -163,7 +163,7 @@ class ImageManager:
         except (binascii.Error, TypeError, ValueError) as error:
             raise invalid_spec("data_b64 is not base64.") from error
         if offset > _size(path):
-            raise invalid_spec(f"The piece begins at {offset}, but only {_size(path)} bytes are here.")
+            raise invalid_spec(f"The chunk starts at {offset}, but only {_size(path)} bytes are here.")
         self._tasks.directories.check_disk_space()
         with disk_full_as_error(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -185,7 +185,7 @@ class ImageManager:
             for piece in iter(lambda: stream.read(1 << 20), b""):
                 digest.update(piece)
         if digest.hexdigest() != wanted:
-            raise AgentError(ENGINE_ERROR, "The archive arrived damaged: its SHA-256 is another one.")
+            raise AgentError(ENGINE_ERROR, "The archive is damaged: its SHA-256 does not match.")
 
     def _find_runtime(self, fields: JsonObject) -> Runtime:
         wanted = fields.get("runtime")
@@ -203,9 +203,9 @@ def _login(raw: Any) -> Optional[RegistryLogin]:
     if raw is None:
         return None
     if not isinstance(raw, dict) or set(raw) != set(RegistryLogin._fields):
-        raise invalid_spec("login has a username and a password.")
+        raise invalid_spec("login must have a username and a password.")
     if not all(isinstance(each, str) and each for each in raw.values()) or ":" in raw["username"]:
-        raise invalid_spec("login has a username and a password.")
+        raise invalid_spec("login must have a username and a password.")
     return RegistryLogin(**raw)
 
 
@@ -216,10 +216,11 @@ def _explain_login_error(refusal: AgentError, reference: str, given: bool) -> Ag
         return refusal
     host = registry_host(reference) or "The registry"
     if given:
-        return AgentError(refusal.code, f"{host} refused the login that is kept for it: {refusal.message}")
+        return AgentError(refusal.code, f"{host} rejected its stored credentials: {refusal.message}")
     return AgentError(
         refusal.code,
-        f"{host} wants a login, or has no such image; an administrator keeps one under Registries: {refusal.message}",
+        f"{host} requires credentials, which an administrator enters under Registries, or has no such image: "
+        f"{refusal.message}",
     )
 
 

@@ -144,10 +144,10 @@ class Ledger:
             if spec.attempt in job["tombstones"]:
                 raise AgentError(
                     errors.TOMBSTONED,
-                    f"Attempt {spec.attempt} of {spec.job} was stopped and never starts again.",
+                    f"Attempt {spec.attempt} of {spec.job} was stopped and cannot start again.",
                 )
             if spec.task in _stopped_tasks(job, spec.attempt):
-                raise AgentError(errors.TOMBSTONED, f"{spec.name} was asked to leave and never starts again.")
+                raise AgentError(errors.TOMBSTONED, f"{spec.name} was evicted and cannot start again.")
             if spec.attempt < job["attempt"]:
                 raise AgentError(
                     errors.TOMBSTONED,
@@ -199,7 +199,7 @@ class Ledger:
             if record is None:
                 raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
             if record["phase"] == EXITED and fields.get("phase") in LIVE_PHASES:
-                raise AgentError(errors.TOMBSTONED, f"{name} has ended and never starts again.")
+                raise AgentError(errors.TOMBSTONED, f"{name} has ended and cannot start again.")
             record.update(fields)
             if fields.get("phase") == EXITED:
                 record_use(state, record["runtime"], record.get("image"), time.time())
@@ -435,7 +435,7 @@ def _check_epoch(state: Record, epoch: int) -> None:
     if epoch < state["epoch"]:
         raise AgentError(
             errors.STALE_EPOCH,
-            f"The command is of epoch {epoch}; this node has heard epoch {state['epoch']}.",
+            f"The command has epoch {epoch}, but this node has seen epoch {state['epoch']}.",
         )
     state["epoch"] = epoch
 
@@ -455,8 +455,8 @@ def _check_gpu_capacity(state: Record, spec: TaskSpec) -> None:
         if held.get(share.uuid, 0) + share.milli > MILLI_PER_GPU:
             raise AgentError(
                 errors.GPU_OVERCOMMITTED,
-                f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; "
-                f"{share.milli} more do not fit.",
+                f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; {share.milli} "
+                f"more are not available.",
             )
 
 
@@ -468,7 +468,7 @@ def _check_rendezvous_port(state: Record, spec: TaskSpec) -> None:
         if held and record["rendezvous_port"] == spec.rendezvous_port:
             raise AgentError(
                 errors.RENDEZVOUS_PORT_IN_USE,
-                f"Port {spec.rendezvous_port} of this node is where the ranks of {record['job']} meet.",
+                f"Port {spec.rendezvous_port} of this node is the rendezvous port of {record['job']}.",
             )
 
 

@@ -62,7 +62,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     for runtime in tasks.runtimes.values():
         fault = runtime.firewall_fault()
         if fault is not None:
-            message = fault or f"The network rules for containers of {runtime.kind} are in force."
+            message = fault or f"The network rules for containers of {runtime.kind} are active."
             checks.append(_check("firewall", not fault, message))
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
@@ -100,7 +100,7 @@ def _engine_check(kind: str, version: Optional[str]) -> Dict[str, Any]:
     if kind == "process":
         return _check(kind, True, "Tasks can run as plain processes.")
     return _check(
-        kind, version is not None, f"{kind} {version} answers." if version else f"{kind} does not answer."
+        kind, version is not None, f"{kind} {version} answers." if version else f"{kind} does not respond."
     )
 
 

@@ -50,7 +50,7 @@ class AgentUpgrader:
         target, signers = self._settings.agent_path, self._settings.allowed_signers_path
         if target is None or signers is None:
             raise AgentError(
-                FORBIDDEN, "This node was enrolled without upgrades: it has no key to check them with."
+                FORBIDDEN, "This node was enrolled without upgrades: it has no key to verify them."
             )
         if request.get("confirm") is not None:
             return self._confirm(target, request["confirm"])
@@ -69,7 +69,7 @@ class AgentUpgrader:
             return {"size": os.stat(part).st_size}
         signature = request.get("signature")
         if not isinstance(signature, str):
-            raise invalid_spec("The last piece comes with a signature.")
+            raise invalid_spec("The last chunk must have a signature.")
         write_atomic(part + ".sig", signature.encode(), mode=0o644)
         self._verify(part, signers)
         confirm_within_s = (
@@ -83,7 +83,7 @@ class AgentUpgrader:
     @staticmethod
     def _confirm(target: str, wanted: Any) -> Dict[str, Any]:
         if digest_of(target) != wanted:
-            raise AgentError(FORBIDDEN, "Another program than the one that is confirmed is in place.")
+            raise AgentError(FORBIDDEN, "The installed program is not the one to confirm.")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_trial_path(target))
         return {"confirmed": True}
@@ -109,7 +109,7 @@ class AgentUpgrader:
                     command, stdin=program, capture_output=True, timeout=_VERIFY_WITHIN_S, check=False
                 )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise AgentError(ENGINE_ERROR, f"The signature could not be checked: {error}.") from error
+            raise AgentError(ENGINE_ERROR, f"The signature could not be verified: {error}.") from error
         if answer.returncode != 0:
             os.unlink(part)
             raise AgentError(FORBIDDEN, "The program is not signed with the key of this node's enrolment.")

@@ -28,12 +28,12 @@ def expand_device_patterns(patterns: Iterable[str], allowed: Sequence[str]) -> L
         )
         for path in matches:
             if not _is_allowed(os.path.realpath(path), allowed):
-                raise invalid_spec(f"{path} is not among the fabric devices that this node lends to jobs.")
+                raise invalid_spec(f"{path} is not one of the fabric devices that this node allows for jobs.")
         if not matches or not os.path.exists(matches[0]):
             raise invalid_spec(f"This node has no {pattern}.")
         for path in matches:
             if not stat.S_ISCHR(os.stat(path).st_mode):
-                raise invalid_spec(f"{path} is no character device.")
+                raise invalid_spec(f"{path} is not a character device.")
             found[path] = None
     return list(found)
 
@@ -64,13 +64,19 @@ def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Seq
         lacks.append(refusal.message)
     if runtime is None or runtime.kind == "process":
         if named.network or named.devices:
-            lacks.append("Plain processes join no network and are handed no devices: that takes an engine.")
+            lacks.append(
+                "Plain processes cannot use container networks or devices: this needs a container runtime."
+            )
     elif named.network and named.network not in [each["name"] for each in runtime.external_networks() or ()]:
         lacks.append(f"{runtime.kind} has no network {named.network}.")
     if lacks:
         return {"name": "fabric", "ok": False, "message": " ".join(lacks)}
     words = [each for each in (named.interface, named.network, *devices) if each]
-    return {"name": "fabric", "ok": True, "message": f"What the pool names is here: {', '.join(words)}."}
+    return {
+        "name": "fabric",
+        "ok": True,
+        "message": f"All requirements of the pool are met: {', '.join(words)}.",
+    }
 
 
 def _has_interface(named: str) -> bool:

@@ -34,7 +34,7 @@ _ERRNO_REASONS = {
     errno.ECONNREFUSED: "connection refused",
     errno.EHOSTUNREACH: "no route to it",
     errno.ENETUNREACH: "no route to it",
-    errno.ECONNRESET: "the connection was cut",
+    errno.ECONNRESET: "the connection was reset",
 }
 
 
@@ -93,7 +93,7 @@ def _listen_on(port: int, wait_for_release: bool) -> socket.socket:
             return _create_server(port)
         except OSError as error:
             if time.monotonic() >= until_s:
-                message = f"Something else listens at port {port} of this node."
+                message = f"Another process listens on port {port} of this node."
                 raise AgentError(RENDEZVOUS_PORT_IN_USE, message) from error
         time.sleep(0.02)
 
@@ -182,9 +182,9 @@ def check_rendezvous(fields: Dict[str, Any], cluster: str) -> Dict[str, Any]:
                     break
                 heard += piece
             if heard != expected:
-                why = "something else answers there"
+                why = "another service responds there"
     except socket.timeout:
-        why = f"no answer in {within_s:g} s"
+        why = f"no response in {within_s:g} s"
     except OSError as error:
         why = _ERRNO_REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
     return {"reason": why, "seconds": round(time.monotonic() - begun_s, 4)}

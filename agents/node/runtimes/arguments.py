@@ -178,7 +178,7 @@ def rank_address(subnet: str, rank: int) -> str:
     """
     network = ipaddress.IPv4Network(subnet)
     if rank + 2 >= network.num_addresses - 1:
-        raise invalid_spec(f"A network of this node has no room for rank {rank} of a gang.")
+        raise invalid_spec(f"A network of this node has no free address for rank {rank} of a gang.")
     return str(network[rank + 2])
 
 

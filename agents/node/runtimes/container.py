@@ -130,7 +130,7 @@ class ContainerRuntime(Runtime):
             raise AgentError(errors.ENGINE_ERROR, f"{self.kind} is not installed on this node.") from error
         except subprocess.TimeoutExpired as error:
             raise AgentError(
-                errors.ENGINE_ERROR, f"{self.kind} {arguments[0]} did not answer within {timeout_s:.0f} s."
+                errors.ENGINE_ERROR, f"{self.kind} {arguments[0]} did not respond within {timeout_s:.0f} s."
             ) from error
         return CommandResult(
             answer.returncode, answer.stdout.decode(errors="replace"), answer.stderr.decode(errors="replace")
@@ -153,7 +153,7 @@ class ContainerRuntime(Runtime):
         if answer.mentions(_DISK_FULL_MESSAGES):
             return AgentError(errors.DISK_FULL, f"The disk of the node is full: {last}")
         if answer.mentions(_PORT_TAKEN_MESSAGES):
-            return AgentError(errors.PORT_IN_USE, f"A port of the node was taken meanwhile: {last}")
+            return AgentError(errors.PORT_IN_USE, f"A port of the node was taken in the meantime: {last}")
         return AgentError(errors.ENGINE_ERROR, f"{self.kind} {verb} failed: {last}")
 
     # -- tasks --------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class ContainerRuntime(Runtime):
         fault = self.refresh_firewall()
         if fault != "" and spec.egress.mode != egress.OPEN:
             raise invalid_spec(
-                f"This node cannot hold containers to a network policy: {fault or 'it has no firewall of ours.'}"
+                f"This node cannot enforce network policies: {fault or 'its firewall chains are missing.'}"
             )
         if spec.network is not None and self.run(["network", "inspect", spec.network]).code != 0:
             # docker would fail only at the start, when other ranks have started
@@ -210,7 +210,7 @@ class ContainerRuntime(Runtime):
         if answer.code == 0:
             return
         if answer.mentions(_NAME_TAKEN_MESSAGES) and config.spec.name in answer.stderr:
-            raise AgentError(errors.NAME_CONFLICT, f"{config.spec.name} exists already.")
+            raise AgentError(errors.NAME_CONFLICT, f"{config.spec.name} already exists.")
         if answer.mentions(("image not known", "no such image", "unable to find image")):
             self._images.clear()
             raise AgentError(errors.IMAGE_MISSING, f"The image {config.spec.image} is not on this node.")
@@ -367,7 +367,7 @@ class ContainerRuntime(Runtime):
         names = tuple(each.split("=", 1)[0] for each in (row.get("Config") or {}).get("Env") or ())
         for name in names:
             if name in FORBIDDEN_ENV:
-                raise invalid_spec(f"The image {image} sets {name}, which is refused.")
+                raise invalid_spec(f"The image {image} sets {name}, which is not allowed.")
         facts = ImageConfig(image_id=row["Id"], env=tuple(name for name in names if is_reserved(name)))
         if _IMMUTABLE_REFERENCE.match(image):
             self._images[image] = CachedImage(facts, None)
@@ -412,14 +412,14 @@ class ContainerRuntime(Runtime):
             answer = CommandResult(process.returncode, "", last)
             if answer.mentions(_DISK_FULL_MESSAGES):
                 raise self.error("pull", answer)
-            raise AgentError(errors.IMAGE_MISSING, f"The image {image} could not be brought: {last[:600]}")
+            raise AgentError(errors.IMAGE_MISSING, f"The image {image} could not be pulled: {last[:600]}")
         return self._image(image)
 
     def load(self, archive_path: str) -> Image:
         out = self.run_checked(["load", "--input", archive_path], timeout_s=_PULL_WITHIN_S)
         found = re.findall(r"Loaded image(?:\(s\)| ID)?: *(\S+)", out)
         if not found:
-            raise AgentError(errors.ENGINE_ERROR, f"{self.kind} load did not say what it loaded.")
+            raise AgentError(errors.ENGINE_ERROR, f"{self.kind} load did not report what it loaded.")
         return self._image(found[-1])
 
     def _image(self, reference: str) -> Image:
@@ -441,7 +441,7 @@ class ContainerRuntime(Runtime):
             answer = self.run(["container", "inspect", "--format", "{{.Image}}", *found])
             if answer.code == 0:
                 return {_prefixed_image_id(each) for each in answer.stdout.split()}
-        raise AgentError(errors.ENGINE_ERROR, f"{self.kind} does not say which images its containers use.")
+        raise AgentError(errors.ENGINE_ERROR, f"{self.kind} does not report which images its containers use.")
 
     def remove_image(self, image: Image) -> bool:
         self._images.clear()

@@ -17,7 +17,9 @@ from agents.node.host.atomic_files import disk_full_as_error, file_lock, read_js
 from agents.node.task_log import log_cut_message
 
 MAX_FILES = 2
-LINES_LOST_MESSAGE = "fairway: some lines are lost here; they came faster than they could be taken over."
+LINES_LOST_MESSAGE = (
+    "fairway: some lines are missing here; they were written faster than they could be copied."
+)
 _BLOCK_BYTES = procfs.MIB
 _LAST_BYTES = 64
 """A line of docker's log ends with its time in nanoseconds, so this many bytes identify it."""

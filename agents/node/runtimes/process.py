@@ -56,14 +56,12 @@ class ProcessRuntime(Runtime):
         spec, folder = config.spec, config.task_dir
         path = os.path.join(folder, "launch.json")
         if os.path.exists(path):
-            raise AgentError(NAME_CONFLICT, f"{spec.name} exists already.")
+            raise AgentError(NAME_CONFLICT, f"{spec.name} already exists.")
         if spec.egress.mode != OPEN:
-            raise invalid_spec(
-                "Plain processes are on the node's network: none of them is held to a network policy."
-            )
+            raise invalid_spec("Plain processes use the host network: network policies cannot be enforced.")
         if spec.network is not None or config.devices:
             raise invalid_spec(
-                "Plain processes join no network and are handed no devices: that takes an engine."
+                "Plain processes cannot use container networks or devices: this needs a container runtime."
             )
         secrets = os.path.join(folder, "secrets")
         temporary = os.path.join(folder, "tmp")
@@ -201,7 +199,7 @@ class ProcessRuntime(Runtime):
         if not os.path.isdir(folder):
             return
         if not shim.claim_task(folder, "stop") and not self._kill_all(name, folder, _REMOVE_TIMEOUT_S):
-            raise AgentError(ENGINE_ERROR, f"{name} is still there although it was killed.")
+            raise AgentError(ENGINE_ERROR, f"{name} still exists although it was killed.")
         for leftover in ("launch.json", "pid.json", "exit.json", "claim", "shim.lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, leftover))
@@ -249,8 +247,8 @@ def _bind_mounts(order: ContainerConfig) -> List[List[object]]:
             continue
         if order.task_uid is None or not os.path.isdir(mount.target):
             raise invalid_spec(
-                f"The runtime process cannot show {source} at {mount.target}: "
-                "it needs root and a folder of that name on the node."
+                f"The runtime process cannot mount {source} at {mount.target}: it needs "
+                "root and a folder with that name on the node."
             )
         binds.append([source, mount.target, mount.read_only])
     return binds

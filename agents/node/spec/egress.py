@@ -56,7 +56,7 @@ def parse_egress_target(text: str) -> EgressTarget:
         return EgressTarget(network)
     first, last = int(found["first"]), int(found["last"] or found["first"])
     if not 1 <= first <= last <= 65_535:
-        raise ValueError(f"{text!r} names no ports from 1 to 65535")
+        raise ValueError(f"{text!r} has no ports from 1 to 65535")
     return EgressTarget(network, found["protocol"] or "tcp", first, last)
 
 
@@ -65,7 +65,7 @@ def parse_egress_policy(raw: Any) -> EgressPolicy:
     if raw is None:
         return EgressPolicy()
     if not isinstance(raw, dict) or set(raw) != {"mode", "allow"} or raw["mode"] not in MODES:
-        raise invalid_spec(f"egress has a mode, one of {', '.join(MODES)}, and a list allow.")
+        raise invalid_spec(f"egress must have a mode, one of {', '.join(MODES)}, and a list allow.")
     allow = raw["allow"]
     if not isinstance(allow, list) or len(allow) > MAX_TARGETS:
         raise invalid_spec(f"allow is not a list of at most {MAX_TARGETS} entries.")
@@ -122,7 +122,7 @@ def save_denied_networks(state_dir: str, raw: Any) -> bool:
     try:
         deny = sorted({str(ipaddress.ip_network(str(each))) for each in raw})
     except ValueError as error:
-        raise invalid_spec(f"networks holds something that is not a network address: {error}.") from error
+        raise invalid_spec(f"networks contains an invalid network address: {error}.") from error
     if deny == read_denied_networks(state_dir):
         return False
     write_json(os.path.join(state_dir, _FILE), {"deny": deny})

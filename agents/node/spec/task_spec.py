@@ -229,7 +229,7 @@ def parse_spec(raw: Any) -> TaskSpec:
     )
     secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:
-        raise invalid_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
+        raise invalid_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB in total.")
     if spec.runtime != "process" and spec.image is None:
         raise invalid_spec("The spec has no image.")
     return spec
@@ -238,7 +238,7 @@ def parse_spec(raw: Any) -> TaskSpec:
 def _parse_text(raw: Dict[str, Any], key: str, pattern: "re.Pattern[str]") -> str:
     value = raw[key]
     if not isinstance(value, str) or not pattern.match(value):
-        raise invalid_spec(f"{key} is not of the form that is allowed.")
+        raise invalid_spec(f"{key} has an invalid format.")
     return value
 
 
@@ -249,7 +249,7 @@ def _is_int(value: Any) -> bool:
 def _parse_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> int:
     value = raw[key]
     if not _is_int(value) or not lowest <= value <= highest:
-        raise invalid_spec(f"{key} is not a whole number from {lowest} to {highest}.")
+        raise invalid_spec(f"{key} is not an integer from {lowest} to {highest}.")
     return int(value)
 
 
@@ -262,18 +262,18 @@ def parse_seconds(value: Any, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
-        raise invalid_spec("The grace is not a number of seconds from 0 to 86400.")
+        raise invalid_spec("The grace period is not a number of seconds from 0 to 86400.")
     return float(value)
 
 
 def _parse_command(value: Any) -> Tuple[str, ...]:
     if not isinstance(value, list) or not value or len(value) > 1000:
-        raise invalid_spec("command is not a list of at least one word.")
+        raise invalid_spec("command is not a list of at least one argument.")
     for word in value:
         if not isinstance(word, str) or "\x00" in word:
-            raise invalid_spec("command holds something that is not text.")
+            raise invalid_spec("command contains a value that is not a string.")
     if not value[0] or value[0].startswith(("[", "-")):
-        raise invalid_spec("The first word of command is not a program.")
+        raise invalid_spec("The first argument of command is not a program.")
     return tuple(value)
 
 
@@ -281,10 +281,10 @@ def _parse_env(value: Any) -> Dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 1000:
-        raise invalid_spec("env is not an object of names and texts.")
+        raise invalid_spec("env is not an object of names and strings.")
     for name, text in value.items():
         if not _ENV_NAME.match(name) or not isinstance(text, str) or "\x00" in text:
-            raise invalid_spec(f"env holds something that is not a name with a text: {name!r}.")
+            raise invalid_spec(f"env contains an invalid name or value: {name!r}.")
         if name in FORBIDDEN_ENV:
             raise invalid_spec(f"env may not set {name}.")
     return dict(value)
@@ -297,9 +297,7 @@ def _parse_secret_files(value: Any) -> Dict[str, str]:
         raise invalid_spec("secret_files is not an object of file names and contents.")
     for name, content in value.items():
         if not _FILE_NAME.match(name) or not isinstance(content, str):
-            raise invalid_spec(
-                f"secret_files holds something that is not a file name with a content: {name!r}."
-            )
+            raise invalid_spec(f"secret_files contains an invalid file name or content: {name!r}.")
     return dict(value)
 
 
@@ -311,12 +309,12 @@ def _parse_gpus(value: Any) -> Tuple[GpuShare, ...]:
     shares = []
     for each in value:
         if not isinstance(each, dict) or set(each) != {"uuid", "milli"}:
-            raise invalid_spec("Each of gpus has exactly a uuid and a milli.")
+            raise invalid_spec("Each element of gpus must have exactly a uuid and a milli.")
         shares.append(
             GpuShare(_parse_text(each, "uuid", _GPU), _parse_number(each, "milli", 1, MILLI_PER_GPU))
         )
     if len({share.uuid for share in shares}) != len(shares):
-        raise invalid_spec("gpus names the same GPU twice.")
+        raise invalid_spec("gpus contains the same GPU twice.")
     return tuple(shares)
 
 
@@ -336,21 +334,21 @@ def _parse_mounts(value: Any) -> Tuple[Mount, ...]:
     mounts = []
     for each in value:
         if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
-            raise invalid_spec("Each of mounts has kind, source, target, and nothing that is not known.")
+            raise invalid_spec("Each element of mounts must have kind, source, target, and no unknown keys.")
         mounts.append(_parse_mount(each))
     if len({mount.target for mount in mounts}) != len(mounts):
         raise invalid_spec("Two mounts have the same target.")
     if sum(mount.kind == "home" for mount in mounts) > 1:
-        raise invalid_spec("A task has at most one home.")
+        raise invalid_spec("A task can have at most one home.")
     return tuple(mounts)
 
 
 def _parse_mount(each: Dict[str, Any]) -> Mount:
     kind = each["kind"]
     if kind not in MOUNT_KINDS:
-        raise invalid_spec(f"The kind of a mount is one of {', '.join(MOUNT_KINDS)}.")
+        raise invalid_spec(f"The kind of a mount must be one of {', '.join(MOUNT_KINDS)}.")
     if kind == "project" and (each.get("folder") is None or each.get("gid") is None):
-        raise invalid_spec("A mount of a project has a folder and a gid.")
+        raise invalid_spec("A mount of a project must have a folder and a gid.")
     return Mount(
         kind=kind,
         source=_parse_text(each, "source", _PATH if kind in ("host_path", "project") else _HOME_NAME),
@@ -385,12 +383,12 @@ class FabricRequirements(NamedTuple):
 def parse_fabric(raw: Any) -> FabricRequirements:
     """Return the field ``fabric`` of a request."""
     if not isinstance(raw, dict) or set(raw) != set(FabricRequirements._fields):
-        raise invalid_spec("fabric has a runtime, an interface, a network and devices.")
+        raise invalid_spec("fabric must have a runtime, an interface, a network and devices.")
     if "/" in str(raw["interface"]):
         try:
             ipaddress.ip_network(raw["interface"])
         except ValueError as error:
-            raise invalid_spec("interface is no network.") from error
+            raise invalid_spec("interface is not a network.") from error
     return FabricRequirements(
         _parse_text(raw, "runtime", _PUBLIC_ID),
         _parse_text(raw, "interface", _INTERFACE) if raw["interface"] else "",
@@ -404,13 +402,13 @@ def parse_ip_address(value: Any) -> str:
     try:
         return str(ipaddress.ip_address(value))
     except ValueError as error:
-        raise invalid_spec("address is no address of IPv4 or IPv6.") from error
+        raise invalid_spec("address is not an IPv4 or IPv6 address.") from error
 
 
 def _parse_boolean(raw: Dict[str, Any], key: str) -> bool:
     value = raw.get(key, False)
     if not isinstance(value, bool):
-        raise invalid_spec(f"{key} is neither true nor false.")
+        raise invalid_spec(f"{key} is not true or false.")
     return value
 
 
@@ -434,7 +432,7 @@ def mount_target_error(target: str) -> Optional[str]:
     if not plain:
         return "The target of a mount is not a plain absolute path."
     if any(target == place or target.startswith(place + "/") for place in _RESERVED_MOUNT_TARGETS):
-        return f"Nothing can be mounted at {target}."
+        return f"Mounting at {target} is not allowed."
     return None
 
 
@@ -442,7 +440,7 @@ def parse_integer(fields: Dict[str, Any], key: str) -> int:
     """Return a request field that must be an integer from 0."""
     value = fields.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise AgentError("invalid_spec", f"{key} is not a whole number.")
+        raise AgentError("invalid_spec", f"{key} is not an integer.")
     return value
 
 

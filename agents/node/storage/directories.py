@@ -90,7 +90,7 @@ class NodeDirectories:
         for path in disks:
             free = free_mib(path)
             if free is not None and free < minimum_mib:
-                return f"{path} has {free} MiB left; {settings.min_free_disk_mib} MiB are kept."
+                return f"{path} has {free} MiB left; {settings.min_free_disk_mib} MiB must remain free."
         return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:

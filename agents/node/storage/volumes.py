@@ -143,7 +143,7 @@ class Volumes:
             for root in self._settings.allowed_mount_roots
         )
         if not inside:
-            raise invalid_spec(f"{mount.source} is not under a folder that this node lends to jobs.")
+            raise invalid_spec(f"{mount.source} is not in a folder that this node allows for jobs.")
         if mount.filesystem is not None and not is_mounted(
             read_text(_MOUNTINFO) or "", path, mount.filesystem
         ):
@@ -153,7 +153,7 @@ class Volumes:
         if not os.path.isdir(path):
             raise invalid_spec(f"{mount.source} is not a folder on this node.")
         if any(character in path for character in ",:"):
-            raise invalid_spec(f"{mount.source} has a character in its name that an engine cannot mount.")
+            raise invalid_spec(f"{mount.source} contains a character that container runtimes cannot mount.")
         return path
 
 

@@ -122,5 +122,5 @@ class DiskLimitEnforcer:
         finally:
             self._count_process = None
         if not self._stopped.is_set():
-            sys.stderr.write(f"what a task has written cannot be counted: {why}\n")
+            sys.stderr.write(f"the disk usage of a task cannot be measured: {why}\n")
         return None

@@ -114,7 +114,7 @@ class NetworkPool:
         try:
             runtime.create_network(name, subnet, lock_fd=hold_fd)
         except AgentError as refusal:
-            sys.stderr.write(f"No network could be made ahead: {refusal.message}\n")
+            sys.stderr.write(f"No network could be created in advance: {refusal.message}\n")
             runtime.remove_network(name)  # an interrupted command may have created it
             self._tasks.ledger.remove_pooled_network(name)
             return False

@@ -26,7 +26,7 @@ def probe_port(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     name = container_name(tasks.settings.cluster, job, attempt, task)
     record = tasks.ledger.tasks().get(name)
     if record is None or record["phase"] != RUNNING or str(port) not in record["ports"]:
-        raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} does not run here with a port {port}.")
+        raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not running here with port {port}.")
     return {"status": _http_status(tasks.settings.loopback, int(record["ports"][str(port)]), path)}
 
 

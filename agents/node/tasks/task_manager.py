@@ -128,7 +128,9 @@ class TaskManager:
             if facts is None:
                 raise AgentError(errors.UNKNOWN_GPU, f"There is no GPU {share.uuid} on this node.")
             if facts.health != OK:
-                raise AgentError(errors.UNKNOWN_GPU, f"GPU {share.uuid} is {facts.health} and takes no work.")
+                raise AgentError(
+                    errors.UNKNOWN_GPU, f"GPU {share.uuid} is {facts.health} and accepts no tasks."
+                )
 
     def _admit(self, epoch: int, spec: TaskSpec, *, needs_uid: bool, needs_network: bool) -> Any:
         try:
@@ -155,7 +157,7 @@ class TaskManager:
         found = runtime.find(name) if is_repeat else None
         if found is None and record["phase"] != RESERVED:
             self._finalize(name, runtime)
-            raise AgentError(errors.TOMBSTONED, f"{name} was started before and has vanished.")
+            raise AgentError(errors.TOMBSTONED, f"{name} was started before and has disappeared.")
         for turn in range(_MAX_PORT_ATTEMPTS):
             if found is None:
                 self._release_rendezvous_port(spec)
@@ -406,7 +408,7 @@ class TaskManager:
         wanted = str(request.get("signal", "TERM")).upper()
         wanted = wanted[3:] if wanted.startswith("SIG") else wanted
         if wanted not in _SIGNALS:
-            raise invalid_spec(f"The signal is not one of {', '.join(_SIGNALS)}.")
+            raise invalid_spec(f"The signal must be one of {', '.join(_SIGNALS)}.")
         job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
         records = {
             name: record
@@ -415,7 +417,7 @@ class TaskManager:
         }
         if not records:
             raise AgentError(
-                errors.NO_SUCH_CONTAINER, f"Nothing of attempt {attempt} of {job} runs on this node."
+                errors.NO_SUCH_CONTAINER, f"No task of attempt {attempt} of {job} runs on this node."
             )
         for name, record in records.items():
             self.runtimes[record["runtime"]].signal(name, wanted)
@@ -431,7 +433,7 @@ class TaskManager:
             runtime = self.runtimes[record["runtime"]]
             with self._task_lock(name):
                 if record["phase"] in LIVE_PHASES and self._finalize(name, runtime) is None:
-                    raise AgentError(errors.FORBIDDEN, f"{name} still runs; it is stopped first.")
+                    raise AgentError(errors.FORBIDDEN, f"{name} is still running; stop it first.")
                 if not (self.ledger.tasks().get(name) or record)["removed"]:
                     runtime.remove(name)
                     self._clean_up(name, record, runtime)

@@ -164,7 +164,7 @@ def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[
     libc = ctypes.CDLL(None, use_errno=True)
     for view in views:
         if libc.setns(view, 0) != 0:
-            raise OSError(ctypes.get_errno(), "the view of its task cannot be entered")
+            raise OSError(ctypes.get_errno(), "the namespaces of its task cannot be entered")
     set_rlimits(shell_info)
     drop_privileges(shell_info["task_uid"])
     os.umask(0o027)

@@ -56,7 +56,7 @@ class TerminalManager:
         }
         record = self._tasks.ledger.tasks().get(name)
         if record is None or record["phase"] != RUNNING or record["pid"] is None:
-            raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} does not run on this node.")
+            raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not running on this node.")
         runtime = self._tasks.runtimes[record["runtime"]]
         order.update(pid=record["pid"], pid_start=record["pid_start"], shell=runtime.shell(name))
         with self._acquire_slot(name) as slot_fd:
@@ -69,9 +69,9 @@ class TerminalManager:
         with file_lock(os.path.join(self._tasks.directories.locks_dir, "terminals")):
             taken = self._open_terminals()
             if len(taken) >= MAX_PER_NODE:
-                raise AgentError(errors.FORBIDDEN, f"This node has {len(taken)} terminals open already.")
+                raise AgentError(errors.FORBIDDEN, f"This node already has {len(taken)} open terminals.")
             if taken.count(name) >= MAX_PER_TASK:
-                message = f"At most {MAX_PER_TASK} terminals are open in one task. Close another first."
+                message = f"A task can have at most {MAX_PER_TASK} open terminals. Close another first."
                 raise AgentError(errors.FORBIDDEN, message)
             with file_lock(os.path.join(self._folder, f"{name}.{secrets.token_hex(6)}")) as slot_fd:
                 if slot_fd is None:
@@ -104,9 +104,9 @@ class TerminalManager:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise AgentError(errors.ENGINE_ERROR, "The terminal did not begin in time.") from error
+            raise AgentError(errors.ENGINE_ERROR, "The terminal did not start in time.") from error
         if answer.returncode != 0 or not answer.stdout.isdigit():
-            raise AgentError(errors.ENGINE_ERROR, "The terminal could not begin to listen.")
+            raise AgentError(errors.ENGINE_ERROR, "The terminal could not listen on its port.")
         return int(answer.stdout)
 
 

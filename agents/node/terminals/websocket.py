@@ -100,12 +100,12 @@ class MessageReader:
     def _message(self, last: bool, opcode: int, payload: bytes) -> Optional[Tuple[int, bytes]]:
         if opcode in (CLOSE, PING, PONG):
             if not last:
-                raise WebSocketProtocolError("a control frame in pieces")
+                raise WebSocketProtocolError("a fragmented control frame")
             return opcode, payload
         if opcode not in (_CONTINUATION, TEXT, BINARY) or (opcode == _CONTINUATION) != (
             self._kind is not None
         ):
-            raise WebSocketProtocolError("a frame out of its place")
+            raise WebSocketProtocolError("an unexpected frame")
         if opcode != _CONTINUATION:
             self._kind = opcode
         self._parts.append(payload)

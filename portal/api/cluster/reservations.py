@@ -197,7 +197,7 @@ class ReservationDetailView(BaseReservationView):
         row = get_reservation(self.user, reservation)
         if not self.if_match(representations.etag_of(row)):
             raise PreconditionFailed(
-                "Somebody else changed this reservation while you were editing it.",
+                "Another user changed this reservation while you were editing it.",
                 details={"current": self.serialize(row)},
             )
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)

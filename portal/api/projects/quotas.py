@@ -119,7 +119,7 @@ class BaseQuotaView(ApiView):
     def stale_error(self, target: QuotaTarget) -> PreconditionFailed:
         """Return the refusal of an edit of an outdated version, with the current quota."""
         return PreconditionFailed(
-            "Somebody else changed this quota while you were editing it.",
+            "Another user changed this quota while you were editing it.",
             details={"current": target.representation()},
         )
 

@@ -140,7 +140,7 @@ class BasePolicyView(ApiView):
 
     def _stale_error(self, pool: NodePool | None) -> PreconditionFailed:
         return PreconditionFailed(
-            "Somebody else changed the policy while you were editing it.",
+            "Another user changed the policy while you were editing it.",
             details={"current": serialize_policy(settings_sheet(pool))},
         )
 

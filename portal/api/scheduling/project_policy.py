@@ -118,6 +118,6 @@ class ProjectPolicyView(ApiView):
 
     def _stale_error(self, project: Project) -> PreconditionFailed:
         return PreconditionFailed(
-            "Somebody else changed the policy while you were editing it.",
+            "Another user changed the policy while you were editing it.",
             details={"current": serialize_project_policy(project_settings_sheet(project))},
         )

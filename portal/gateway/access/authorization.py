@@ -140,7 +140,7 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     try:
         secret = decrypt_attempt_secret(attempt)
     except DecryptionError as problem:
-        log.error("the secret of %s/%s does not open: %s", job.public_id, attempt.number, problem)
+        log.error("the secret of %s/%s cannot be decrypted: %s", job.public_id, attempt.number, problem)
         return None
     return Target(
         job=job.public_id,

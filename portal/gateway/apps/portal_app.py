@@ -49,21 +49,21 @@ class PortalApp:
         except BodyTooLargeError:
             await send_too_large(send, scope, receive, MAX_BODY_BYTES, secure=self._secure)
         except BodyTimeoutError:
-            message = "The rest of it did not come in time. Nothing of it was kept."
-            await self._send_error(send, scope, 408, "too_slow", "This came too slowly", message, close=True)
+            message = "The request was not received completely in time. Nothing was stored."
+            await self._send_error(send, scope, 408, "too_slow", "Request timeout", message, close=True)
         except HandshakeRejectedError as problem:
             await self._send_error(
                 send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
             )
         except NoResponseError as problem:
-            log.warning("web does not answer: %s", problem)
+            log.warning("web does not respond: %s", problem)
             await self._send_error(
                 send,
                 scope,
                 503,
                 "unavailable",
-                "The portal is not answering",
-                "It is starting or being repaired. Jobs and workspaces keep running. Try again in a moment.",
+                "The portal does not respond",
+                "It is starting or under maintenance. Jobs and workspaces keep running. Try again in a moment.",
                 retry_after_s=5,
             )
 

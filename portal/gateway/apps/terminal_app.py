@@ -81,7 +81,7 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
     try:
         secret = terminal_secret(row)
     except DecryptionError as problem:
-        log.error("the secret of the terminal %s does not open: %s", public_id, problem)
+        log.error("the secret of the terminal %s cannot be decrypted: %s", public_id, problem)
         return DENIED
     node = NodeAddress.from_node(task.node)
     target = Target(
@@ -92,7 +92,7 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
 
 def close_stale_terminals() -> None:
     """Mark terminals as closed that were open in an earlier gateway process."""
-    close_orphaned_terminals("The gateway was started anew.")
+    close_orphaned_terminals("The gateway was restarted.")
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -120,7 +120,7 @@ class TerminalApp:
         try:
             await self._authorizer.run_in_thread(close_stale_terminals)
         except (DatabaseError, OSError) as problem:
-            log.warning("terminals that were left open are not closed in the record: %s", problem)
+            log.warning("stale terminals could not be closed in the database: %s", problem)
 
     def close(self) -> None:
         self._monitor.close()
@@ -131,7 +131,7 @@ class TerminalApp:
         headers = scope["headers"]
         if scope["type"] != "websocket" or path is None:
             await self._send_error(
-                send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
+                send, scope, 404, "not_found", "Not found", "There is nothing at this address."
             )
             return
         if is_cross_site(scope, headers, self._addresses.portal_origin):
@@ -144,18 +144,18 @@ class TerminalApp:
             decision = await self._authorizer.decide(name, session_key, max_age_s=0.0)
             target = decision.target
             if target is None or not await self._authorizer.run_in_thread(do_mark_connected, name):
-                message = "This terminal is not open to you, or not any more."
+                message = "You have no access to this terminal, or no longer."
                 await self._send_error(send, scope, 403, "terminal_refused", "Refused", message)
                 return
         except (AuthorizationUnavailableError, DatabaseError, OSError) as problem:
-            log.warning("the record could not be asked about the terminal %s: %s", name, problem)
-            message = "Fairway's database does not answer. Try again in a moment."
+            log.warning("access to the terminal %s could not be checked: %s", name, problem)
+            message = "Fairway's database does not respond. Try again in a moment."
             await self._send_error(send, scope, 503, "unavailable", "Not now", message, retry_after_s=5)
             return
         await self._proxy(scope, send, name, session_key, target)
 
     async def _proxy(self, scope: Scope, send: Send, name: str, session_key: str, target: Target) -> None:
-        why = "It ended, or its page was left."
+        why = "The shell ended, or its page was closed."
         try:
             browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
             browser.on_data = InputDetector(partial(self._on_input, target.attempt_pk, session_key)).feed
@@ -167,11 +167,11 @@ class TerminalApp:
                 monitor=self._monitor,
             )
             if await proxy_websocket(proxied, scope):
-                why = "The right to it ended."
+                why = "Access to it was revoked."
         except (HandshakeRejectedError, NoResponseError) as problem:
-            why = "Its node did not answer."
-            log.info("no way to the terminal %s on %s: %s", name, target.node.public_id, problem)
-            message = "Its node does not answer at the moment."
+            why = "Its node did not respond."
+            log.info("cannot connect to the terminal %s on %s: %s", name, target.node.public_id, problem)
+            message = "Its node is not reachable at the moment."
             await self._send_error(send, scope, 502, "terminal_unreachable", "Not now", message)
         finally:
             await asyncio.shield(self._record_close(name, why))
@@ -180,7 +180,7 @@ class TerminalApp:
         try:
             await self._authorizer.run_in_thread(do_close_terminal, name, why)
         except (DatabaseError, OSError) as problem:
-            log.warning("the end of the terminal %s is not in the record: %s", name, problem)
+            log.warning("the end of the terminal %s could not be stored: %s", name, problem)
 
     def _on_input(self, attempt_row: int, session_key: str, *, extends_session: bool) -> None:
         self._activity.record_terminal_input(attempt_row)
@@ -191,7 +191,7 @@ class TerminalApp:
         try:
             await self._authorizer.run_in_thread(renew_workspace_session, session_key)
         except (DatabaseError, OSError) as problem:
-            log.warning("the session of somebody who types was not kept: %s", problem)
+            log.warning("a workspace session could not be renewed: %s", problem)
 
 
 class InputDetector:

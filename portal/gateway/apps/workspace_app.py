@@ -109,14 +109,14 @@ class WorkspaceApp:
         try:
             decision = await self._authorizer.decide(job, cookie)
         except AuthorizationUnavailableError as problem:
-            log.warning("the record could not be asked about %s: %s", job, problem)
+            log.warning("access to %s could not be checked: %s", job, problem)
             await self._send_error(
                 send,
                 scope,
                 503,
                 "unavailable",
-                "Fairway cannot check your rights at the moment",
-                "Its database does not answer. The workspace itself keeps running. Try again in a moment.",
+                "Fairway cannot check your permissions at the moment",
+                "Its database does not respond. The workspace keeps running. Try again in a moment.",
                 retry_after_s=5,
             )
             return
@@ -149,14 +149,14 @@ class WorkspaceApp:
                 "The workspace refused this connection.",
             )
         except NoResponseError as problem:
-            log.info("no answer from workspace %s on %s: %s", job, decision.target.node.public_id, problem)
+            log.info("no response from workspace %s on %s: %s", job, decision.target.node.public_id, problem)
             self._authorizer.invalidate(job)
             await self._send_error(
                 send,
                 scope,
                 502,
                 "workspace_unreachable",
-                "The workspace does not answer",
+                "The workspace does not respond",
                 "Its node cannot be reached, or its server is starting or stopping. Try again in a moment.",
                 link=self._portal_link(),
                 retry_after_s=5,
@@ -189,7 +189,7 @@ class WorkspaceApp:
         """Serve the gateway's own paths on a workspace's origin: only the redemption of tickets."""
         if scope["raw_path"] != ENTER_PATH.encode():
             await self._send_error(
-                send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
+                send, scope, 404, "not_found", "Not found", "There is nothing at this address."
             )
             return
         if scope["method"] != "POST":
@@ -199,7 +199,7 @@ class WorkspaceApp:
                 405,
                 "method_not_allowed",
                 "Open it from the portal",
-                "A workspace is entered from its page in the portal.",
+                "Open a workspace from its page in the portal.",
                 link=self._portal_link(),
                 allow=["POST"],
             )
@@ -222,7 +222,7 @@ class WorkspaceApp:
                 503,
                 "unavailable",
                 "Fairway cannot check your ticket at the moment",
-                "Its database does not answer. Go back and open the workspace again.",
+                "Its database does not respond. Go back and open the workspace again.",
                 link=self._portal_link(),
                 retry_after_s=5,
             )
@@ -233,8 +233,8 @@ class WorkspaceApp:
                 scope,
                 403,
                 "ticket_refused",
-                "This ticket does not open anything",
-                "A ticket works once and for 30 seconds. Go back to the portal and open the workspace again.",
+                "This ticket is not valid",
+                "A ticket is valid once, for 30 seconds. Go back to the portal and open the workspace again.",
                 link=self._portal_link(),
             )
             return
@@ -264,7 +264,7 @@ class WorkspaceApp:
                 503,
                 "workspace_not_ready",
                 "This workspace is starting",
-                "Its server does not answer yet. The portal shows how far it is.",
+                "Its server does not respond yet. The portal shows its progress.",
                 link=self._portal_link(f"/jobs/{job}/"),
                 retry_after_s=2,
             )
@@ -275,7 +275,7 @@ class WorkspaceApp:
                 403,
                 "no_session",
                 "Open this workspace from the portal",
-                "Nobody is signed in here. Open the workspace from its page in the portal.",
+                "You are not signed in here. Open the workspace from its page in the portal.",
                 link=self._portal_link(),
             )
 

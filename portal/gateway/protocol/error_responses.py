@@ -100,9 +100,9 @@ async def send_too_large(
 ) -> None:
     """Refuse a body with 413."""
     mebibytes = (max_bytes or 0) // 1024**2
-    message = f"It may hold at most {mebibytes} MiB. Nothing of it was kept."
+    message = f"At most {mebibytes} MiB are allowed. Nothing was stored."
     status, headers, body = build_response(
-        413, "too_large", "This is too large", message, json_wanted=wants_json(scope), secure=secure
+        413, "too_large", "Request too large", message, json_wanted=wants_json(scope), secure=secure
     )
     headers.append((b"connection", b"close"))
     await send_response(send, (status, headers, body), unread=receive)

@@ -20,12 +20,12 @@ HEAD_TIMEOUT_S = 15.0
 """From the connection, or from a request's first byte, to the end of its head."""
 HEAD_TOO_LARGE = (
     431,
-    f"Address, cookies and other headers may hold {MAX_HEAD_BYTES // 1024} KiB together. "
+    f"URL, cookies and other headers may have {MAX_HEAD_BYTES // 1024} KiB in total. "
     "Clear the cookies of this site, then try again.",
 )
 CHUNK_FRAMING_TOO_LARGE = (
     400,
-    f"Between two pieces of a body there may be {MAX_HEAD_BYTES // 1024} KiB of framing.",
+    f"Between two chunks of a body at most {MAX_HEAD_BYTES // 1024} KiB of framing are allowed.",
 )
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 
@@ -112,17 +112,17 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._reject(*HEAD_TOO_LARGE)
         version = self.parser.get_http_version()
         if version not in HTTP_VERSIONS:
-            self._reject(505, "HTTP/1.1 is spoken here.")
+            self._reject(505, "HTTP/1.1 is required.")
         if chunked and version == "1.0":
-            self._reject(400, "HTTP/1.0 knows no transfer encoding.")
+            self._reject(400, "HTTP/1.0 has no transfer encoding.")
         if not self.url.startswith((b"/", b"*")) and not self._host_matches_target():
-            self._reject(400, "The address names another host than the Host header.")
+            self._reject(400, "The URL and the Host header have different hosts.")
         if self.parser.should_upgrade():
             # llhttp would treat the rest as another protocol, other parsers as this request's body
             if body:
-                self._reject(400, "A request to change the protocol has no body.")
+                self._reject(400, "An upgrade request must not have a body.")
             if self.cycle is not None and not self.cycle.response_complete:
-                self._reject(400, "The protocol cannot change before the last answer has come.")
+                self._reject(400, "The protocol cannot be upgraded while a response is pending.")
 
     def _host_matches_target(self) -> bool:
         """Return whether an absolute target (RFC 9112, 3.2.2) has the host of the Host header."""

@@ -134,13 +134,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._awaiting_response or self.complete:
-            self._fail(ConnectionError("upstream spoke without being asked"))
+            self._fail(ConnectionError("upstream sent data without a request"))
             return
         self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
-            self._fail(ConnectionError(f"upstream's answer cannot be read: {problem}"))
+            self._fail(ConnectionError(f"upstream's response is invalid: {problem}"))
             return
         if self._framing_bytes > MAX_HEAD_BYTES and not self.complete:
             self._fail(ConnectionError("upstream's headers, chunk extensions or trailers are too long"))
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self.complete:
-            self._fail(ConnectionError("upstream answered twice"))
+            self._fail(ConnectionError("upstream sent two responses"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.status:  # data after a chunked body is a trailer, which these rules do not check

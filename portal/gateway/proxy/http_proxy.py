@@ -238,7 +238,7 @@ class RequestWatchdog:
     async def _check(self) -> None:
         proxied = self._proxied
         if proxied.grant is not None and proxied.monitor is not None:
-            with proxied.monitor.watch(proxied.grant, lambda: self._cancel("the right ended")):
+            with proxied.monitor.watch(proxied.grant, lambda: self._cancel("access was revoked")):
                 await self._wait_for_end()
         else:
             await self._wait_for_end()
@@ -249,7 +249,7 @@ class RequestWatchdog:
             if body.is_complete and limit_s is not None and not self.response_started:
                 left_s = (body.last_received_s or self._started_s) + limit_s - self._loop.time()
                 if left_s <= 0:
-                    self._cancel("no answer in time")
+                    self._cancel("no response in time")
                     return
                 await asyncio.sleep(min(left_s, CHECK_INTERVAL_S))
             else:

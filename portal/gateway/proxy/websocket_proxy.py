@@ -34,7 +34,7 @@ class HandshakeRejectedError(Exception):
     """Upstream answered the handshake with a plain HTTP status."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"the handshake was answered with {status}")
+        super().__init__(f"the handshake returned status {status}")
         self.status = status
 
 
@@ -62,11 +62,11 @@ class _UpstreamEndpoint(RelayEndpoint):
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
         except httptools.HttpParserError as problem:
-            self._fail(f"the answer to the handshake cannot be read: {problem}")
+            self._fail(f"the handshake response is invalid: {problem}")
             return
         if not self.handshake.done():
             if self._seen > MAX_HEAD_BYTES:
-                self._fail("the answer to the handshake is too long")
+                self._fail("the handshake response is too long")
             return
         self.open = True
         if rest:
@@ -109,13 +109,13 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
         try:
             status, headers = await asyncio.wait_for(upstream.handshake, HANDSHAKE_TIMEOUT_S)
         except TimeoutError:
-            raise NoResponseError("no answer to the handshake in time") from None
+            raise NoResponseError("no handshake response in time") from None
         if status != 101:
             raise HandshakeRejectedError(status)
         reported = [pair for pair in headers if pair[0] in _RESPONSE_HEADERS]
         wanted = base64.b64encode(hashlib.sha1(key + _MAGIC).digest())  # noqa: S324  (RFC 6455 names it)
         if (b"sec-websocket-accept", wanted) not in reported:
-            raise NoResponseError("the answer to the handshake is not one to this key")
+            raise NoResponseError("the handshake response does not match the key")
         browser.upgrade([*_UPGRADE, *reported])
         browser.attach(upstream)
         upstream.attach(browser)
@@ -138,7 +138,7 @@ async def _relay_until_end(proxied: ProxiedRequest, browser: RawWebSocketProtoco
         finally:
             ending.cancel()
     if lost.is_set() and not browser.is_closed:
-        browser.send_close(CLOSE_ACCESS_REVOKED, "This is no longer open to you.")
+        browser.send_close(CLOSE_ACCESS_REVOKED, "You no longer have access.")
         browser.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(browser.disconnected), CLOSE_GRACE_S)

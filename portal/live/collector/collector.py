@@ -104,7 +104,7 @@ class Collector:
         known = self._state.nodes.get(node)
         name = known.name if known else node
         if problem:
-            log.info("the watch of %s: %s", name, problem)
+            log.info("cannot watch %s: %s", name, problem)
         else:
             log.info("watching %s", name)
 
@@ -256,7 +256,7 @@ class Collector:
         try:
             await self._flush()
         except (DatabaseError, OSError) as problem:
-            log.warning("the last minute is lost: %s", problem)
+            log.warning("the metrics of the last minute are lost: %s", problem)
         await asyncio.get_running_loop().run_in_executor(self._database_thread, connections.close_all)
         self._database_thread.shutdown(wait=False)
         self._cache_thread.shutdown(wait=False)
@@ -276,4 +276,4 @@ class MalformedFrameCounter:
         if self._reported_s is not None and now_s - self._reported_s < MALFORMED_REPORT_INTERVAL_S:
             return ""
         self._reported_s, times, self._count = now_s, self._count, 0
-        return f"{times} frames of its live data cannot be read. The last: {problem}."
+        return f"{times} frames of its live data could not be parsed. The last: {problem}."

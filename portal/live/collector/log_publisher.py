@@ -57,7 +57,7 @@ class LogPublisher:
                     if frame is not None:
                         await _send(followed.topic, frame)
                 except (OSError, RedisError) as problem:
-                    log.warning("open pages were not told of a log: %s", problem)
+                    log.warning("a log update was not published: %s", problem)
 
     def _frame(self, followed: FollowedLog) -> dict[str, Any] | None:
         file = log_file(followed.job, followed.attempt, followed.rank)

@@ -121,8 +121,8 @@ class NodeStream:
             except (WatchError, OutcomeUnknownError, AgentError, OSError) as problem:
                 self._listener.on_state(self.node.public_id, str(problem) or type(problem).__name__)
             except Exception:  # malformed data of a node must not end its stream for ever
-                log.exception("watching %s broke", self.node.name)
-                self._listener.on_state(self.node.public_id, "Its words could not be understood.")
+                log.exception("watching %s failed", self.node.name)
+                self._listener.on_state(self.node.public_id, "Its data could not be processed.")
             if time.monotonic() - began > MAX_BACKOFF_S:
                 pause_s = INITIAL_BACKOFF_S
             self._stopped.wait(pause_s * random.uniform(0.7, 1.3))  # noqa: S311  (spreads the retries)
@@ -183,7 +183,7 @@ class NodeStream:
             except AgentError:
                 continue  # the container does not exist yet or any more; the scheduler fetches the rest
             except OSError as problem:
-                log.warning("the log of %s/%s cannot be kept: %s", followed.job, followed.rank, problem)
+                log.warning("the log of %s/%s cannot be stored: %s", followed.job, followed.rank, problem)
                 continue
             if grown != offset:  # less: the copy was lost, as after a restore, and is fetched from the start
                 with self._lock:
@@ -208,7 +208,7 @@ class NodeStream:
                 piece = parse_log_chunk(answer)
             except ValueError as problem:
                 self._listener.on_malformed(self.node.public_id, f"logs: {problem}")
-                raise OutcomeUnknownError("The node's log bytes cannot be read.") from problem
+                raise OutcomeUnknownError("The node's log data are invalid.") from problem
             begin, data = piece.offset, piece.data
             if not data:
                 break

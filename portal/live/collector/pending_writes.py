@@ -89,7 +89,7 @@ def _isolated(node: str) -> Iterator[None]:
     except DATABASE_UNAVAILABLE:
         raise
     except (DatabaseError, ValueError):
-        log.exception("what node %s sent could not be written down and is lost", node)
+        log.exception("data of node %s could not be stored and are lost", node)
 
 
 def _write_minutes(pending: Mapping[str, PendingWrites]) -> None:

@@ -140,7 +140,7 @@ class LiveConsumer:
             if len(heard) > MAX_MESSAGES or sum(count for _, count in heard) > MAX_TOPIC_REQUESTS:
                 return CLOSE_TOO_MANY_REQUESTS
             if wanted is None:
-                self._send_error("", "bad_message", "This message is not understood.")
+                self._send_error("", "bad_message", "This message is not valid.")
                 continue
             for name in wanted.unsubscribe:
                 topic = self._topics.get(name)
@@ -171,7 +171,7 @@ class LiveConsumer:
             self._send_error(name, refusal.code, refusal.message)
             return
         except (DatabaseError, TimeoutError, OSError):
-            self._send_error(name, "unavailable", "The record does not answer; try again in a moment.")
+            self._send_error(name, "unavailable", "The database does not respond; try again in a moment.")
             return
         if first is not None:
             self._send_buffer.put(
@@ -269,7 +269,7 @@ def _close_code(done: Iterable[asyncio.Future[Any]]) -> int | None:
             if ended.result() is not None:
                 return int(ended.result())
         elif not isinstance(problem, OSError):
-            log.error("a live socket broke", exc_info=problem)
+            log.error("a live socket failed", exc_info=problem)
             return CLOSE_TRY_AGAIN_LATER
     return None
 

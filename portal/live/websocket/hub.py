@@ -112,7 +112,7 @@ class Hub:
                 if not self._subscribers:
                     return
             except (RedisError, OSError, TimeoutError) as problem:
-                log.warning("live frames pause: %s", problem)
+                log.warning("live frames are interrupted: %s", problem)
                 await asyncio.sleep(RETRY_S)
 
     async def _receive(self) -> None:

@@ -91,7 +91,7 @@ class PermissionRechecker:
                     threads=_recheck_thread,
                 )
             except (DatabaseError, TimeoutError, OSError) as problem:
-                log.warning("rights of open sockets cannot be checked: %s", problem)
+                log.warning("permissions of open sockets cannot be checked: %s", problem)
                 if time.monotonic() - self._confirmed_at > MAX_DATABASE_OUTAGE_S:
                     for socket in sockets:
                         socket.on_database_unavailable()

@@ -17,7 +17,7 @@ from portal.standalone.errors import StartError
 
 
 class Command(BaseCommand):
-    help = "Writes the database, the keys and the secret key into one new file; Fairway may run meanwhile."
+    help = "Writes the database, the keys and the secret key to a new file; Fairway may keep running."
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -34,5 +34,5 @@ class Command(BaseCommand):
             raise CommandError(str(trouble)) from trouble
         self.stdout.write(
             f"{target}: {target.stat().st_size / 1e6:.1f} MB, cluster {manifest.cluster}, "
-            f"{len(manifest.files)} files. Whoever reads it can act as this portal: keep it like a key."
+            f"{len(manifest.files)} files. Whoever can read it can act as this portal: protect it like a private key."
         )

@@ -1,4 +1,4 @@
-"""`manage.py begin-recovery`: after PostgreSQL was set back, starts nothing until nodes are reconciled."""
+"""`manage.py begin-recovery`: after PostgreSQL was set back, starts no job until nodes are reconciled."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from portal.standalone.errors import StartError
 
 class Command(BaseCommand):
     help = (
-        "Tells Fairway that its database was set back to an earlier moment otherwise than by manage.py restore, such "
-        "as by point-in-time recovery."
+        "Starts recovery after the database was restored without manage.py restore, for example by point-in-time "
+        "recovery."
     )
     requires_system_checks = []
 
@@ -36,5 +36,5 @@ class Command(BaseCommand):
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble
         self.stdout.write(
-            "The engine starts nothing until every node was compared once, or an administrator declares it fenced."
+            "No job starts until every node has been compared once, or an administrator has fenced it."
         )

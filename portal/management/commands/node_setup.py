@@ -18,7 +18,7 @@ from portal.standalone.errors import StartError
 
 
 class Command(BaseCommand):
-    help = "Prints the enrolment script of this cluster: the same text that the page 'Add a node' shows."
+    help = "Prints the enrolment script of this cluster, as shown on the page 'Add a node'."
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -26,26 +26,26 @@ class Command(BaseCommand):
             "--engine",
             default="auto",
             choices=ENGINE_ACCESS_MODES,
-            help="how the node reaches its container engine",
+            help="how the agent accesses the container engine",
         )
         parser.add_argument(
             "--runtime",
             default="podman",
             choices=RUNTIME_KINDS,
-            help="what runs containers there",
+            help="the container runtime of the node",
         )
         parser.add_argument(
             "--host",
             default="",
-            help="the node's address; its containers may then not connect to this machine",
+            help="the node's address; its containers then cannot connect to this machine",
         )
-        parser.add_argument("--account", default="fairway", help="the account that the script makes")
+        parser.add_argument("--account", default="fairway", help="the account that the script creates")
         parser.add_argument(
             "--renew-loader",
             action="store_true",
-            help="print instead the short script that renews the loader of a node that was enrolled before",
+            help="print the script that renews the loader of an enrolled node instead",
         )
-        parser.add_argument("--data-dir", help="the data folder of this Fairway")
+        parser.add_argument("--data-dir", help="the data folder of this installation")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["renew_loader"]:
@@ -53,9 +53,7 @@ class Command(BaseCommand):
             return
         folder = DataDir(data_paths.data_dir(), service_account())
         if not (folder.root / "agent" / "agent.pyz").exists():
-            raise CommandError(
-                f"No Fairway was started on {folder.root} yet: `manage.py up` makes its keys and its agent."
-            )
+            raise CommandError(f"{folder.root} has no keys yet: `manage.py up` creates them and the agent.")
         choices = {name: options[name] for name in ("engine", "runtime", "account")}
         try:
             with command_database(folder, exclusive=False):

@@ -19,7 +19,9 @@ from portal.standalone.up import migrate_database
 
 
 class Command(BaseCommand):
-    help = "Makes the secret key and the nodes' keys, brings the tables in step, and prints the first sign-in link."
+    help = (
+        "Creates the secret key and the node keys, migrates the database, and prints the first sign-in link."
+    )
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -40,4 +42,4 @@ class Command(BaseCommand):
                 f"Sign in once, with this link:\n\n    {sign_in_link(settings.PORTAL_URL, code)}\n"
             )
         else:
-            self.stdout.write("Everything is prepared; the first administrator has signed in before.")
+            self.stdout.write("Everything is prepared; the first administrator has already signed in.")

@@ -33,6 +33,6 @@ class Command(BaseCommand):
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble
         self.stdout.write(
-            f"Restored cluster {manifest.cluster} as of {manifest.made_at}. The engine starts nothing until every "
-            f"node was looked at once, or an administrator declares it fenced."
+            f"Restored cluster {manifest.cluster} as of {manifest.made_at}. No job starts until every "
+            f"node has been compared once, or an administrator has fenced it."
         )

@@ -32,12 +32,12 @@ INSTALL_LIMIT_S = 600
 
 
 class Command(BaseCommand):
-    help = "Runs all tests; as root on Debian, installs what they need first."
+    help = "Runs all tests; as root on Debian, installs their requirements first."
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("paths", nargs="*", help="files or folders below tests/ (default: all)")
-        parser.add_argument("--long", action="store_true", help="run the long campaigns too")
+        parser.add_argument("--long", action="store_true", help="also run the long campaigns")
         parser.add_argument("--no-install", action="store_true", help="never call apt-get")
         parser.add_argument("-k", dest="expression", default="", help="pytest's -k")
 
@@ -83,7 +83,7 @@ class Command(BaseCommand):
         if code:
             log.seek(0)
             self.stderr.write(log.read()[-3000:].decode(errors="replace"))
-            self.stderr.write("apt-get did not install everything; the tests below say what they lack.")
+            self.stderr.write("apt-get did not install everything; the tests below report what is missing.")
 
 
 def _serial_files() -> list[str]:

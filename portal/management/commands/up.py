@@ -22,14 +22,16 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--port", type=_port, default=8000, help="public port (default 8000)")
-        parser.add_argument("--data-dir", type=Path, help="where everything is kept between starts")
-        parser.add_argument("--bind", default="127.0.0.1", help="elsewhere than loopback needs TLS files")
+        parser.add_argument("--data-dir", type=Path, help="directory of the data")
+        parser.add_argument(
+            "--bind", default="127.0.0.1", help="address to listen on; other than loopback requires TLS files"
+        )
         parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
         parser.add_argument("--tls-key", type=Path, help="private key, PEM")
-        parser.add_argument("--demo", action="store_true", help="adds a small living simulated cluster")
-        parser.add_argument("--no-local-node", action="store_true", help="this machine runs no jobs")
+        parser.add_argument("--demo", action="store_true", help="add a small simulated cluster")
+        parser.add_argument("--no-local-node", action="store_true", help="do not run jobs on this machine")
         parser.add_argument(
-            "--no-simulated-gpus", action="store_true", help="no pretend GPUs where there are none"
+            "--no-simulated-gpus", action="store_true", help="do not simulate GPUs if there are none"
         )
         parser.add_argument("--quiet", action="store_true", help="do not print the processes' log lines")
 

@@ -113,7 +113,7 @@ def get_exemption(requester: Requester, public_id: str) -> IdleExemption:
         .first()
     )
     if row is None:
-        raise NotFound("There is no such reason.")
+        raise NotFound("There is no such exemption.")
     return row
 
 

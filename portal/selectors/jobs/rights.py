@@ -87,8 +87,8 @@ class RightsSnapshot:
             name = account.name if account else "the owner"
             yield Denial(
                 Requirement.ACCOUNT,
-                f"The account of {name} is closed.",
-                "An administrator can open it again.",
+                f"The account of {name} is deactivated.",
+                "An administrator can reactivate it.",
             )
             return
         project, _, archived = self.projects[usage.project]
@@ -97,34 +97,34 @@ class RightsSnapshot:
             yield Denial(
                 Requirement.PROJECT,
                 f"The project {project} is archived.",
-                "An administrator can open it again.",
+                "An administrator can reactivate it.",
             )
         elif not account.is_admin and not self._is_member(usage.owner, line):
             yield Denial(
                 Requirement.PROJECT,
-                f"{account.name} may not run jobs in {project} any more.",
-                "A manager of the project can give back the role of member.",
+                f"{account.name} may no longer run jobs in {project}.",
+                "A manager of the project can grant the member role again.",
             )
         offered = self.environments[usage.environment]
         if not offered.enabled and not account.is_admin:
             yield Denial(
                 Requirement.ENVIRONMENT,
-                f"The environment {offered.title} is not offered any more.",
-                "An administrator can offer it again.",
+                f"The environment {offered.title} is no longer enabled.",
+                "An administrator can enable it again.",
             )
         elif offered.projects and offered.projects.isdisjoint(line):
             yield Denial(
                 Requirement.ENVIRONMENT,
-                f"{offered.title} is not offered to the project {project}.",
-                "An administrator can offer it.",
+                f"{offered.title} is not available to the project {project}.",
+                "An administrator can make it available.",
             )
         for volume in usage.volumes:
             projects = self.volumes.get(volume)
             if projects is None or (projects and projects.isdisjoint(line)):
                 yield Denial(
                     Requirement.VOLUME,
-                    f"There is no volume called {volume}, or {project} may not use it.",
-                    "An administrator can declare it, or open it to the project.",
+                    f"There is no volume {volume}, or {project} may not use it.",
+                    "An administrator can create it, or allow the project to use it.",
                 )
         for name, of_project in usage.secrets:
             if (
@@ -136,7 +136,7 @@ class RightsSnapshot:
                 yield Denial(
                     Requirement.SECRET,
                     f"{owner} has no secret called {name}.",
-                    "A manager of the project can write it." if of_project else f"{owner} can write it.",
+                    "A manager of the project can create it." if of_project else f"{owner} can create it.",
                 )
 
     def _parent(self, project: int) -> int | None:

@@ -26,7 +26,7 @@ def log_path(job: str, attempt: int, rank: int, log_format: str) -> Path:
     if log_format not in LOG_FORMATS:
         raise ValueError(f"{log_format!r} is not a log format")
     if not _PUBLIC_ID.fullmatch(job) or attempt < 0 or rank < 0:
-        raise ValueError(f"{job!r}/{attempt}/{rank} names no task")
+        raise ValueError(f"{job!r}/{attempt}/{rank} is not a task")
     return Path(settings.LOG_DIR) / job / f"{attempt:d}" / f"{rank:d}.{log_format}"
 
 

@@ -119,13 +119,11 @@ def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
     """Return the connection status of a node that does not answer, else None."""
     if node.state == NodeState.RETIRED.value:
         return NodeConnectionLoss(
-            node.name, None, f"The node {node.name} is retired; what it had not sent is lost."
+            node.name, None, f"The node {node.name} is retired; log lines that it had not sent are lost."
         )
     if node.reachable:
         return None
-    message = (
-        f"The connection to {node.name} was lost; it is tried again, and the log goes on where it stopped."
-    )
+    message = f"The connection to {node.name} was lost; the log continues when it is restored."
     return NodeConnectionLoss(node.name, node.unreachable_since, message)
 
 

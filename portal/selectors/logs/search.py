@@ -83,7 +83,7 @@ def search(
     is invalid or takes too long on a few lines, ServiceUnavailable while too many pattern searches run.
     """
     if not query.text or len(query.text) > MAX_QUERY_LENGTH:
-        raise InvalidRequest(fields={"q": f"Give between 1 and {MAX_QUERY_LENGTH} characters to search for."})
+        raise InvalidRequest(fields={"q": f"Enter 1 to {MAX_QUERY_LENGTH} characters to search for."})
     until_s = time.monotonic() + SEARCH_TIMEOUT_S
     found: list[Match] = []
     at = start or SearchCursor(min((log.rank for log in logs), default=0))
@@ -106,7 +106,7 @@ def search(
                 except _SearchTimeout:
                     if not moved:
                         raise InvalidRequest(
-                            fields={"q": "This pattern takes too long. Make it simpler."}
+                            fields={"q": "This pattern takes too long. Simplify it."}
                         ) from None
                     return SearchResult(found[:limit], at)
                 moved = True
@@ -140,7 +140,7 @@ def _matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
 def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
     """Yield a matcher in a child process: Python's ``re`` can take exponential time and cannot be stopped."""
     if not _pattern_slots.acquire(timeout=0.5):
-        raise ServiceUnavailable("Others search for patterns now. Try again in a moment.")
+        raise ServiceUnavailable("Too many pattern searches are running. Try again in a moment.")
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_REGEX_WORKER)],
@@ -153,7 +153,7 @@ def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher
             asked = json.dumps({"pattern": query.text, "case": query.case_sensitive}).encode() + b"\n"
             fault = _query_worker(child, asked, deadline_s)["fault"]
             if fault is not None:
-                raise InvalidRequest(fields={"q": f"This is no pattern: {fault}."})
+                raise InvalidRequest(fields={"q": f"This is not a valid pattern: {fault}."})
 
             def matching(texts: Sequence[str]) -> list[int]:
                 block = json.dumps([text[:MAX_MATCHED_LINE_LENGTH] for text in texts]).encode()

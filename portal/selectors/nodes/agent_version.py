@@ -31,7 +31,7 @@ def bundled_agent() -> BundledAgent:
         signed = SignedAgent(program.read_bytes(), signature.read_text())
     except FileNotFoundError as missing:
         raise ServiceUnavailable(
-            "The signed agent is not there yet; start Fairway with `manage.py up`."
+            "The signed agent does not exist yet; start Fairway with `manage.py up`."
         ) from missing
     return BundledAgent(signed, hashlib.sha256(signed.program).hexdigest())
 

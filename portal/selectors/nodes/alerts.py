@@ -11,7 +11,7 @@ from agents.xid_catalog import XidSeverity, xid_meaning, xid_severity
 from portal.models import GpuAlert, InvalidRow, Node
 from portal.models.alerts import AlertKind
 
-_KIND_NAMES = {AlertKind.FOREIGN: "Foreign program", AlertKind.CLAIMED: "Reported by two nodes"}
+_KIND_NAMES = {AlertKind.FOREIGN: "Foreign process", AlertKind.CLAIMED: "Reported by two nodes"}
 _IS_APPLICATION_XID = Q(kind=AlertKind.XID, code__in=APPLICATION_XIDS)
 
 

@@ -157,7 +157,7 @@ def clock_skew_message(node: Node) -> str:
     skew_s = node.clock_skew_s
     if skew_s is None or abs(skew_s) <= MAX_CLOCK_SKEW_S:
         return ""
-    return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} ours."
+    return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the portal's."
 
 
 def _gpu_holders(requester: Requester, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:

@@ -98,9 +98,9 @@ class GpuModelSummary:
     def message(self) -> str:
         """What could start now."""
         if self.free == 0:
-            return "None is free now; a job waits its turn."
+            return "None is free now; new jobs wait in the queue."
         if self.largest_free == 1:
-            return "Any job of 1 GPU a node starts now, quota permitting."
+            return "Any job with 1 GPU per node starts now, within quotas."
         return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now."
 
 
@@ -158,15 +158,15 @@ def build_square(
     elif starting:
         look, utilisation_level, word = "starting", None, "starting"
     elif gpu.foreign_process_owner and not gpu.used_milli:
-        look, utilisation_level, word = "drained", None, f"{gpu.foreign_process_owner} works on it"
+        look, utilisation_level, word = "drained", None, f"used by a process of {gpu.foreign_process_owner}"
     elif gpu.used_milli:
         look, utilisation_level, word = (
             "busy",
             3 if utilisation_level is None else utilisation_level,
-            f"{gpu.used_milli / 10:g} % given away",
+            f"{gpu.used_milli / 10:g} % allocated",
         )
     elif not node.accepts_work:
-        why = "put aside" if node.state == NodeState.READY.value else node.state
+        why = "quarantined" if node.state == NodeState.READY.value else node.state
         look, utilisation_level, word = "drained", None, f"node {why}"
     else:
         look, utilisation_level, word = "free", None, "free"

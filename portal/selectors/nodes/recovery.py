@@ -52,13 +52,13 @@ class UnreconciledNode:
     def reason(self) -> str:
         """What is missing, as a message."""
         if not self.node.reachable:
-            return self.node.status_message or "It does not answer."
+            return self.node.status_message or "It is unreachable."
         if self.undecided:
             several = self.undecided != 1
-            return f"{self.undecided} container{'s wait' if several else ' waits'} for a decision."
+            return f"{self.undecided} container{'s need' if several else ' needs'} a decision."
         if self.containers:
-            return "Waiting for the proof that what was stopped is gone."
-        return "It is being compared with the record."
+            return "Waiting for proof that stopped containers are gone."
+        return "It is being reconciled with the database."
 
 
 @dataclass
@@ -75,13 +75,13 @@ class RecoveryStatus:
         silent = sum(1 for left in self.nodes if not left.node.reachable)
         undecided = sum(left.undecided for left in self.nodes)
         parts = [
-            f"{silent} node{' does' if silent == 1 else 's do'} not answer" if silent else "",
-            f"{undecided} unknown container{' waits' if undecided == 1 else 's wait'} for a decision"
+            f"{silent} node{' is' if silent == 1 else 's are'} unreachable" if silent else "",
+            f"{undecided} unknown container{' needs' if undecided == 1 else 's need'} a decision"
             if undecided
             else "",
         ]
         reported = [part for part in parts if part]
-        return (" and ".join(reported) or "the nodes are being compared") + "."
+        return (" and ".join(reported) or "the nodes are being reconciled") + "."
 
 
 def recovery_status() -> RecoveryStatus:

@@ -148,5 +148,5 @@ def get_user(key: str) -> User:
     """Return an active user by public id or user name. Raise NotFound. The caller checks permissions."""
     user = User.objects.filter(Q(public_id=key) | Q(username=key), is_active=True).first()
     if user is None:
-        raise NotFound("There is no such person.")
+        raise NotFound("There is no such user.")
     return user

@@ -66,11 +66,11 @@ def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
     if message is not None or verdict.p50_at is not None:
         return message
     if not job.total_milli:
-        return "It asks for no GPU, and forecasts tell when GPUs come free."
+        return "It requests no GPU, and forecasts predict only when GPUs become free."
     if verdict.forecast_at is not None:
         return (
-            "Waiting alone does not help it: even once everything that runs or goes before it has ended, it could "
-            "not start. The verdict says what is in the way."
+            "It could not start even after all running jobs and jobs ahead "
+            "have ended. The verdict states the reason."
         )
     return None
 

@@ -38,7 +38,7 @@ class EffectiveRule:
         """The source as text."""
         return {
             "project": "the project",
-            "above": "a project above it",
+            "above": "a parent project",
             "pool": f"pool {self.pool.name}",
             "cluster": "the cluster",
             "default": "the default",

@@ -31,7 +31,7 @@ def hashing_slot() -> Iterator[None]:
         yield
         return
     if not _slots.acquire(timeout=SLOT_TIMEOUT_S):
-        raise TooManyRequests("Many people are signing in at this moment. Try again in a second.")
+        raise TooManyRequests("Too many users are signing in at the moment. Try again in a second.")
     _thread_state.held = True
     try:
         yield

@@ -31,7 +31,7 @@ LAST_USE_INTERVAL_S = 60
 TOKEN_PATTERN = re.compile(r"fw_([a-z][a-z0-9]{9})_([0-9a-f]{64})_([0-9a-f]{8})")
 """The format of a token, also for secret scanners."""
 
-INVALID_TOKEN_MESSAGE = "This token is not valid. Make a new one under your account's tokens."  # noqa: S105
+INVALID_TOKEN_MESSAGE = "This token is not valid. Create a new one under your account's tokens."  # noqa: S105
 
 
 class Scope(StrEnum):
@@ -48,13 +48,13 @@ class Scope(StrEnum):
 
 
 SCOPE_DESCRIPTIONS: dict[Scope, str] = {
-    Scope.READ: "See everything its owner may see, logs included.",
-    Scope.JOBS: "Submit jobs and act on them; workspaces excepted.",
-    Scope.WORKSPACES: "Submit and open workspaces and act on them.",
-    Scope.PROJECTS: "Make and change projects and their members.",
-    Scope.QUOTAS: "Change and undo quotas.",
-    Scope.METRICS: "Read /metrics, for Prometheus; its owner must be an administrator.",
-    Scope.TOKENS: "Make and revoke tokens that have no scope it lacks.",
+    Scope.READ: "Read everything that its owner may see, including logs.",
+    Scope.JOBS: "Submit and control jobs, except workspaces.",
+    Scope.WORKSPACES: "Submit, open and control workspaces.",
+    Scope.PROJECTS: "Create and change projects and their members.",
+    Scope.QUOTAS: "Change quotas and undo changes.",
+    Scope.METRICS: "Read /metrics for Prometheus; the owner must be an administrator.",
+    Scope.TOKENS: "Create and revoke tokens with a subset of its scopes.",
     Scope.ADMIN: "Everything its owner may do.",
 }
 
@@ -87,7 +87,7 @@ def do_create_token(
         User.objects.select_for_update().get(pk=owner.pk)
         if live_tokens(owner).count() >= MAX_LIVE_TOKENS:
             raise Conflict(
-                f"You have {MAX_LIVE_TOKENS} tokens already; revoke one first.", code="too_many_tokens"
+                f"You already have {MAX_LIVE_TOKENS} tokens; revoke one first.", code="too_many_tokens"
             )
         token = ApiToken.objects.create(
             public_id=new_public_id(),
@@ -138,11 +138,11 @@ def get_token(text: str) -> ApiToken:
     """Return the live token with its owner, in one query. Raise Unauthenticated."""
     token = _find_token(text)
     if token.revoked_at is not None:
-        raise Unauthenticated("This token was revoked.", code="token_revoked")
+        raise Unauthenticated("This token has been revoked.", code="token_revoked")
     if token.expires_at <= timezone.now():
-        raise Unauthenticated("This token has run out. Make a new one.", code="token_expired")
+        raise Unauthenticated("This token has expired. Create a new one.", code="token_expired")
     if not token.owner.is_active:
-        raise Unauthenticated("The account of this token is closed.", code="account_deactivated")
+        raise Unauthenticated("The account of this token is deactivated.", code="account_deactivated")
     _record_use(token)
     return token
 
@@ -192,9 +192,9 @@ def _record_use(token: ApiToken) -> None:
 def _validate(name: str, scopes: Collection[Scope], days: int) -> None:
     wrong: dict[str, str] = {}
     if not name.strip() or len(name) > 100:
-        wrong["name"] = "Give it a name of up to 100 letters."
+        wrong["name"] = "Enter a name of up to 100 characters."
     if not scopes:
-        wrong["scopes"] = "Choose at least one scope."
+        wrong["scopes"] = "Select at least one scope."
     if not 1 <= days <= MAX_DAYS:
         wrong["days"] = f"Must be between 1 and {MAX_DAYS} days."
     if wrong:

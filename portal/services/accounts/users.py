@@ -28,7 +28,7 @@ RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nob
 """System accounts; in a container or home directory the name would mean another account."""
 MAGIC_LINK_HOURS = 24
 LINK_INVALID_MESSAGE = (
-    "This link does not work any more: it was used, it ran out, or it was taken back. Ask for a new one."
+    "This link is no longer valid: it was used, has expired, or was revoked. Ask for a new one."
 )
 
 
@@ -62,16 +62,16 @@ def do_create_invitation(
     """
     if not actor.is_admin:
         if project is None or grants_admin:
-            raise Forbidden("Managers invite people into their own project.")
+            raise Forbidden("Managers can invite users only to their own project.")
         require_permission(actor, Permission.MANAGE, project)
     if (project is None) != (role is None):
-        raise InvalidRequest(fields={"role": "Name a project together with the role in it."})
+        raise InvalidRequest(fields={"role": "Enter both a project and a role."})
     if not 1 <= days <= 90:
         raise InvalidRequest(fields={"days": "Must be between 1 and 90 days."})
     if email:
         _check_email(email)
         if User.objects.filter(email__iexact=email).exists():
-            raise InvalidRequest(fields={"email": "Somebody here has this address already."})
+            raise InvalidRequest(fields={"email": "A user with this address already exists."})
     code, code_hash = new_code()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -147,7 +147,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
     with transaction.atomic():
         row = Invitation.objects.select_for_update(no_key=True).get(pk=invitation.pk)
         if row.used_at is not None:
-            raise Conflict("It was already used.", code="invitation_already_used")
+            raise Conflict("It has already been used.", code="invitation_already_used")
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
         record_action(actor, "user.invite_revoke", row)
@@ -159,7 +159,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
 def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_LINK_HOURS) -> str:
     """Return the code of a one-time sign-in link; earlier unused links of the user become invalid."""
     if actor is not None:
-        require_admin(actor, "make sign-in links")
+        require_admin(actor, "create sign-in links")
     code, code_hash = new_code()
     with transaction.atomic():
         MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
@@ -202,14 +202,14 @@ def do_change_account(user: User, **changes: Any) -> User:
             user.save(update_fields=list(changes))
             record_action(user, "user.change", user, after=changes)
     except IntegrityError as clash:
-        raise InvalidRequest(fields={"email": "Somebody else has this address."}) from clash
+        raise InvalidRequest(fields={"email": "Another user has this address."}) from clash
     return user
 
 
 def do_set_password(user: User, password: str, *, old: str | None) -> None:
     """Set one's own password; ``old`` is required if a password is set. Other sessions end."""
     if user.has_usable_password() and not user.check_password(old or ""):
-        raise InvalidRequest(fields={"old": "That is not your present password."})
+        raise InvalidRequest(fields={"old": "This is not your current password."})
     _check_password(password, user)
     with transaction.atomic():
         user.set_password(password)
@@ -233,7 +233,7 @@ def do_change_user(
     ``choice``: what to do with jobs that the user may not run any more.
     """
     require_permission(actor, Permission.CHANGE, user)
-    require_admin(actor, "change other people's accounts")
+    require_admin(actor, "change other users' accounts")
     with transaction.atomic(), applying_choice(actor, user, Job.objects.filter(owner=user), choice):
         admins = list(
             User.objects.select_for_update(no_key=True).filter(is_admin=True, is_active=True).order_by("pk")
@@ -243,7 +243,7 @@ def do_change_user(
         row.is_active = row.is_active if is_active is None else is_active
         row.is_admin = row.is_admin if is_admin is None else is_admin
         if [admin.pk for admin in admins] == [row.pk] and not (row.is_active and row.is_admin):
-            raise Conflict("This is the last administrator; make another one first.", code="last_admin")
+            raise Conflict("This is the last administrator; create another one first.", code="last_admin")
         row.rights_version += 1
         row.save(update_fields=["is_active", "is_admin", "rights_version"])
         after = {"is_active": row.is_active, "is_admin": row.is_admin}
@@ -279,7 +279,7 @@ def _create_user(
     if fault := name_error(username):
         wrong["username"] = fault
     if username in RESERVED_NAMES:
-        wrong["username"] = "Machines use this name themselves. Choose another."
+        wrong["username"] = "This name is reserved for system accounts. Choose another."
     if email:
         try:
             _check_email(email)
@@ -292,9 +292,9 @@ def _create_user(
     if time_zone not in zoneinfo.available_timezones():
         wrong["timezone"] = "There is no such time zone."
     if not wrong and User.objects.filter(username=username).exists():
-        wrong["username"] = "Somebody else has this name."
+        wrong["username"] = "Another user has this name."
     if not wrong and email and User.objects.filter(email__iexact=email).exists():
-        wrong["email"] = "Somebody else has this address."
+        wrong["email"] = "Another user has this address."
     if wrong:
         raise InvalidRequest(fields=wrong)
     try:
@@ -308,7 +308,7 @@ def _create_user(
                 is_admin=is_admin,
             )
     except IntegrityError as clash:
-        raise Conflict("Somebody took that name or uid at the same moment; try again.") from clash
+        raise Conflict("The name or uid was taken at the same time; try again.") from clash
 
 
 def _check_password(password: str, user: User) -> None:

@@ -129,7 +129,7 @@ def ensure_demo(admin: User) -> None:
             EnvironmentInput(
                 name=ENVIRONMENT,
                 title="Python of this machine (demo)",
-                description="Runs the demo's pretend training.",
+                description="Runs the demo's simulated training.",
                 runtime=RuntimeKind.PROCESS,
                 prefix="/usr",
             ),
@@ -189,7 +189,7 @@ def running_demo_tasks() -> QuerySet[Task]:
 def evict_demo_jobs() -> int:
     """Preempt all jobs on the demo's nodes; return the number of attempts. The jobs are pending again."""
     attempts = set(running_demo_tasks().values_list("attempt_id", flat=True))
-    message = "The demo was stopped, and its pretend nodes with it; the job waits again."
+    message = "The demo and its simulated nodes were stopped; the job is pending again."
     for attempt in sorted(attempts):
         job_control.request_stop(attempt, EndReason.PREEMPTED, message=message)
     return len(attempts)
@@ -235,7 +235,7 @@ def _ensure_projects(admin: User, pool: NodePool) -> None:
         project = do_create_project(admin, name=name, title=title, parent=above)
         if not Quota.objects.filter(project=project, pool=pool).exists():
             numbers = QuotaValues(guaranteed * 1000, None, weight, 0)
-            do_change_quota(admin, project, pool, numbers, version=0, reason="The demo's first quota.")
+            do_change_quota(admin, project, pool, numbers, version=0, reason="Initial quota of the demo.")
     for username, full_name, project_name, role in USERS:
         with transaction.atomic():
             user = User.objects.filter(username=username).first()

@@ -12,15 +12,13 @@ from portal.services.audit import record_action
 
 def do_export_failed_cycle(actor: User, public_id: str) -> tuple[str, bytes]:
     """Return file name and content: gzip JSON for ``python -m scheduler.replay snapshot FILE``."""
-    require_admin(actor, "see what a cycle had to decide on")
+    require_admin(actor, "download the input of a cycle")
     with transaction.atomic():
         row = FailedCycle.objects.filter(public_id=public_id).first()
         if row is None:
-            raise NotFound(
-                "There is no such failed cycle; they are kept for 30 days, and the newest 20 only."
-            )
+            raise NotFound("There is no such failed cycle; only the newest 20 of the last 30 days are kept.")
         if not row.content:
-            raise Conflict("What this cycle had to decide on could not be saved.", code="not_saved")
+            raise Conflict("The input of this cycle could not be saved.", code="not_saved")
         record_action(
             actor, "failed_cycle.export", row, after={"at": row.first_at.isoformat(), "bytes": row.size_bytes}
         )

@@ -71,7 +71,7 @@ def _ensure_first_project(admin: User) -> None:
     if Project.objects.exists():
         return
     with transaction.atomic():
-        project = Project.objects.create(name="default", title="Everybody's first project")
+        project = Project.objects.create(name="default", title="Initial project of all users")
         Membership.objects.create(user=admin, project=project, role=Role.MANAGER.value)
         record_action(admin, "project.create", project, after={"name": "default"})
 
@@ -142,7 +142,7 @@ def _ensure_local_environment(admin: User) -> None:
     try:
         tool = ensure_process_jupyterlab(settings.DATA_DIR)
     except FairwayError as problem:
-        log.error("the first environment is missing: %s", problem.message)
+        log.error("the initial environment could not be created: %s", problem.message)
         return
     existing = Environment.objects.filter(name="jupyterlab-local").first()
     if existing is not None and existing.prefix == str(tool.prefix):
@@ -152,7 +152,7 @@ def _ensure_local_environment(admin: User) -> None:
         EnvironmentInput(
             name="jupyterlab-local",
             title="JupyterLab on this machine",
-            description="Python with JupyterLab, run as a process of its own account, without a container.",
+            description="Python with JupyterLab, run as a process of the user's account without a container.",
             runtime=RuntimeKind.PROCESS,
             prefix=str(tool.prefix),
             tool=tool.tool,

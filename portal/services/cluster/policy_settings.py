@@ -65,7 +65,7 @@ def do_change_policy(
         row = _lock_owner(owner)
         if version is not None and version != row.policy_version:
             raise PreconditionFailed(
-                "Somebody else changed the policy while you were editing it.",
+                "Another user changed the policy while you were editing it.",
                 details={"current": row.policy, "version": row.policy_version},
             )
         before = dict(row.policy)
@@ -100,10 +100,10 @@ def _ineffective_values(project: Project, changes: Mapping[str, SettingValue | N
         if value is None or bound is None or strictness(name, value) >= strictness(name, bound):
             continue
         if isinstance(bound, str):
-            faults[name] = f"Must be {bound} or stricter: so the pools, or a project above it, have it."
+            faults[name] = f"Must be {bound} or stricter, as set by the pools or a parent project."
         else:
             most = format_duration(bound) if NUMBER_SETTINGS[name].unit == "s" else format_number(bound)
-            faults[name] = f"At most {most} would count: so much the pools, or a project above it, allow."
+            faults[name] = f"Must be at most {most}, the maximum that the pools or a parent project allow."
     return faults
 
 

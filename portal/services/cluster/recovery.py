@@ -97,7 +97,7 @@ def end_recovery_if_complete() -> bool:
         record_action(None, "cluster.recovered", cluster, after={"recovery_mode": False})
         publish_on_commit("cluster", {"kind": "restored", "adopting": False})
         trigger_cycle("adopted")
-    log.info("every node was compared with the restored record; starting jobs again")
+    log.info("every node was reconciled with the restored database; jobs start again")
     return True
 
 
@@ -195,9 +195,9 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         elif job.is_placeholder:  # ranks on other nodes were adopted before
             Job.objects.filter(pk=job.pk).update(tasks=job.tasks + len(rows))
         nodes = ", ".join(sorted({each.node.name for each in rows}))
-        message = f"Found running on {nodes} after a restore, and kept by {actor.username}."
+        message = f"Found running on {nodes} after a restore, and adopted by {actor.username}."
         if job.kind == JobKind.WORKSPACE.value:
-            message += " What opens it was in the record that is lost: it can only be stopped."
+            message += " Its access secret was lost with the database: it can only be stopped."
         found = [_found_task(each) for each in rows]
         adopt_attempt(job, row.attempt, found, actor=actor.username, message=message)
         for each in rows:
@@ -218,9 +218,7 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
     Raise Conflict if another decision was made, the container is gone, or recovery has ended.
     """
     if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).recovery_mode:
-        raise Conflict(
-            "Every node has been compared with the record; nothing is open.", code="not_in_recovery"
-        )
+        raise Conflict("Every node has been reconciled; no container is undecided.", code="not_in_recovery")
     rows = list(
         OrphanContainer.objects.select_for_update(of=("self",), no_key=True)
         .filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
@@ -228,10 +226,10 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
         .order_by("pk")
     )
     if not any(each.pk == row.pk for each in rows):
-        raise Conflict("It has ended by itself.", code="container_gone")
+        raise Conflict("It has already ended.", code="container_gone")
     if any(each.decision not in ("", decision) for each in rows):
-        other = "stopped" if decision == "adopt" else "kept as a job"
-        raise Conflict(f"It is being {other} already.", code="already_decided")
+        other = "stopped" if decision == "adopt" else "adopted"
+        raise Conflict(f"It is already being {other}.", code="already_decided")
     fresh = [each for each in rows if each.decision == ""]
     for each in fresh:
         each.decision, each.decided_by, each.decided_at = decision, actor, timezone.now()
@@ -245,7 +243,7 @@ def _found_task(row: OrphanContainer) -> FoundTask:
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
     if missing:
         raise Conflict(
-            f"{row.node.name} names no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
+            f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
         )
     gpus = [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
     return FoundTask(
@@ -261,11 +259,11 @@ def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job
     """Create a job for an attempt of which only the containers are known."""
     first = rows[0]
     if len(first.job) > MAX_ID_LENGTH:
-        raise Conflict("Its label bears no id of ours; it can only be stopped.", code="not_managed")
+        raise Conflict("Its label has no valid id; it can only be stopped.", code="not_managed")
     owner = User.objects.filter(public_id=first.owner).first() if first.owner else None
     project = Project.objects.filter(public_id=first.project).first() if first.project else None
     if project is None:
-        title = "Kept after a restore"
+        title = "Adopted after a restore"
         project, _ = Project.objects.get_or_create(name=ADOPTED_PROJECT, defaults={"title": title})
     shares = max((each.gpus for each in rows), key=len)
     return Job.objects.create(
@@ -290,7 +288,7 @@ def _placeholder_environment(runtime: str) -> Environment:
     title = f"Unknown ({RuntimeKind(runtime).value})"
     defaults = {
         "title": title,
-        "description": "Stands for what a container runs that was found after a restore.",
+        "description": "Placeholder for the environment of a container found after a restore.",
         "runtime": runtime,
         "enabled": False,
     }

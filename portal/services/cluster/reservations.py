@@ -86,7 +86,7 @@ def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") ->
         if saved.cancelled_at is not None:
             return saved
         if saved.ends_at <= timezone.now():
-            raise Conflict("It is over already.", code="reservation_over")
+            raise Conflict("It has already ended.", code="reservation_over")
         saved.cancelled_at = timezone.now()
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
@@ -104,7 +104,7 @@ def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
         if saved.cancelled_at is None:
             return saved
         if saved.ends_at <= timezone.now():
-            raise Conflict("It would be over already.", code="reservation_over")
+            raise Conflict("It would already have ended.", code="reservation_over")
         saved.cancelled_at = None
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
@@ -164,7 +164,9 @@ def choose_nodes(
     if count < 1 or len(found) < count:
         there = free.count()
         raise InvalidRequest(
-            fields={"nodes": f"Of {pool.name}, {there} are not reserved then; ask for 1 to {there}."}
+            fields={
+                "nodes": f"Nodes of {pool.name} without a reservation at that time: {there}. Enter 1 to {there}."
+            }
         )
     return found
 
@@ -199,21 +201,21 @@ def reservable_nodes(pool: NodePool) -> Any:
 def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if not 1 <= len(spec.name.strip()) <= 100 or not spec.name.isprintable():
-        wrong["name"] = "Give it a name of 1 to 100 characters."
+        wrong["name"] = "Enter a name of 1 to 100 characters."
     if len(spec.reason) > 500:
         wrong["reason"] = "At most 500 characters."
     if not spec.nodes:
-        wrong["nodes"] = "Name at least one node."
+        wrong["nodes"] = "Select at least one node."
     elif any(node.pool_id != spec.pool.pk for node in spec.nodes):
-        wrong["nodes"] = f"All nodes must be of the pool {spec.pool.name}."
+        wrong["nodes"] = f"All nodes must belong to the pool {spec.pool.name}."
     if spec.drain_at_start and spec.projects:
         wrong["drain_at_start"] = (
-            "Only a reservation for nobody, for maintenance, asks who stands there to leave."
+            "Only a maintenance reservation, without projects, can preempt running jobs."
         )
     if spec.ends_at <= starts_at:
-        wrong["ends_at"] = "The end must come after the begin."
+        wrong["ends_at"] = "The end must be after the start."
     elif spec.ends_at <= now:
-        wrong["ends_at"] = "The end lies in the past."
+        wrong["ends_at"] = "The end is in the past."
     elif spec.ends_at - starts_at > MAX_DURATION:
         wrong["ends_at"] = f"At most {MAX_DURATION.days} days."
     if starts_at - now > MAX_LEAD_TIME:
@@ -229,11 +231,11 @@ def _lock_reservation(
     before = _audit_values(saved)
     if version is not None and version != saved.version:
         raise PreconditionFailed(
-            "Somebody else changed this reservation while you were editing it.",
+            "Another user changed this reservation while you were editing it.",
             details={"current": before, "version": saved.version},
         )
     if saved.cancelled_at is not None or saved.ends_at <= now:
-        raise Conflict("It is cancelled, or over already.", code="reservation_over")
+        raise Conflict("It is cancelled or has ended.", code="reservation_over")
     return saved, before
 
 
@@ -258,7 +260,7 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
                 raise
     if clash is not None:
         raise Conflict(
-            f"{clash.node.name} is reserved at that time already ({clash.reservation.name}).",
+            f"{clash.node.name} is already reserved at that time ({clash.reservation.name}).",
             code="already_reserved",
             details={"node": clash.node.name, "reservation": clash.reservation.public_id},
         )

@@ -52,7 +52,7 @@ def _manifest_entry(entries: list[dict[str, Any]], image: str) -> dict[str, Any]
 def _read(archive: tarfile.TarFile, name: str) -> bytes:
     stream = archive.extractfile(name)
     if stream is None:
-        raise ValueError(f"{name} is no file")
+        raise ValueError(f"{name} is not a file")
     with stream:
         content = stream.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:

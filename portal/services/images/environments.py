@@ -89,7 +89,7 @@ def do_save_environment(
             if before and any(before[key] != getattr(spec, key) for key in ("min_driver", "min_cuda")):
                 trigger_cycle("environment")
     except IntegrityError as clash:
-        raise InvalidRequest(fields={"name": "There is already an environment of that name."}) from clash
+        raise InvalidRequest(fields={"name": "An environment with this name already exists."}) from clash
     return row
 
 
@@ -123,20 +123,20 @@ def _validate(spec: EnvironmentInput) -> None:
     if fault := name_error(spec.name):
         wrong["name"] = fault
     if not spec.title.strip():
-        wrong["title"] = "Give it a title that people understand."
+        wrong["title"] = "Enter a title."
     if spec.runtime is RuntimeKind.PROCESS:
         if not spec.prefix.startswith("/"):
-            wrong["prefix"] = "Give the folder of a virtual environment on the node."
+            wrong["prefix"] = "Enter the path of a virtual environment on the node."
     elif not IMAGE_REFERENCE.fullmatch(spec.image):
-        wrong["image"] = "Give an image such as registry.example/name:tag or name@sha256:…"
+        wrong["image"] = "Enter an image such as registry.example/name:tag or name@sha256:…"
     if spec.archive and not spec.archive.startswith("/"):
-        wrong["archive"] = "Give the full path of a tar file on the portal's machine."
+        wrong["archive"] = "Enter the full path of a tar file on the portal's machine."
     if spec.min_driver and not DRIVER_VERSION.fullmatch(spec.min_driver):
-        wrong["min_driver"] = "Give a version of the driver, such as 525.60.13."
+        wrong["min_driver"] = "Enter a driver version, such as 525.60.13."
     if spec.min_cuda not in ("", NO_CUDA) and not CUDA_VERSION.fullmatch(spec.min_cuda):
-        wrong["min_cuda"] = f"Give a version of CUDA, such as 12.4, or {NO_CUDA}."
+        wrong["min_cuda"] = f"Enter a CUDA version, such as 12.4, or {NO_CUDA}."
     if spec.tool and not spec.tool_command:
-        wrong["tool_command"] = "Say how its tool is started."
+        wrong["tool_command"] = "Enter the command that starts its tool."
     if spec.tool and not (spec.tool_port and 1 <= spec.tool_port <= 65_535):
         wrong["tool_port"] = "Must be between 1 and 65535."
     if wrong:

@@ -166,8 +166,8 @@ def pin_job(task: Task) -> str:
                 row.save(update_fields=["image_digest", "image_attempt"])
             if row.image_digest and before not in ("", row.image_digest):
                 message = (
-                    f"Runs {row.image_digest} from now on. One node alone had named {before}, and another could not "
-                    "get it."
+                    f"Uses {row.image_digest} from now on. Only one node had reported "
+                    f"{before}, and another could not pull it."
                 )
                 attempt_event(attempt, "note", "", "", "image_replaced", message).save()
                 publish_all_on_commit([attempt_topic_event(attempt, "note", message)])
@@ -184,12 +184,12 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
     """Make one node pull the environment's tag, to detect a changed image; return the node."""
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES or "@" in environment.image:
-        raise Conflict(f"The image of {environment.title} has no tag that could change.", code="no_tag")
+        raise Conflict(f"The image of {environment.title} is not referenced by a tag.", code="no_tag")
     nodes = [
         row for row in compatible_nodes(environment) if row.state == NodeState.READY.value and row.reachable
     ]
     if not nodes:
-        raise Conflict("No node that answers can pull it now.", code="no_node")
+        raise Conflict("No reachable node can pull it now.", code="no_node")
     with transaction.atomic():
         wanted = {"pull_requested_at": timezone.now(), "check_tag": True}
         ImagePresence.objects.update_or_create(
@@ -214,15 +214,15 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
         claims = nodes_by_pin(tag_claims().filter(environment=row))
         claims.pop(row.image_digest, None)
         if not claims:
-            raise Conflict("No node reports another image under this tag.", code="image_unchanged")
+            raise Conflict("No node reports another image for this tag.", code="image_unchanged")
         if not pin and len(claims) > 1:
             message = (
-                f"Nodes report {len(claims)} other images under this tag: {', '.join(claims)}. Choose one."
+                f"Nodes report {len(claims)} other images for this tag: {', '.join(claims)}. Choose one."
             )
             raise Conflict(message, code="ambiguous_image")
         pin = pin or next(iter(claims))
         if pin not in claims:
-            raise InvalidRequest(fields={"image_digest": "No node reports this image under the tag now."})
+            raise InvalidRequest(fields={"image_digest": "No node reports this image for the tag now."})
         before = row.image_digest
         row.image_digest, row.image_resolved_by = pin, actor.username
         row.image_resolved_at, row.image_cuda = timezone.now(), ""

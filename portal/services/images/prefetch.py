@@ -31,11 +31,11 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES:
         raise Conflict(
-            f"{environment.title} runs without a container: there is nothing to bring.", code="no_image"
+            f"{environment.title} runs without a container: there is no image to pull.", code="no_image"
         )
     nodes = [each for each in compatible_nodes(environment) if node is None or each.pk == node.pk]
     if node is not None and not nodes:
-        raise Conflict(f"{node.name} runs no containers.", code="no_image")
+        raise Conflict(f"{node.name} has no container runtime.", code="no_image")
     with transaction.atomic():
         there = ImagePresence.objects.filter(environment=environment, state="present")
         present = set(there.values_list("node_id", flat=True))

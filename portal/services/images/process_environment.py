@@ -120,8 +120,8 @@ def _world_readable_python() -> Path:
         if version.returncode == 0 and tuple(map(int, version.stdout.split())) >= MIN_PYTHON:
             return python
     raise ServiceUnavailable(
-        f"JupyterLab needs a Python of at least {'.'.join(map(str, MIN_PYTHON))} that every account may run; "
-        f"{own} lies in a folder that is closed to others. Install the distribution's python3.",
+        f"JupyterLab needs Python {'.'.join(map(str, MIN_PYTHON))} or newer that every account can run; {own} is "
+        "in a folder without access for other accounts. Install the distribution's python3.",
         code="environment_failed",
     )
 

@@ -20,14 +20,14 @@ MAX_PASSWORD_BYTES = 8 * 1024
 
 def do_save_login(actor: User, host: str, username: str, password: str) -> RegistryLogin:
     """Store the credentials of a registry, replacing earlier ones."""
-    require_admin(actor, "change logins to registries")
+    require_admin(actor, "change registry credentials")
     wrong: dict[str, str] = {}
     if not re.fullmatch(HOST_PATTERN, host) or registry_host(f"{host}/name") != host:
-        wrong["host"] = "Give its host as images name it, such as registry.example.org:5000."
+        wrong["host"] = "Enter the host as in image references, such as registry.example.org:5000."
     if not re.fullmatch(USERNAME_PATTERN, username):
-        wrong["username"] = "A name without spaces and colons."
+        wrong["username"] = "Enter a user name without spaces and colons."
     if not password or "\0" in password or len(password.encode()) > MAX_PASSWORD_BYTES:
-        wrong["password"] = "Give its password or token."  # noqa: S105 - a message
+        wrong["password"] = "Enter a password or token."  # noqa: S105 - a message
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
@@ -50,7 +50,7 @@ def get_login(public_id: str) -> RegistryLogin:
 
 def do_delete_login(actor: User, row: RegistryLogin) -> None:
     """Delete the credentials of a registry; pulled images remain."""
-    require_admin(actor, "change logins to registries")
+    require_admin(actor, "change registry credentials")
     with transaction.atomic():
         record_action(actor, "registry.delete", row, before={"host": row.host, "username": row.username})
         row.delete()

@@ -39,5 +39,5 @@ def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime)
     live = Attempt.objects.filter(older, pk=attempt.pk, state__in=LIVE_ATTEMPT_STATES)
     if not live.update(checkpoint_at=at):
         return False
-    publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", "It saved its work.")])
+    publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", "It saved a checkpoint.")])
     return True

@@ -29,7 +29,7 @@ OUTCOME_TEXT = {
 def dependency_errors(user: User, dependencies: Sequence[Job], *, any_end: bool) -> dict[str, str]:
     """Return what is wrong with the dependencies of a new job, by field of the request; empty if nothing."""
     if len({job.pk for job in dependencies}) > MAX_DEPENDENCIES:
-        return {"dependencies": f"A job may start after at most {MAX_DEPENDENCIES} others."}
+        return {"dependencies": f"A job has at most {MAX_DEPENDENCIES} dependencies."}
     for job in dependencies:
         if not can(user, Permission.VIEW, job):
             return {"dependencies": unknown_job_message(job.public_id)}
@@ -37,9 +37,9 @@ def dependency_errors(user: User, dependencies: Sequence[Job], *, any_end: bool)
     if failed is not None and not any_end:
         how = OUTCOME_TEXT[JobState(failed.state)]
         return {
-            "dependencies": f"{failed.name} {how}, so nothing can start once it has completed. "
-            "Choose another job, or let "
-            "it start however they end."
+            "dependencies": f"{failed.name} {how} and can never "
+            "complete. Choose another job, or let it "
+            "start even if its dependencies fail."
         }
     return {}
 

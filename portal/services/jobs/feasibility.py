@@ -93,13 +93,13 @@ def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
     if request.pool is not None:
         elsewhere = next(iter(_empty_nodes(replace(request, pool=None))), None)
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
-        return "There is no node yet; an administrator adds the first one.", {"nearest": None}
+        return "There is no node yet; an administrator must add one.", {"nearest": None}
     kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
     message = f"No node of {_pool_text(request)} runs {kind}."
     if elsewhere is None:
         return message, {"nearest": None}
     pool = elsewhere.node.pool
-    return f"{message} The pool {pool.name} has some that do.", {"nearest": {"pool": pool.public_id}}
+    return f"{message} The pool {pool.name} has nodes that do.", {"nearest": {"pool": pool.public_id}}
 
 
 def _too_large_reason(
@@ -130,11 +130,11 @@ def _too_large_reason(
             )
         else:
             what = f"{request.tasks} tasks"
-        where = "the pool with most room" if len(pools) > 1 else _pool_text(request)
+        where = "the largest pool" if len(pools) > 1 else _pool_text(request)
         message = (
             f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
             f"at once in one pool; "
-            f"{where} seats {most}. Ask for at most {most} {'task' if most == 1 else 'tasks'}."
+            f"{where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
     return message, facts
@@ -152,7 +152,7 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         reported = (
             f"the newest in {_pool_text(request)} has {newest:.1f}"
             if newest
-            else f"no node of {_pool_text(request)} tells any"
+            else f"no node of {_pool_text(request)} reports one"
         )
         return (
             f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}.",
@@ -196,7 +196,7 @@ def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[st
     profiles = sorted(set(cut.values_list("mig_profile", flat=True)))
     message = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
     if not profiles:
-        return f"{message} No GPU is cut into slices.", None
+        return f"{message} No GPU is divided into MIG slices.", None
     alike = difflib.get_close_matches(request.mig_profile, profiles, n=1, cutoff=0.0)
     return f"{message} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
 
@@ -212,7 +212,8 @@ def _gpus_per_node_reason(
     parts = -(-request.gpus_per_task // largest) * request.tasks
     message = (
         f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
-        f"and all nodes together {sum(len(capacity.gpus) for capacity in nodes)}. Ask for at most {largest} on a node"
+        f"and all nodes together have {sum(len(capacity.gpus) for capacity in nodes)}. "
+        f"Request at most {largest} on a node"
     )
     message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
     return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
@@ -244,7 +245,7 @@ def _node_too_small_reason(
     return (
         f"No node has {gpus}{_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)} together; "
         f"{best.name} has {_cores_text(best.cpu_milli)} and {format_memory(best.memory_mib)}"
-        f"{' beside so many GPUs' if request.gpus_per_task else ''}.",
+        f"{' with as many GPUs' if request.gpus_per_task else ''}.",
         {
             "cpu_milli": min(request.cpu_milli, best.cpu_milli),
             "memory_mib": min(request.memory_mib, best.memory_mib),
@@ -285,8 +286,8 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
     each = max(1, request.gpus_per_task * request.milli_per_gpu)
     words = {
         "limit": "limit",
-        "user_limit": "limit for one person",
-        "guaranteed": "guarantee (and the job may not be preempted)",
+        "user_limit": "user limit",
+        "guaranteed": "guarantee, which applies to non-preemptible jobs,",
     }[kind]
     return (
         f"Needs {request.total_milli / 1000:g} GPUs; the {words} of {quota.project.name} in {quota.pool.name} "

@@ -12,9 +12,9 @@ def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | No
     if launcher not in LAUNCHERS:
         return f"Choose one of {', '.join(LAUNCHERS)}."
     if launcher != "none" and workspace:
-        return "A workspace runs its environment's tool, without a launcher."
+        return "A workspace runs the tool of its environment and has no launcher."
     if launcher != "none" and elastic:
-        return f"{launcher} needs to know how many tasks there are; a job that grows and shrinks has no launcher."
+        return f"{launcher} needs a fixed number of tasks; an elastic job has no launcher."
     return None
 
 
@@ -28,10 +28,10 @@ def no_gang_network_reason(
     if tasks == 1 or launcher not in REQUIRES_RENDEZVOUS or has_gang_network(pool):
         return None
     gpus = tasks * gpus_per_task
-    where = f"the pool {pool.name} lends" if pool else "no pool here lends"
+    where = f"the pool {pool.name} allows" if pool else "no pool allows"
     network = "no network between nodes" if pool else "a network between nodes"
     message = (
-        f"With {launcher} its {tasks} tasks must reach each other, and {where} gangs {network}. Ask for one task"
+        f"With {launcher} its {tasks} tasks must reach each other, but {where} gangs {network}. Request one task"
         + (f" with {gpus} GPUs on one node: {launcher} starts a process for each." if gpus else ".")
     )
     return message, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
@@ -50,7 +50,7 @@ def gang_network_text(tasks: int, *, elastic: bool, pool: NodePool | None) -> st
         return ""
     if has_gang_network(pool):
         if pool and pool.fabric_network:
-            return f"on several nodes its tasks use the network {pool.fabric_network}, which the pool names"
+            return f"on several nodes its tasks use the network {pool.fabric_network} of the pool"
         where = "" if pool else ", in pools that allow it"
-        return f"on several nodes its tasks use the network of these nodes{where}"
-    return "on several nodes its tasks cannot reach each other; on one they can"
+        return f"on several nodes its tasks use the host network{where}"
+    return "its tasks can reach each other only on one node"

@@ -45,7 +45,7 @@ def record_progress(
         )
         written = bool(row.update(rank=rank, completed_units=completed_units, reported_at=at, **anew))
     if written:
-        publish_all_on_commit([attempt_topic_event(attempt, "progress", "It told how far it has come.")])
+        publish_all_on_commit([attempt_topic_event(attempt, "progress", "It reported its progress.")])
     return written
 
 

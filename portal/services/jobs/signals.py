@@ -33,7 +33,7 @@ def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
         attempts = job.attempts.select_for_update(no_key=True).select_related("job")
         attempt = attempts.filter(state=AttemptState.RUNNING.value, stop_requested_at__isnull=True).first()
         if attempt is None:
-            raise Conflict("It does not run, so there is nothing to send a signal to.", code="not_running")
+            raise Conflict("It is not running and cannot receive signals.", code="not_running")
         running = Task.objects.filter(
             attempt=attempt, state=AttemptState.RUNNING.value, container_removed=False
         )
@@ -71,7 +71,7 @@ def record_signal_delivery(row: JobSignal, refusal: str = "") -> None:
     with transaction.atomic():
         JobSignal.objects.filter(pk=row.pk).update(acknowledged_at=timezone.now())
         if refusal:
-            message = f"{row.signal} did not reach its ranks on {row.node.name}: {refusal}"
+            message = f"{row.signal} was not delivered to its ranks on {row.node.name}: {refusal}"
             _record_event(row.attempt, message)
 
 

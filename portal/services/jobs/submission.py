@@ -211,11 +211,14 @@ def do_resubmit_job(user: User, job: Job) -> Job:
     """
     require_permission(user, Permission.CONTROL, job)  # because its variables are copied
     if job.state not in TERMINAL_JOB_STATES:
-        raise Conflict("It has not ended yet.", code="job_not_ended")
+        raise Conflict("It has not ended.", code="job_not_ended")
     if job.is_placeholder:
-        raise Conflict("Only its container was known, not what it ran; submit it anew.", code="job_unknown")
+        raise Conflict(
+            "It was adopted from a container and its command is unknown; submit a new job.",
+            code="job_unknown",
+        )
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
-        raise Forbidden("Only its owner can start a workspace again.")
+        raise Forbidden("Only its owner can restart a workspace.")
     return do_submit_job(user, request_from_job(job))
 
 
@@ -249,8 +252,8 @@ def _check_process_runtime_enabled(user: User) -> None:
     others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     if not user.is_admin or others.exists():
         raise Forbidden(
-            "Here everything without a container would run under one account, so it is closed as soon as a "
-            "second person has an account. Use an environment in a container, or start Fairway as root.",
+            "Without containers all jobs would run under one account, so this is disabled when there is more than "
+            "one user. Use an environment with a container, or start Fairway as root.",
             code="process_runtime_disabled",
         )
 
@@ -259,33 +262,35 @@ def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
     wrong: list[tuple[str, str]] = []
     if request.kind == JobKind.WORKSPACE.value:
         if not request.environment.tool_port:
-            wrong.append(("environment", "This environment has no tool to open in a browser."))
+            wrong.append(("environment", "This environment has no workspace tool."))
         if request.tasks != 1:
-            wrong.append(("tasks", "A workspace is one task."))
+            wrong.append(("tasks", "A workspace has one task."))
         if request.min_tasks is not None:
-            wrong.append(("min_tasks", "A workspace is one task, no more and no less."))
+            wrong.append(("min_tasks", "A workspace has exactly one task."))
         if request.command:
-            wrong.append(("command", "A workspace runs its environment's tool; leave the command empty."))
+            wrong.append(
+                ("command", "A workspace runs the tool of its environment; leave the command empty.")
+            )
     elif not request.command:
-        wrong.append(("command", "Say what to run."))
+        wrong.append(("command", "Enter a command."))
     if any(not isinstance(word, str) or "\0" in word for word in request.command):
-        wrong.append(("command", "The command is a list of texts."))
+        wrong.append(("command", "The command must be a list of strings."))
     elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
         wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
     elif len(request.command) > MAX_COMMAND_ARGUMENTS:
-        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} words."))
+        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."))
     elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
-        wrong.append(("command", "The first word is the program to run; it begins with neither - nor [."))
+        wrong.append(("command", "The first argument is the program to run; it must not begin with - or [."))
     texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
     if len(request.env) > MAX_VARIABLES:
         wrong.append(("env", f"There are more than {MAX_VARIABLES} variables."))
     elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        wrong.append(("env", "The variables are longer than 128 KiB together; put long texts into a file."))
+        wrong.append(("env", "The variables are longer than 128 KiB in total; put long values into a file."))
     for name, value in request.env.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            wrong.append(("env", f"{name!r} is not a name with a text value."))
+            wrong.append(("env", f"{name!r} is not a valid variable name with a string value."))
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
-            wrong.append(("env", f"{name} is longer than 32 KiB; put long texts into a file."))
+            wrong.append(("env", f"{name} is longer than 32 KiB; put long values into a file."))
         elif RESERVED_VARIABLES.match(name):
             wrong.append(("env", f"{name} is set by Fairway and cannot be changed."))
     return wrong
@@ -296,12 +301,12 @@ def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
     if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
         wrong.append(("min_tasks", "Must be between 1 and the number of tasks."))
     if request.mig_profile and request.milli_per_gpu != 1000:
-        wrong.append(("milli_per_gpu", "A MIG slice is given away whole."))
+        wrong.append(("milli_per_gpu", "A MIG slice cannot be shared."))
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
         wrong.append(
             (
                 "milli_per_gpu",
-                "A share of a GPU comes from one GPU; ask for whole GPUs when you need several.",
+                "A task can have a share of one GPU only; request whole GPUs if you need several.",
             )
         )
     return wrong

@@ -90,7 +90,7 @@ def _warn(attempt_id: int) -> bool:
         left_s = max(0.0, (row.ends_at - row.now).total_seconds())
         message = (
             f"Its time limit of {format_duration(job.time_limit_s or 0)} ends it in {format_duration(left_s)}; "
-            f"then it is asked to stop and has {job.termination_grace_s} s to save."
+            f"then it is stopped and has {job.termination_grace_s} s to save its work."
         )
         event = attempt_event(row, WARNING_EVENT, "", "", WARNING_EVENT, message)
         event.details = facts
@@ -123,11 +123,11 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
                 "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, "
                 f"at most {format_duration(most_s)} may be added."
                 if most_s >= MIN_EXTENSION_S
-                else f"No more may be added; the policy allows {format_duration(space.max_s)} in all."
+                else f"No extension is possible; the policy allows {format_duration(space.max_s)} in total."
             }
         )
     if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
-        raise Conflict("A request for more time waits already.", code="extension_pending")
+        raise Conflict("An extension request is already pending.", code="extension_pending")
     end_s = attempt.ends_at.timestamp()
     answer = query_delay_impact(job.public_id, end_s, end_s + extra_s)
     asked = TimeLimitExtension(
@@ -143,23 +143,23 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
         with transaction.atomic():
             locked = _lock_job(job.pk, attempt)
             if locked.time_limit_s != limit_s:
-                raise Conflict("Its time limit has just changed; look again.", code="job_changed")
+                raise Conflict("Its time limit has changed; reload and try again.", code="job_changed")
             asked.state = "granted" if asked.has_no_impact else "waiting"
             asked.job = locked
             asked.save()
             asked.refresh_from_db(fields=["requested_at"])
             if asked.has_no_impact:
-                _extend_limit(user, locked, attempt, extra_s, "It delays nobody.", reason)
+                _extend_limit(user, locked, attempt, extra_s, "It delays no other job.", reason)
             else:
                 _record_event(
                     locked,
                     attempt,
                     "time_asked",
-                    f"{format_duration(extra_s)} more were asked for. {_delay_message(asked)}",
+                    f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}",
                     user,
                 )
     except IntegrityError as twice:
-        raise Conflict("A request for more time waits already.", code="extension_pending") from twice
+        raise Conflict("An extension request is already pending.", code="extension_pending") from twice
     return asked
 
 
@@ -174,9 +174,9 @@ def do_decide_extension(
         locked = _lock_job(extension.job_id, extension.attempt)
         row = TimeLimitExtension.objects.select_for_update(no_key=True).get(pk=extension.pk)
         if row.state != "waiting":
-            raise Conflict(f"It is {row.state} already.", code="extension_decided")
+            raise Conflict(f"It is already {row.state}.", code="extension_decided")
         if grant and (locked.time_limit_s or 0) + row.extra_s > MAX_TIME_LIMIT_S:
-            raise Conflict("The limit would pass what a job may have at most.", code="limit_too_long")
+            raise Conflict("The new limit would exceed the maximum time limit.", code="limit_too_long")
         row.state, row.decided_by, row.answer = "granted" if grant else "refused", user, answer[:500]
         row.save(update_fields=["state", "decided_by", "answer"])
         TimeLimitExtension.objects.filter(pk=row.pk).update(decided_at=Now())
@@ -188,7 +188,7 @@ def do_decide_extension(
                 locked,
                 row.attempt,
                 "time_refused",
-                f"{format_duration(row.extra_s)} more were refused{said}",
+                f"The extension by {format_duration(row.extra_s)} was refused{said}",
                 user,
             )
             record_action(user, "job.extend_refused", locked, after={"extra_s": row.extra_s}, reason=answer)
@@ -216,9 +216,9 @@ def _require_decider(user: User, extension: TimeLimitExtension) -> None:
         require_permission(user, Permission.CHANGE, extension)
     except Forbidden as refusal:
         raise Forbidden(
-            "Administrators decide on this: it may delay others than the jobs of its project."
+            "Only administrators can decide this: it may delay jobs of other projects."
             if extension.affects_other_projects
-            else "Managers of the project decide on this."
+            else "Only managers of the project can decide this."
         ) from refusal
 
 
@@ -226,7 +226,7 @@ def _running_attempt(job: Job) -> Any:
     """Return the attempt that runs with the job's limit, with ``ends_at``."""
     row = attempts_with_limit().select_related("pool", "job").filter(job=job).first()
     if row is None or job.desired_state != DesiredState.RUN:
-        raise Conflict("It does not run against a time limit now.", code="no_time_limit")
+        raise Conflict("It is not running with a time limit.", code="no_time_limit")
     return row
 
 
@@ -235,7 +235,7 @@ def _lock_job(job_id: int, attempt: Attempt) -> Job:
     job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
     live = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
     if live.state != AttemptState.RUNNING or live.stop_requested_at is not None or job.time_limit_s is None:
-        raise Conflict("It has ended, or is about to.", code="job_ended")
+        raise Conflict("It has ended or is stopping.", code="job_ended")
     return job
 
 
@@ -262,11 +262,11 @@ def _impact_columns(job: Job, impact: dict[str, Any] | None) -> dict[str, Any]:
 def _delay_message(extension: TimeLimitExtension) -> str:
     """Describe the impact without names: readers of the timeline may not see the other jobs."""
     if not extension.impact_known:
-        return "The scheduler did not say in time whom it delays."
+        return "The scheduler did not report in time which jobs it delays."
     said = []
     if extension.delayed_count:
         said.append(
-            "1 waiting job" if extension.delayed_count == 1 else f"{extension.delayed_count} waiting jobs"
+            "1 pending job" if extension.delayed_count == 1 else f"{extension.delayed_count} pending jobs"
         )
     if extension.reservations:
         said.append(
@@ -274,7 +274,7 @@ def _delay_message(extension: TimeLimitExtension) -> str:
             if len(extension.reservations) == 1
             else f"{len(extension.reservations)} reservations"
         )
-    return f"It delays {' and '.join(said)}." if said else "It delays nobody."
+    return f"It delays {' and '.join(said)}." if said else "It delays no other job."
 
 
 def _extend_limit(user: User, job: Job, attempt: Attempt, extra_s: int, message: str, reason: str) -> None:

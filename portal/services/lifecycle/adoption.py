@@ -58,7 +58,7 @@ def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: s
         transition_attempt(attempt, AttemptState.RUNNING, "kept", message, actor)
     elif attempt.state not in LIVE_ATTEMPT_STATES:
         raise Conflict(
-            f"The record knows that attempt {number} of {job.name} has ended; it can only be stopped.",
+            f"Attempt {number} of {job.name} has already ended; the container can only be stopped.",
             code="attempt_ended",
         )
     allocate_running_gpus(share for each in tasks for share in each.placement.gpus)
@@ -88,11 +88,11 @@ def _check_adoptable(job: Job) -> None:
     if job.state == JobState.PENDING:
         return
     if job.state in TERMINAL_JOB_STATES:
-        message = f"The record knows that {job.name} has ended ({job.state.lower()}); it can only be stopped."
+        message = f"{job.name} has already ended ({job.state.lower()}); the container can only be stopped."
         raise Conflict(message, code="job_ended")
     live = job.attempts.filter(state__in=LIVE_ATTEMPT_STATES).first()
     raise Conflict(
-        f"The record still holds {'attempt ' + str(live.number) if live else 'another attempt'} of {job.name} "
-        "as running. Once the end of that is proved, this one can be kept.",
+        f"{'Attempt ' + str(live.number) if live else 'Another attempt'} of {job.name} is still running in the "
+        "database. When its end is proved, this container can be adopted.",
         code="job_running",
     )

@@ -34,7 +34,8 @@ def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
             raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
         if row.foreign_process_owner:
             raise Conflict(
-                f"On GPU {row.uuid} works {row.foreign_process_owner}.", code="gpu_busy_foreign_process"
+                f"GPU {row.uuid} is used by a process of {row.foreign_process_owner}.",
+                code="gpu_busy_foreign_process",
             )
     _check_gpu_sharing_scope(asked)
     _add_used_milli(wanted)
@@ -76,8 +77,8 @@ def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:
             )
             names = ", ".join(sorted({one.task.attempt.job.name for one in held}))
             raise Conflict(
-                f"The record still promises GPU {row.index} of {row.node.name} to {names}. Once the end of that "
-                "is proved, or it is cancelled, this one can be kept.",
+                f"GPU {row.index} of {row.node.name} is still allocated to {names}. When its end is "
+                "proved, or it is cancelled, this container can be adopted.",
                 code="gpu_taken",
                 details={"gpu": row.uuid, "used_milli": row.used_milli},
             )

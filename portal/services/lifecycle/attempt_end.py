@@ -49,8 +49,8 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by)
     job.exit_code = attempt.exit_code
     after = _next_job_state(job, attempt, reason, state)
-    if after is JobState.PENDING and not message.endswith("waits again."):
-        message = f"{message} It waits again."
+    if after is JobState.PENDING and not message.endswith("is pending again."):
+        message = f"{message} It is pending again."
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
         message = end_message(EndReason.SUSPENDED)  # suspended while it stopped for another reason
     transition_job(
@@ -111,9 +111,9 @@ def record_lost_tasks(
         attempt.failed_tasks += lost
     attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
     attempt.save(update_fields=["failed_tasks", "scale_up_after"])
-    more = f" {surviving} of {job.tasks} tasks go on."
+    more = f" {surviving} of {job.tasks} tasks keep running."
     if attempt.failed_tasks >= job.max_attempts:
-        more += f" It grows no more in this attempt: {attempt.failed_tasks} of its tasks failed."
+        more += f" It is not scaled up again in this attempt: {attempt.failed_tasks} of its tasks failed."
     record_event(attempt, "task_lost", "", "", reason.value, f"{message}{more}", actor)
     bump_job_version(job)
 

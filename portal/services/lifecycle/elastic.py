@@ -34,8 +34,8 @@ from portal.services.lifecycle.transitions import record_event, transition_task
 _LIVE_STATES = [state.value for state in LIVE_ATTEMPT_STATES]
 _PREEMPTOR_TEXT = {
     EndReason.PREEMPTED: "for {job}, which has a higher priority",
-    EndReason.RECLAIMED: "for another project, to which they are owed",
-    EndReason.MIGRATED: "to stand elsewhere, so that a job that needs more room together can start",
+    EndReason.RECLAIMED: "for another project, which reclaims them",
+    EndReason.MIGRATED: "to move elsewhere so that a job that needs more GPUs together can start",
 }
 """Why tasks are evicted, as the job's users may read it: jobs of other projects are not named."""
 
@@ -82,12 +82,12 @@ class ScaleUpSession:
             or attempt.state == AttemptState.COMPLETING
             or job.desired_state != DesiredState.RUN
         ):
-            raise Conflict("The job is about to end.", code="job_changed")
+            raise Conflict("The job is stopping.", code="job_changed")
         attempt.job = job
         tasks = self._tasks[attempt.pk]
         live = sum(not task.container_removed for task in tasks)
         if not survives_without(attempt, job, tasks) or live + len(placements) > job.tasks:
-            raise Conflict("The tasks of the job changed after the plan was made.", code="job_changed")
+            raise Conflict("The tasks of the job changed after the plan was computed.", code="job_changed")
         return ScaleUp(job, attempt, placements, 1 + max(task.rank for task in tasks), live)
 
 
@@ -132,7 +132,7 @@ def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
     for each in scale_ups:
         where = ", ".join(sorted({placement.node.name for placement in each.placements}))
         message = (
-            f"Grows from {each.live_count} to {each.live_count + len(each.placements)} "
+            f"Scales up from {each.live_count} to {each.live_count + len(each.placements)} "
             f"of {each.job.tasks} tasks: {where}."
         )
         events.append(attempt_event(each.attempt, "grows", "", "", "placed", message))
@@ -180,7 +180,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
             beneficiary = _PREEMPTOR_TEXT.get(leave.reason, "").format(
                 job=leave.for_job.name if leave.for_job else ""
             )
-            message = f"Gives {len(going)} of {before} tasks back {beneficiary}".strip() + "."
+            message = f"Scales down by {len(going)} of {before} tasks {beneficiary}".strip() + "."
             _request_eviction(attempt, going, leave.reason)
             record_event(attempt, "shrinks", "", "", leave.reason.value, message, actor)
             bump_job_version(attempt.job)

@@ -133,9 +133,9 @@ def start_attempts(
     for each in starts:
         job = each.job
         if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or job.held:
-            raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_changed")
+            raise Conflict(f"The job is {job.state.lower()}, not pending.", code="job_changed")
         if not job.required_tasks <= len(each.placements) <= job.tasks:
-            raise ValueError(f"{len(each.placements)} seats for {job.tasks} tasks")
+            raise ValueError(f"{len(each.placements)} placements for {job.tasks} tasks")
     allocate_gpus(
         (gpu, milli, each.job.project_id)
         for each in starts
@@ -194,7 +194,7 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
     for each, attempt in zip(starts, attempts, strict=True):
         job, where = each.job, ", ".join(sorted({placement.node.name for placement in each.placements}))
         job.state, job.reason = JobState.RUNNING.value, "placed"
-        job.message = f"Got its GPUs on {where}."[:1000]
+        job.message = f"Its GPUs are allocated on {where}."[:1000]
         job.version += 1
         job.attempt_count = attempt.number
         job.started_at = job.started_at or now
@@ -353,7 +353,7 @@ def record_attempt_ready(attempt_id: int) -> None:
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
-            record_event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
+            record_event(attempt, "ready", "", "", "ready", "Its server responds; it can be opened.")
 
 
 # -- stop ------------------------------------------------------------------------------------------

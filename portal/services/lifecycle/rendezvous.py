@@ -79,7 +79,7 @@ def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -
     """Return None for a gang without a rendezvous: no network allowed, or an agent without support."""
     first = gang.nodes[0]
     if not gang.pool.allow_host_network and gang.job.launcher in REQUIRES_RENDEZVOUS:
-        raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_gang_network")
+        raise Conflict(f"{gang.pool.name} does not allow gangs the host network.", code="no_gang_network")
     if any(PORT_OPTION not in node.agent_info.get("capabilities", ()) for node in gang.nodes):
         return None
     if len({node.pk for node in gang.nodes}) == 1:
@@ -145,7 +145,7 @@ def _next_free_address(network: str, addresses: Sequence[str]) -> str:
     turn = [*addresses[begin:], *addresses[:begin]]
     free = next((address for address in turn if address not in taken), None)
     if free is None:
-        raise Conflict(f"Every address of {network} where gangs may meet is in use.", code="no_address")
+        raise Conflict(f"All rendezvous addresses of {network} are in use.", code="no_address")
     return free
 
 
@@ -169,4 +169,4 @@ class _FreePorts:
                 self._taken.add((node.pk, port))
                 self._last[node.pk] = port
                 return port
-        raise Conflict(f"Every port of {node.name} where gangs may meet is in use.", code="no_port")
+        raise Conflict(f"All rendezvous ports of {node.name} are in use.", code="no_port")

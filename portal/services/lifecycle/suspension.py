@@ -41,11 +41,11 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
         if job.desired_state == DesiredState.SUSPENDED:
             return job
         if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
-            raise Conflict("It has ended, or is about to.", code="job_ended")
+            raise Conflict("It has ended or is stopping.", code="job_ended")
         if attempt is not None and attempt.stop_reason and not _job_survives_stop(job, attempt.stop_reason):
-            raise Conflict("It is about to end.", code="job_ended")
+            raise Conflict("It is stopping.", code="job_ended")
         if job.is_placeholder:
-            raise Conflict("Only its container is known: it could not be resumed.", code="job_unknown")
+            raise Conflict("It was adopted from a container and could not be resumed.", code="job_unknown")
         message = message or f"Suspended by {actor}; its files are kept."
         job.desired_state = DesiredState.SUSPENDED.value
         job.version += 1

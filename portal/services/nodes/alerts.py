@@ -75,7 +75,7 @@ def do_acknowledge_alert(actor: User, public_id: str, note: str = "") -> GpuAler
 
     Raise Conflict if it is acknowledged already.
     """
-    require_admin(actor, "acknowledge alarms")
+    require_admin(actor, "acknowledge alerts")
     with transaction.atomic():
         row = _acknowledge(GpuAlert.objects.select_related("gpu__node"), actor, public_id, note)
         what = {"gpu": row.gpu.uuid, "kind": row.kind, "code": row.code, "times": row.repeat_count}
@@ -130,9 +130,9 @@ def _acknowledge(rows: QuerySet[AlertRow], actor: User, public_id: str, note: st
     """Mark an open alert as acknowledged, within a transaction. Raise NotFound or Conflict."""
     row = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id).first()
     if row is None:
-        raise NotFound("There is no such alarm.")
+        raise NotFound("There is no such alert.")
     if row.acknowledged_at is not None:
-        raise Conflict("It is acknowledged already.", code="acknowledged")
+        raise Conflict("It is already acknowledged.", code="acknowledged")
     row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
     row.note = " ".join(note.split())[:500]
     row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])
@@ -144,7 +144,7 @@ def do_acknowledge_invalid_row(actor: User, public_id: str, note: str = "") -> I
 
     Raise Conflict if it is acknowledged already.
     """
-    require_admin(actor, "acknowledge alarms")
+    require_admin(actor, "acknowledge alerts")
     with transaction.atomic():
         row = _acknowledge(InvalidRow.objects.all(), actor, public_id, note)
         what = {"kind": row.kind, "row": row.row, "field": row.field}

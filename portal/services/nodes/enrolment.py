@@ -117,7 +117,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
     """Make worker-nodes run the script through a sudo login; its steps are added to the operation's row."""
     require_permission(actor, Permission.CHANGE, node)
     if not login.username or not login.password:
-        raise InvalidRequest(fields={"password": "Give an account that may use sudo, and its password."})
+        raise InvalidRequest(fields={"password": "Enter an account that may use sudo, and its password."})
     check_choices(engine=login.engine, runtime=node.runtime, account=node.ssh_user)
     with transaction.atomic():
         check = NodeOperation.objects.create(node=node, kind=OperationKind.ENROL.value, actor=actor)
@@ -126,7 +126,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
             valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
         except RedisError as away:
             raise ServiceUnavailable(
-                "The message store does not answer, so the login cannot be handed over."
+                "Valkey does not respond, so the credentials cannot be passed on."
             ) from away
         enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
     return check
@@ -140,7 +140,7 @@ def pop_sudo_login(check_id: str) -> SudoLogin | None:
     try:
         return SudoLogin(**json.loads(decrypt(sealed.decode(), _encryption_context(check_id))))
     except DecryptionError:
-        log.warning("the login of check %s does not open", check_id)
+        log.warning("the credentials of check %s cannot be decrypted", check_id)
         return None
 
 

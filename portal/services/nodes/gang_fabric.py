@@ -64,7 +64,7 @@ def do_set_interface(actor: User, node: Node, name: str, *, reason: str = "") ->
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         known = [each["name"] for each in row.agent_info.get("interfaces", ())]
         if name and name not in known:
-            there = f"It told of {', '.join(known)}." if known else "Its agent told of none."
+            there = f"It reports {', '.join(known)}." if known else "Its agent reports none."
             raise InvalidRequest(
                 fields={"interface": f"{row.name} has no interface {name} with an address. {there}"}
             )

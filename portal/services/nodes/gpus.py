@@ -22,7 +22,7 @@ from portal.services.audit import record_action
 from portal.services.lifecycle import elastic
 from portal.services.nodes.alerts import record_claimed_gpus, record_foreign_process
 
-UNOBSERVED_ECC_ERRORS = "Its memory had errors that could not be corrected while no agent watched it."
+UNOBSERVED_ECC_ERRORS = "Its memory had uncorrectable errors while no agent monitored it."
 
 
 def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
@@ -33,7 +33,9 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
         if row.health == GpuHealth.OK:
             return row
         if row.present and row.health == GpuHealth.LOST:
-            raise Conflict("The node says that it does not answer; it can take no work yet.", code="gpu_lost")
+            raise Conflict(
+                "The node reports that the GPU does not respond; it cannot be used yet.", code="gpu_lost"
+            )
         before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
         row.health, row.health_reason = GpuHealth.OK.value, ""
         row.ecc_uncorrected = None  # errors counted so far are accepted; the next report sets the baseline
@@ -94,7 +96,7 @@ def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
     for row in rows.values():
         if row.present:
             Gpu.objects.filter(pk=row.pk).update(present=False)
-            record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
+            record_gpu_health(row.pk, GpuHealth.LOST, "The node no longer reports it.")
 
 
 def _gpus_of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gpu], set[str]]:
@@ -161,8 +163,8 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
             return False
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
-            was = gpu.health_reason.rstrip(".") or "no reason was told"
-            reason = f"It was lost ({was}) and answers again; an administrator looks at it and gives it back."
+            was = gpu.health_reason.rstrip(".") or "no reason was reported"
+            reason = f"It was lost ({was}) and responds again; an administrator must return it to service."
         record_action(
             None,
             "gpu.health",

@@ -115,7 +115,7 @@ def do_create_node(
             notify_node(node.public_id, "connect")
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": "There is already a node of this name or with this address."},
+            fields={"name": "A node with this name or address already exists."},
             code="already_exists",
         ) from clash
     return node
@@ -131,7 +131,7 @@ def validate_host(host: str) -> None:
         or any(c.isspace() or c in "/@\0" for c in host)
         or any(not 0 < len(label) < 64 for label in labels)
     ):
-        raise InvalidRequest(fields={"host": "Give a host name or an address."})
+        raise InvalidRequest(fields={"host": "Enter a host name or an address."})
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
@@ -177,7 +177,9 @@ def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
 def require_connected_once(node: Node) -> None:
     """Raise Conflict for a node that has never answered."""
     if not node.agent_info:
-        raise Conflict("It has not answered yet; test the connection first.", code="node_never_connected")
+        raise Conflict(
+            "It has not been connected yet; test the connection first.", code="node_never_connected"
+        )
 
 
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
@@ -187,11 +189,11 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
     """
     require_permission(actor, Permission.CHANGE, node)
     if not reason.strip():
-        raise InvalidRequest(fields={"reason": "Say how you know that nothing runs there any more."})
+        raise InvalidRequest(fields={"reason": "Explain how you know that nothing runs there."})
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         if row.reachable:
-            raise Conflict("It answers; drain it instead.", code="node_reachable")
+            raise Conflict("It is reachable; drain it instead.", code="node_reachable")
         unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
         forgotten = unknown.update(
             removed_at=timezone.now()
@@ -295,7 +297,7 @@ def record_disk_full(node_id: int, full: str | None) -> None:
         if full and node.state == NodeState.READY.value:
             node.state = NodeState.CORDONED.value
             message = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
-            node.state_reason = f"{message} It takes work again by itself once there is room."[:500]
+            node.state_reason = f"{message} It accepts jobs again when there is enough space."[:500]
         elif (
             not full
             and node.state == NodeState.CORDONED.value

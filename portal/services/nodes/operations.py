@@ -56,7 +56,7 @@ def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOp
             return under_way
         if not row.reachable:
             raise Conflict(
-                f"{row.name} does not answer, so nothing can be asked of it.", code="node_unreachable"
+                f"{row.name} is unreachable, so this operation cannot be started.", code="node_unreachable"
             )
         check = request_operation(row, kind, actor)
         record_action(actor, f"node.{kind.value}", row)
@@ -72,10 +72,10 @@ def do_upgrade_all(actor: User) -> AgentRollout:
     bundled_agent()
     with transaction.atomic():
         if AgentRollout.objects.select_for_update().filter(finished_at__isnull=True).exists():
-            raise Conflict("The nodes are being upgraded already.", code="rollout_in_progress")
+            raise Conflict("The nodes are already being upgraded.", code="rollout_in_progress")
         nodes = [node for node in Node.objects.order_by("name") if _needs_upgrade(node)]
         if not nodes:
-            raise Conflict("Every node that answers runs this agent already.", code="nothing_to_upgrade")
+            raise Conflict("Every reachable node already runs this agent.", code="nothing_to_upgrade")
         rollout = AgentRollout.objects.create(actor=actor)
         NodeOperation.objects.bulk_create(
             NodeOperation(node=node, kind=OperationKind.UPGRADE.value, actor=actor, rollout=rollout)
@@ -222,11 +222,9 @@ def fail_overdue_operations() -> None:
         _is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S)
     )
     for check in late.select_related("node"):
-        message = f"{check.node.name} has not answered within {OPERATION_TIMEOUT_S:.0f} s."
+        message = f"{check.node.name} did not respond within {OPERATION_TIMEOUT_S:.0f} s."
         if check.program_sha256:
-            message += (
-                " The new agent may be in place; unless confirmed, the node goes back to the one before."
-            )
+            message += " The new agent may be installed; unless it is confirmed, the node rolls back."
         record_operation_step(
             check.public_id,
             name=OPERATION_TITLES[OperationKind(check.kind)],
@@ -301,6 +299,6 @@ def _finish_rollout(
     worked = statuses.count(RolloutStatus.SUCCEEDED)
     rollout.message = f"{worked} of {len(statuses)} nodes run the new agent."
     if failed:
-        rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were left as they are."
+        rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were not upgraded."
     rollout.message = rollout.message[:500]
     rollout.save(update_fields=["ok", "finished_at", "message"])

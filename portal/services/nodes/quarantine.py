@@ -94,7 +94,7 @@ def record_stuck_job(node_id: int, job: Job) -> None:
         now = timezone.now()
         after = node_breaker.quarantine_stuck(breaker_of(node), now.timestamp())
         if after != breaker_of(node):
-            words = f"A task of {job.public_id} was killed and is still there."
+            words = f"A task of {job.public_id} was killed but still exists."
             NodeIncident.objects.create(
                 node=node, at=now, kind=IncidentKind.STUCK.value, job=job, message=words
             )
@@ -108,7 +108,9 @@ def record_task_failure(task_id: int, reason: EndReason) -> None:
     task = Task.objects.select_related("attempt__job").get(pk=task_id)
     ended_at = task.ended_at or timezone.now()
     if task.running_at is None or ended_at - task.running_at <= _EARLY_FAILURE:
-        message = f"Exit code {task.exit_code}." if task.exit_code is not None else "Its container vanished."
+        message = (
+            f"Exit code {task.exit_code}." if task.exit_code is not None else "Its container disappeared."
+        )
         record_incident(task.node_id, IncidentKind.EARLY_FAILURES, job=task.attempt.job, message=message)
 
 
@@ -146,9 +148,9 @@ def start_probations(attempts: Iterable[tuple[Attempt, Iterable[Node]]]) -> None
             None,
             wanted[node.pk].pk,
         ):
-            raise Conflict(f"{node.name} is tried with another job.", code="node_on_probation")
+            raise Conflict(f"{node.name} is on probation with another job.", code="node_on_probation")
         if node.breaker_state == BreakerState.QUARANTINED.value:
-            raise Conflict("A node of the plan takes no work any more.", code="node_changed")
+            raise Conflict("A node of the plan no longer accepts jobs.", code="node_changed")
         if node.breaker_state == BreakerState.PROBATION.value:
             node.probation_attempt = wanted[node.pk]
             node.save(update_fields=["probation_attempt"])
@@ -196,10 +198,10 @@ def _evaluate_node(node: Node) -> None:
             _evaluate_locked(node)
         case BreakerState.QUARANTINED if stood.cause is IncidentKind.STUCK:
             if not _unreleased_tasks(node).exists():
-                _save_breaker(node, node_breaker.end_stuck(stood, now_s), "What was stuck there has gone.")
+                _save_breaker(node, node_breaker.end_stuck(stood, now_s), "The stuck task is gone.")
         case BreakerState.QUARANTINED:
             _save_breaker(
-                node, node_breaker.start_probation_if_due(stood, now_s), "It is tried again, with one job."
+                node, node_breaker.start_probation_if_due(stood, now_s), "It is probed with one job."
             )
         case BreakerState.PROBATION if node.probation_attempt is not None:
             tasks = list(Task.objects.filter(node=node, attempt=node.probation_attempt))
@@ -207,7 +209,7 @@ def _evaluate_node(node: Node) -> None:
                 _save_breaker(
                     node,
                     node_breaker.close_breaker(stood, now_s),
-                    "The job with which it was tried did well.",
+                    "The probe job succeeded.",
                 )
             elif all(map(_is_settled, tasks)):  # no evidence about the node: the next attempt decides
                 node.probation_attempt = None

@@ -81,7 +81,7 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
         ).count()
         if waiting:
             raise Conflict(
-                f"{waiting} waiting {'job asks' if waiting == 1 else 'jobs ask'} to stand near by it.",
+                f"{waiting} pending {'job requires' if waiting == 1 else 'jobs require'} this topology.",
                 code="topology_in_use",
                 details={"waiting": waiting},
             )
@@ -103,7 +103,7 @@ def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
         level for level in (constraint.get("required"), constraint.get("preferred")) if level is not None
     ]
     if not levels:
-        return "Name a level that is required, or one that is preferred."
+        return "Enter a required or a preferred level."
     unknown = next((level for level in levels if level not in row.levels), None)
     if unknown is not None:
         return f"{row.name} has no level {unknown}; it has {', '.join(row.levels)}."

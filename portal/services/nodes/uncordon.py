@@ -36,7 +36,7 @@ def do_uncordon_node(
             return None
         if not row.reachable:
             raise Conflict(
-                f"{row.name} does not answer, so it cannot be checked. It can be returned all the same.",
+                f"{row.name} is unreachable, so it cannot be checked. A forced uncordon is possible.",
                 code="node_unreachable",
             )
         looks = NodeOperation.objects.filter(

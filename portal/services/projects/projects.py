@@ -35,11 +35,13 @@ def do_create_project(
     ``manager``, if given, gets the role of manager.
     """
     if parent is None:
-        require_admin(actor, "make a top-level project")
+        require_admin(actor, "create a top-level project")
     else:
         require_permission(actor, Permission.MANAGE, parent)
         if _depth(parent) + 1 >= MAX_DEPTH:
-            raise InvalidRequest(fields={"parent": f"Projects go at most {MAX_DEPTH} levels deep."})
+            raise InvalidRequest(
+                fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."}
+            )
     _validate_name(name)
     try:
         with transaction.atomic():
@@ -82,7 +84,7 @@ def do_change_project(
             if changes.get("parent") is not None:
                 _check_acyclic(row, changes["parent"], tree)
             if changes.get("archived_at") and row.jobs.filter(state__in=LIVE_JOB_STATES).exists():
-                raise Conflict("It still has jobs that wait or run.", code="project_busy")
+                raise Conflict("It still has pending or running jobs.", code="project_busy")
             if "parent" in changes:
                 _bump_inherited_rights_versions(row, tree)
             with applying_choice(actor, row, _jobs_below(row, tree), choice):
@@ -93,7 +95,7 @@ def do_change_project(
             trigger_cycle("project")
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": "There is already a project of that name."}, code="already_exists"
+            fields={"name": "A project with this name already exists."}, code="already_exists"
         ) from clash
     return row
 
@@ -181,7 +183,7 @@ def do_change_quota(
         standing = quota.version if quota else 0
         if version is not None and version != standing:
             raise PreconditionFailed(
-                "Somebody else changed this quota while you were editing it.",
+                "Another user changed this quota while you were editing it.",
                 details={"current": quota_values(quota) if quota else None, "version": standing},
             )
         before = quota_values(quota) if quota else None
@@ -213,7 +215,7 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
     with transaction.atomic():
         newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
         if newest is None or newest.pk != change.pk:
-            raise Conflict("It was changed again since; undo the newest change first.", code="not_newest")
+            raise Conflict("It has been changed since; undo the newest change first.", code="not_newest")
         return do_change_quota(
             actor,
             quota.project,
@@ -241,7 +243,7 @@ def _validate_quota(values: QuotaValues) -> None:
         if not 0 <= values.limit_milli <= MAX_MILLI:
             wrong["limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
         elif values.limit_milli < values.guaranteed_milli:
-            wrong["limit_milli"] = "The limit cannot be below what is guaranteed."
+            wrong["limit_milli"] = "The limit cannot be below the guarantee."
     if values.user_limit_milli is not None and not 0 <= values.user_limit_milli <= MAX_MILLI:
         wrong["user_limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
     if not math.isfinite(values.weight) or not MIN_WEIGHT <= values.weight <= MAX_WEIGHT:
@@ -261,7 +263,7 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
                 parse_egress_target(entry)
     except ValueError as fault:
         raise InvalidRequest(
-            fields={"egress_allow": f"{fault}. Write 10.1.0.0/16, 10.1.2.3 443 or {DNS_ENTRY}."}
+            fields={"egress_allow": f"{fault}. Use the form 10.1.0.0/16, 10.1.2.3 443 or {DNS_ENTRY}."}
         ) from fault
     if len(found) > MAX_TARGETS:
         raise InvalidRequest(
@@ -278,9 +280,9 @@ def _validate_name(name: str) -> None:
 def _check_acyclic(project: Project, parent: Project, tree: dict[int, Project]) -> None:
     line = path_to_root(parent.pk, lambda below: tree[below].parent_id)
     if project.pk in line:
-        raise InvalidRequest(fields={"parent": "A project cannot stand below itself."})
+        raise InvalidRequest(fields={"parent": "A project cannot be its own ancestor."})
     if len(line) + 1 >= MAX_DEPTH:
-        raise InvalidRequest(fields={"parent": f"Projects go at most {MAX_DEPTH} levels deep."})
+        raise InvalidRequest(fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."})
 
 
 def _depth(project: Project) -> int:

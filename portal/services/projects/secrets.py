@@ -30,7 +30,7 @@ SecretReference = Mapping[str, Any]
 """``secret`` by name, ``owner_type`` (me or project), and ``variable`` or ``file``: how the job gets it."""
 
 
-OWNER_TEXT = "the person"
+OWNER_TEXT = "the owner"
 
 
 class SecretMissingError(Exception):
@@ -51,9 +51,9 @@ def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -
     if fault := name_error(name):
         wrong["name"] = fault
     if not value:
-        wrong["value"] = "An empty secret tells nobody anything."
+        wrong["value"] = "A secret cannot be empty."
     elif "\0" in value or len(value.encode()) > MAX_VALUE_BYTES:
-        wrong["value"] = f"A secret is text of at most {MAX_VALUE_BYTES // 1024} KiB."
+        wrong["value"] = f"A secret must be text of at most {MAX_VALUE_BYTES // 1024} KiB."
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
@@ -98,12 +98,12 @@ def normalize_secret_references(references: Iterable[SecretReference]) -> list[d
 def secret_references_error(env: Mapping[str, str], references: Sequence[SecretReference]) -> str | None:
     """Return what is wrong with the secret references of a job, or None."""
     if len(references) > MAX_SECRETS_PER_JOB:
-        return f"A job names at most {MAX_SECRETS_PER_JOB} secrets."
+        return f"A job can use at most {MAX_SECRETS_PER_JOB} secrets."
     for each in references:
         if bool(each.get("variable")) == bool(each.get("file")):
-            return f"Say for {each['secret']} either a variable or a file."
+            return f"Enter either a variable or a file for {each['secret']}."
         if each.get("owner_type") not in (None, USER_SCOPE, PROJECT_SCOPE):
-            return f"{each['secret']} is of {USER_SCOPE} or of the {PROJECT_SCOPE}."
+            return f"{each['secret']} must belong to {USER_SCOPE} or the {PROJECT_SCOPE}."
     wanted = normalize_secret_references(references)
     seen: set[tuple[str, str]] = set()
     for each in wanted:
@@ -112,7 +112,7 @@ def secret_references_error(env: Mapping[str, str], references: Sequence[SecretR
         if fault := _variable_error(name, env) if way == "variable" else _file_name_error(name):
             return fault
         if (way, name) in seen:
-            return f"Two secrets would be the {way} {name}."
+            return f"Two secrets use the same {way} {name}."
         seen.add((way, name))
     return None
 
@@ -128,12 +128,12 @@ def read_job_secrets(job: Job) -> SecretValues:
     for each in job.secrets:
         row = rows.get((each["secret"], job.project_id if each["owner_type"] == PROJECT_SCOPE else None))
         if row is None:  # deleted between the two queries
-            raise SecretMissingError(f"The secret {each['secret']} is gone")
+            raise SecretMissingError(f"The secret {each['secret']} no longer exists")
         try:
             value = decrypt(row.encrypted_value, _encryption_context(row))
         except DecryptionError as why:
             raise SecretMissingError(
-                f"The secret {row.name} cannot be opened: {why}. Write it again"
+                f"The secret {row.name} cannot be decrypted: {why}. Set it again"
             ) from why
         way, name = ("variable", each["variable"]) if "variable" in each else ("file", each["file"])
         (found.variables if way == "variable" else found.files)[name] = value
@@ -167,13 +167,13 @@ def _variable_error(name: str, env: Mapping[str, str]) -> str | None:
         return f"{name!r} is not the name of a variable."
     if name in FORBIDDEN_ENV or is_reserved(name):
         return f"{name} is set by Fairway and cannot be changed."
-    return f"{name} is among the variables, too." if name in env else None
+    return f"{name} is also one of the variables." if name in env else None
 
 
 def _file_name_error(name: str) -> str | None:
     if not FILE_NAME.fullmatch(name):
         return f"{name!r} is not the name of a file."
-    return f"{name} is Fairway's own file." if name in (SECRET_FILE, "variables") else None
+    return f"{name} is reserved by Fairway." if name in (SECRET_FILE, "variables") else None
 
 
 def _audit_values(row: Secret) -> dict[str, Any]:

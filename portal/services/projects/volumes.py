@@ -83,7 +83,7 @@ def do_save_volume(
     except IntegrityError as clash:
         fault = f"There is already a volume called {spec.name}."
         if "volume_one_declared_home" in str(clash):
-            fault = "Where homes are is declared once; change that one."
+            fault = "There is only one volume for homes; change that one."
         raise InvalidRequest(fields={"name": fault}, code="already_exists") from clash
     return saved
 
@@ -97,7 +97,7 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
             state__in=LIVE_JOB_STATES, volumes__contains=[{"volume": locked.name}]
         ).count()
         if jobs:
-            jobs_name = "job that has not ended names" if jobs == 1 else "jobs that have not ended name"
+            jobs_name = "unfinished job uses" if jobs == 1 else "unfinished jobs use"
             raise Conflict(
                 f"{jobs} {jobs_name} it.",
                 code="volume_in_use",
@@ -142,18 +142,18 @@ def volume_references_error(owner: User, runtime: str, references: Sequence[Volu
     if not references:
         return None
     if runtime == RuntimeKind.PROCESS.value:
-        return "Only environments in a container reach volumes."
+        return "Volumes need an environment with a container."
     if len(references) > MAX_VOLUMES_PER_JOB:
-        return f"A job reaches at most {MAX_VOLUMES_PER_JOB} volumes."
+        return f"A job can use at most {MAX_VOLUMES_PER_JOB} volumes."
     wanted = normalize_volume_references(references)
     targets = [each["target"] for each in wanted]
     for target in targets:
         if fault := mount_target_error(target):
             return fault
         if _is_inside(target, f"/home/{owner.username[:32]}"):
-            return f"{target} is in the home; choose a place outside it."
+            return f"{target} is inside the home; choose a path outside it."
         if targets.count(target) > 1:
-            return f"Two volumes would stand at {target}."
+            return f"Two volumes have the mount path {target}."
     return None
 
 
@@ -209,24 +209,24 @@ def _validation_errors(spec: VolumeInput, row: Volume | None) -> dict[str, str]:
     if row is None and (fault := name_error(spec.name)):
         wrong["name"] = fault
     if row is not None and (row.name, row.kind) != (spec.name, kind.value):
-        wrong["kind"] = "Name and kind of a volume stay; remove it and declare another."
+        wrong["kind"] = "The name and kind of a volume cannot be changed; delete it and create another."
     pathless = kind is VolumeKind.SCRATCH or (kind is VolumeKind.HOME and spec.scope is VolumeScope.NODE)
     if pathless and spec.path:
-        wrong["path"] = "The node's settings say where these folders are; leave it empty."
+        wrong["path"] = "The node's settings define this path; leave it empty."
     elif not pathless and (not spec.path.startswith("/") or mount_target_error(spec.path.rstrip("/"))):
-        wrong["path"] = "Give the full path of the folder on the nodes."
+        wrong["path"] = "Enter the full path of the folder on the nodes."
     if kind is VolumeKind.SCRATCH and spec.scope is VolumeScope.SHARED:
-        wrong["reach"] = "A scratch folder is on the disk of its node."
+        wrong["reach"] = "A scratch folder is always local to its node."
     if kind is VolumeKind.NFS and spec.scope is VolumeScope.NODE:
-        wrong["reach"] = "A share shows every node the same; choose shared."
+        wrong["reach"] = "A network share is the same on every node; choose shared."
     if kind is VolumeKind.SCRATCH and spec.read_only:
-        wrong["read_only"] = "An empty folder that nobody may write to is of no use."
+        wrong["read_only"] = "A scratch folder must be writable."
     if spec.quota_mib is not None and kind not in QUOTA_KINDS:
-        wrong["quota_mib"] = "Only homes, folders of projects and scratch folders are limited by their node."
+        wrong["quota_mib"] = "A node can limit only homes, project folders and scratch folders."
     elif spec.quota_mib is not None and not 1 <= spec.quota_mib <= MAX_QUOTA_MIB:
         wrong["quota_mib"] = "Must be at least 1."
     if kind is VolumeKind.HOME and (spec.projects or spec.nodes or spec.pool or spec.read_only):
-        wrong["kind"] = "Everybody has a home, wherever they work; it is for all projects, pools and nodes."
+        wrong["kind"] = "Homes must be available to all projects, pools and nodes."
     return wrong
 
 

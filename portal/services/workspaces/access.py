@@ -79,11 +79,9 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     require_permission(user, Permission.ENTER, job)
     attempt = open_attempt(job)
     if attempt is None:
-        raise Conflict("Its server does not answer yet, or has stopped.", code="workspace_not_ready")
+        raise Conflict("Its server does not respond yet, or has stopped.", code="workspace_not_ready")
     if attempt.leader_epoch == 0:
-        message = (
-            "It was kept after a restore; what opens it is not in the record. Stop it and start it again."
-        )
+        message = "It was adopted after a restore and its access secret is lost. Stop it and start it again."
         raise Conflict(message, code="workspace_unknown")
     session = session_id(session_key)
     if session_user(session) != user:

@@ -80,11 +80,11 @@ def start_countdown(
         row.suspend_at = None if suspend_in_s is None else now + dt.timedelta(seconds=suspend_in_s)
         row.save(update_fields=["idle_notified_at", "inactive_since", "suspend_at"])
         quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
-        message = f"Nobody has used it for {quiet}: its GPUs and its tool are both quiet."
+        message = f"It has been idle for {quiet}: its GPUs and its tool are inactive."
         if suspend_in_s is not None:
             message += (
-                " Unless it is used or kept it is suspended in "
-                f"{format_duration(suspend_in_s)}; its files stay."
+                f" It will be suspended in {format_duration(suspend_in_s)} "
+                "unless it is used or exempted; its files are kept."
             )
         _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)
         return True
@@ -130,14 +130,14 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None or row.idle_notified_at is None:
-            raise Conflict("It is not counting down.", code="not_idle")
+            raise Conflict("No suspension is scheduled.", code="not_idle")
         settings = _policy_settings(row.attempt)
         used, most = row.effective_snooze_count, int(settings["idle_snooze_limit"])
         if used >= most:
             raise Conflict(
-                f"It was snoozed {most} times already; use it, or say why it is to be kept."
+                f"It has already been snoozed {most} times; use it, or give a reason to exempt it."
                 if most
-                else "Idle workspaces are not snoozed here; use it, or say why it is to be kept.",
+                else "Snoozing is disabled; use it, or give a reason to exempt it.",
                 code="snooze_limit_reached",
             )
         now, keep_s = _now(), float(settings["idle_snooze_s"])
@@ -146,8 +146,8 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
         row.save(update_fields=["snooze_count", "snoozed_at", "snoozed_until"])
         _clear_countdown(row)
         said = (
-            f"Kept for {format_duration(keep_s)}, for the {row.snooze_count}. "
-            f"of {most} times until it is used again."
+            f"Snoozed for {format_duration(keep_s)}; snooze {row.snooze_count} "
+            f"of {most} until it is used again."
         )
         _record_event(row.attempt, "snoozed", said, user.username)
         if job.owner_id != user.pk:
@@ -164,21 +164,21 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
     require_permission(user, Permission.CONTROL, job)
     reason = " ".join(reason.split())
     if not MIN_REASON_LENGTH <= len(reason) <= 500:
-        raise InvalidRequest(fields={"text": f"Say why, in {MIN_REASON_LENGTH} to 500 letters."})
+        raise InvalidRequest(fields={"text": f"Enter a reason of {MIN_REASON_LENGTH} to 500 characters."})
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None:
-            raise Conflict("It does not run.", code="not_running")
+            raise Conflict("It is not running.", code="not_running")
         keep_s = float(_policy_settings(row.attempt)["idle_exemption_s"])
         if not keep_s:
-            raise Conflict("Reasons are not taken here.", code="exemptions_disabled")
+            raise Conflict("Exemptions are disabled.", code="exemptions_disabled")
         now = _now()
         earlier = IdleExemption.objects.filter(job=job)
         if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
-            raise Conflict("A reason holds already.", code="already_exempt")
+            raise Conflict("It is already exempt.", code="already_exempt")
         if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
             raise Forbidden(
-                "A reason for this workspace was cut short; only administrators may give another."
+                "An exemption of this workspace was revoked; only administrators can grant another."
             )
         exemption = IdleExemption.objects.create(
             job=job,
@@ -192,7 +192,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         _record_event(
             row.attempt,
             "exempted",
-            f"Kept for {format_duration(keep_s)}, used or not: {reason}",
+            f"Exempt for {format_duration(keep_s)}: {reason}",
             user.username,
         )
         record_action(
@@ -205,7 +205,7 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     """Revoke an exemption; for administrators and managers of the project."""
     require_permission(user, Permission.VIEW, exemption.job)
     if not can(user, Permission.MANAGE, exemption.job.project):
-        raise Forbidden("Managers of the project and administrators cut a reason short.")
+        raise Forbidden("Only managers of the project and administrators can revoke an exemption.")
     with transaction.atomic():
         row = (
             IdleExemption.objects.select_for_update(of=("self",), no_key=True)
@@ -213,13 +213,11 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
             .get(pk=exemption.pk)
         )
         if row.revoked_at is not None or row.expires_at <= _now():
-            raise Conflict("It does not hold any more.", code="exemption_expired")
+            raise Conflict("The exemption has expired or was revoked.", code="exemption_expired")
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
-            _record_event(
-                attempt, "exemption_revoked", "The reason that kept it was cut short.", user.username
-            )
+            _record_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
         record_action(
             user,
             "job.idle_exemption_revoked",

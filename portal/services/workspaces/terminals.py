@@ -48,7 +48,7 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     if Terminal.objects.filter(IS_OPEN, user=user).count() >= MAX_TERMINALS_PER_USER:
         raise Conflict(
-            f"{MAX_TERMINALS_PER_USER} terminals of yours are open. Close one first.",
+            f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first.",
             code="too_many_terminals",
         )
     name = new_public_id()
@@ -85,9 +85,9 @@ def running_task(job: Job, rank: int) -> Task:
         .first()
     )
     if task is None:
-        raise Conflict("This rank does not run now.", code="task_not_running")
+        raise Conflict("This rank is not running.", code="task_not_running")
     if not task.node.reachable:
-        raise Conflict(f"{task.node.name} does not answer at the moment.", code="node_unreachable")
+        raise Conflict(f"{task.node.name} is not reachable at the moment.", code="node_unreachable")
     return task
 
 

@@ -47,7 +47,7 @@ def _set_parent_death_signal(parent: int, death_signal: int) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
-        sys.exit("The process that asked for this one is gone.")
+        sys.exit("The parent process has ended.")
 
 
 if __name__ == "__main__":

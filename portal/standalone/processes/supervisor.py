@@ -158,9 +158,7 @@ class Supervisor:
                 if not _has_exited(popen):
                     if not self._stop_requests and time.monotonic() - began < child.process.grace_s:
                         continue
-                    self._lines.supervisor_line(
-                        f"{child.process.name} did not stop in time; ending it by force"
-                    )
+                    self._lines.supervisor_line(f"{child.process.name} did not stop in time; killing it")
                 _kill_group(popen)
                 popen.wait()
                 child.popen = None
@@ -212,7 +210,7 @@ class Supervisor:
             child.backoff_s = INITIAL_BACKOFF_S
         child.restart_at_s = time.monotonic() + child.backoff_s
         self._lines.supervisor_line(
-            f"{child.process.name} {_describe_exit(code)}; starting it again in {child.backoff_s:g} s"
+            f"{child.process.name} {_describe_exit(code)}; restarting it in {child.backoff_s:g} s"
         )
         child.backoff_s = min(child.backoff_s * 2, MAX_BACKOFF_S)
         self._write_records()

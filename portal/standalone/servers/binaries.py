@@ -49,12 +49,12 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
         return candidates[0]
     if major is not None:
         raise StartError(
-            f"The data were written by PostgreSQL {major}, which is not on this machine. "
+            f"The data were written by PostgreSQL {major}, which is not installed. "
             f"Install it (Debian: apt-get install postgresql-{major}), or move the data folder away."
         )
     raise StartError(
-        "There is no PostgreSQL 15 to 18 with btree_gist on this machine. Install one "
-        "(Debian: apt-get install postgresql), or name a server with DATABASE_URL."
+        "PostgreSQL 15 to 18 with btree_gist is not installed. Install it (Debian: apt-get "
+        "install postgresql), or set DATABASE_URL to a server."
     )
 
 
@@ -71,8 +71,8 @@ def find_valkey() -> ValkeyBinary:
     if program and program.is_file():
         return ValkeyBinary(program, from_wheel=True)
     raise StartError(
-        "There is no Valkey or Redis server on this machine. Install one "
-        "(Debian: apt-get install redis-server), or name a server with REDIS_URL."
+        "No Valkey or Redis server is installed. Install one (Debian: apt-get "
+        "install redis-server), or set REDIS_URL to a server."
     )
 
 

@@ -74,11 +74,11 @@ class PostgresServer:
             except psycopg.OperationalError as trouble:
                 if not is_running():
                     raise StartError(
-                        "PostgreSQL stopped while starting; its lines above say why."
+                        "PostgreSQL stopped while starting; see its log lines above."
                     ) from trouble
                 if time.monotonic() > deadline:
                     raise StartError(
-                        f"PostgreSQL did not answer within {timeout_s:.0f} s: {trouble}"
+                        f"PostgreSQL did not respond within {timeout_s:.0f} s: {trouble}"
                     ) from trouble
             time.sleep(0.05)
 
@@ -115,7 +115,7 @@ def stop_stale_server(folder: DataDir) -> None:
     while _is_postgres_of(pid, folder.postgres):
         if time.monotonic() > deadline:
             raise StartError(
-                f"A former PostgreSQL (process {pid}) on {folder.postgres} does not end; end it first."
+                f"A previous PostgreSQL (process {pid}) on {folder.postgres} does not stop; stop it first."
             )
         time.sleep(0.05)
 
@@ -156,11 +156,11 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
             check=False,
         )
         if done.returncode:
-            raise StartError(f"PostgreSQL could not make its data folder: {done.stderr.strip()}")
+            raise StartError(f"PostgreSQL could not create its data folder: {done.stderr.strip()}")
         making.rename(folder.postgres)
     except subprocess.TimeoutExpired:
         raise StartError(
-            f"PostgreSQL took longer than {INITDB_TIMEOUT_S} s to make its data folder."
+            f"PostgreSQL took longer than {INITDB_TIMEOUT_S} s to create its data folder."
         ) from None
     finally:
         shutil.rmtree(making, ignore_errors=True)

@@ -44,11 +44,11 @@ class ValkeyServer:
                 except redis.RedisError as trouble:
                     if not is_running():
                         raise StartError(
-                            "Valkey stopped while starting; its lines above say why."
+                            "Valkey stopped while starting; see its log lines above."
                         ) from trouble
                     if time.monotonic() > deadline:
                         raise StartError(
-                            f"Valkey did not answer within {timeout_s:.0f} s: {trouble}"
+                            f"Valkey did not respond within {timeout_s:.0f} s: {trouble}"
                         ) from trouble
                 time.sleep(0.02)
         finally:

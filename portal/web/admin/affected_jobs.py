@@ -19,11 +19,11 @@ def parse_choice(request: HttpRequest) -> JobChoice | None:
     try:
         return JobChoice(QueuedJobs(queued or QueuedJobs.HOLD), RunningJobs(running or RunningJobs.FINISH))
     except ValueError:
-        raise InvalidRequest(fields={QUEUED_CHOICES: "Choose what becomes of the jobs."}) from None
+        raise InvalidRequest(fields={QUEUED_CHOICES: "Choose what happens to the jobs."}) from None
 
 
 def render_choice(request: HttpRequest, needed: ChoiceRequired, *, change: str, back: str) -> HttpResponse:
-    """Render the posted form again with the choice; ``change`` is a title, as in "Take bob out of vision"."""
+    """Render the posted form again with the choice; ``change`` is a title, as in "Remove bob from vision"."""
     given = [
         (name, value)
         for name, values in request.POST.lists()

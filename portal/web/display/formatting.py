@@ -101,7 +101,7 @@ def topology_constraint_text(near: dict[str, str | None] | None) -> str:
     """Format as: in one rack (fabric); preferably in one block (fabric); "" without a constraint."""
     if not near:
         return ""
-    said = [("in one", near.get("required")), ("rather in one", near.get("preferred"))]
+    said = [("in one", near.get("required")), ("preferably in one", near.get("preferred"))]
     levels = ", ".join(f"{how} {level.rpartition('/')[2]}" for how, level in said if level)
     return f"{levels} ({near.get('topology')})"
 
@@ -150,7 +150,7 @@ def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
 
 
 def plural(count: int, names: str) -> str:
-    """Format as 1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
+    """Format as 1 node, 3 nodes; 1 time, 2 times for the names ``time,times``."""
     one, _, many = names.partition(",")
     return f"{count:,}{NBSP}{one if count == 1 else (many or one + 's')}"
 

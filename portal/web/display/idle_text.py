@@ -27,16 +27,16 @@ def idle_rule_text(rules: PoolRules) -> IdleRuleText:
     if action == "suspend":
         grace = duration(float(settings["idle_grace_s"]))
         message = (
-            f"After {after} without use of its GPUs and its tool, and a countdown of {grace} that you may stop, "
-            "it is suspended; its files stay."
+            f"After {after} without use of its GPUs and its tool, and a countdown of {grace} that you can stop, "
+            "it is suspended; its files are kept."
         )
         reported.append("idle_grace_s")
     elif action == "notify":
-        message = f"After {after} without use of its GPUs and its tool you are told; nothing ends."
+        message = f"After {after} without use of its GPUs and its tool you are notified; it is not suspended."
     else:
-        message, reported = "Nothing becomes of it while nobody uses it.", ["idle_action"]
-    said_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in reported))
-    return IdleRuleText(message, said_by)
+        message, reported = "Nothing happens while it is idle.", ["idle_action"]
+    set_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in reported))
+    return IdleRuleText(message, set_by)
 
 
 def idle_rule_texts(project: Project, pools: Iterable[NodePool]) -> list[IdleRuleText]:
@@ -48,4 +48,4 @@ def idle_rule_texts(project: Project, pools: Iterable[NodePool]) -> list[IdleRul
         pool = rules.rules["idle_action"].pool.name
         names.setdefault((rule.message, rule.set_by), []).append(pool)
     alone = len(names) == 1
-    return [IdleRuleText(*words, "" if alone else ", ".join(sorted(pools))) for words, pools in names.items()]
+    return [IdleRuleText(*texts, "" if alone else ", ".join(sorted(pools))) for texts, pools in names.items()]

@@ -69,9 +69,9 @@ class JobRow:
     @property
     def stopping(self) -> bool:
         """True when a stop was requested and the job has not ended."""
-        asked = self.job.desired_state == DesiredState.CANCELLED
+        cancelled = self.job.desired_state == DesiredState.CANCELLED
         leaving = self.attempt is not None and self.attempt.state == AttemptState.COMPLETING
-        return not self.ended and (asked or leaving)
+        return not self.ended and (cancelled or leaving)
 
     @property
     def suspended(self) -> bool:
@@ -131,8 +131,8 @@ class JobRow:
         if job.state == JobState.PENDING:
             if job.held:
                 return "stopped", "Held"
-            standing = current_verdict(job)
-            code = VerdictCode(standing.code) if standing and standing.code in set(VerdictCode) else None
+            verdict = current_verdict(job)
+            code = VerdictCode(verdict.code) if verdict and verdict.code in set(VerdictCode) else None
             return "waiting", VERDICT_LABELS.get(code, "Waiting") if code else "Waiting"
         if self.is_unreachable:
             return "unreachable", "Unreachable"
@@ -165,23 +165,23 @@ class JobRow:
             "",
         )
         if self.stopping:
-            return (self.attempt.message if self.attempt else "") or "It lets go of its GPUs."
+            return (self.attempt.message if self.attempt else "") or "It is releasing its GPUs."
         if job.state == JobState.PENDING:
-            standing = current_verdict(job)
+            verdict = current_verdict(job)
             if job.held:
-                return "Held back; release it and it waits its turn."
-            if standing is not None:
-                return standing.message
-            return job.message or "Just submitted; the next cycle says why it waits."
+                return "Held: it cannot start until it is released."
+            if verdict is not None:
+                return verdict.message
+            return job.message or "Just submitted; the next cycle considers it."
         if self.is_unreachable:
             names = sorted({task.node.name for task in self.tasks if not task.node.reachable})
-            return f"{', '.join(names)} does not answer. It keeps running there and keeps its GPUs."
+            return f"{', '.join(names)} does not answer. The job keeps running there and keeps its GPUs."
         if problem:
             return problem
         if self.attempt is not None and self.attempt.state == AttemptState.CONFIGURING:
-            return f"Its containers start on {self.node_names}."
+            return f"Its containers are starting on {self.node_names}."
         if self.is_workspace and self.attempt is not None and self.attempt.ready_at is None:
-            return "Its container runs; the link opens when its server answers."
+            return "Its container is running; you can open it once its server answers."
         if not self.node_names:
             return job.message
         return f"{self.elastic_size} on {self.node_names}." if self.elastic_size else f"On {self.node_names}."
@@ -189,8 +189,8 @@ class JobRow:
     @property
     def suggestion(self) -> str:
         """The smallest change that would let it start now, as a message; empty when there is none."""
-        standing = current_verdict(self.job)
-        change = standing.suggestion if standing and self.job.state == JobState.PENDING else None
+        verdict = current_verdict(self.job)
+        change = verdict.suggestion if verdict and self.job.state == JobState.PENDING else None
         return str(change.get("message", "")) if change else ""
 
     @property
@@ -314,10 +314,10 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     return rows
 
 
-def verdict_details(standing: JobVerdict) -> list[tuple[str, Any]]:
+def verdict_details(verdict: JobVerdict) -> list[tuple[str, Any]]:
     """Return the numbers of a verdict with readable labels, without lists and tables."""
     plain = []
-    for name, value in standing.details.items():
+    for name, value in verdict.details.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
             continue  # the message already names the pool
         if name.endswith(("_from_s", "_until_s", "_before_s")):

@@ -63,7 +63,7 @@ def _title_and_fixes(
 ) -> tuple[str, list[SuggestedFix]]:
     logs = SuggestedFix(
         "Read the last lines of its log",
-        "The program's own words usually name the cause.",
+        "The program's error message usually names the cause.",
         "Open the log",
         "job-logs",
     )
@@ -83,13 +83,13 @@ def _title_and_fixes(
             else f"it had {memory(job.memory_mib)}"
         )
         raised = SuggestedFix(
-            f"Ask for more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch"
+            f"Request more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch"
         )
         return "It ran out of memory", [raised, logs]
     if reason is EndReason.GPU_MEMORY_LIMIT_EXCEEDED:
         larger = SuggestedFix(
-            "Ask for a larger share, or the whole GPU",
-            "Or let the program keep to its share: frameworks have a setting for it.",
+            "Request a larger share, or the whole GPU",
+            "Or limit the GPU memory of the program: frameworks have a setting for it.",
             "Change and launch",
             "launch",
         )
@@ -104,19 +104,23 @@ def _title_and_fixes(
         return "It wrote too much to the node's disk", [elsewhere, logs]
     if reason is EndReason.TIME_LIMIT:
         longer = SuggestedFix(
-            "Ask for a longer time limit",
-            "Or save checkpoints and go on from the last one.",
+            "Request a longer time limit",
+            "Or save checkpoints and continue from the last one.",
             "Change and launch",
             "launch",
         )
-        return "Its time was up", [longer, same]
+        return "It reached its time limit", [longer, same]
     if reason is EndReason.READINESS_TIMEOUT:
         return "Its server never answered", [logs, same]
     if reason in {EndReason.IMAGE_MISSING, EndReason.START_REFUSED, EndReason.DISK_FULL}:
-        reported = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
+        reported = SuggestedFix(
+            "Contact an administrator", "The cause is in the cluster, not in your program."
+        )
         return "It could not be started", [reported, same]
     if reason is EndReason.RENDEZVOUS_UNREACHABLE:
-        reported = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
+        reported = SuggestedFix(
+            "Contact an administrator", "The cause is in the cluster, not in your program."
+        )
         return "Its nodes could not reach each other", [reported, same]
     if reason in {
         EndReason.NODE_REBOOTED,
@@ -125,7 +129,7 @@ def _title_and_fixes(
         EndReason.GPU_LOST,
         EndReason.MPS_DAEMON_LOST,
     }:
-        return "The node failed it", [same]
+        return "Its node failed", [same]
     if code == 127:
         spelled = SuggestedFix(
             "Check the command's spelling",
@@ -136,8 +140,8 @@ def _title_and_fixes(
         return "The command was not found", [spelled, logs]
     if code == 137:
         killed = SuggestedFix(
-            "Look for a kill",
-            "Something ended it with SIGKILL; often that is memory.",
+            "Look for the cause of the kill",
+            "It was killed with SIGKILL, often because it ran out of memory.",
             "Open the log",
             "job-logs",
         )

@@ -36,10 +36,10 @@ class FairShareText:
         if held < breakdown.guaranteed_milli:
             return "It holds less than its guarantee, so its jobs go first."
         if held < share:
-            return "It holds less than its share, so it may start more, and ask borrowed GPUs back."
+            return "It holds less than its share, so it may start more, and reclaim borrowed GPUs."
         if held > share:
-            return "It holds more than its share: what is beyond its guarantee may be asked back."
-        return "It holds its share; more starts only on GPUs that nobody else is entitled to."
+            return "It holds more than its share: GPUs beyond its guarantee may be reclaimed."
+        return "It holds its share; more jobs start only on GPUs to which no other project is entitled."
 
 
 def fair_share_texts(breakdowns: list[FairShareBreakdown]) -> list[FairShareText]:
@@ -53,15 +53,15 @@ def format_gpus(milli: float) -> str:
 
 def format_percent(part: float) -> str:
     """Format a fraction of 1 in percent with three significant digits; tiny fractions as such."""
-    return "next to nothing" if part < 0.0005 else f"{100 * part:.3g} %"
+    return "less than 0.05 %" if part < 0.0005 else f"{100 * part:.3g} %"
 
 
 def _steps(breakdown: FairShareBreakdown) -> list[BreakdownStep]:
     lines, rounds = [], 0
     for step in breakdown.steps:
         rounds += step["kind"] == "round"
-        name, words = _step_text(step["kind"], step["details"], rounds)
-        lines.append(BreakdownStep(name, words, format_gpus(step["amount_milli"])))
+        name, explanation = _step_text(step["kind"], step["details"], rounds)
+        lines.append(BreakdownStep(name, explanation, format_gpus(step["amount_milli"])))
     return lines
 
 
@@ -75,13 +75,13 @@ def _step_text(kind: str, numbers: dict[str, Any], rounds: int) -> tuple[str, st
             )
         case "round" if {"rest", "weight", "usage", "part", "need"} <= set(known):
             return f"Round {rounds}", (
-                f"{format_gpus(known['rest'])} left; weight {known['weight']:g} and past use "
-                f"{format_percent(known['usage'])} make its part {format_percent(known['part'])}; "
+                f"{format_gpus(known['rest'])} left; weight {known['weight']:g} and past usage "
+                f"{format_percent(known['usage'])} give it a part of {format_percent(known['part'])}; "
                 f"it needs {format_gpus(known['need'])} more"
             )
         case "remainder" if {"rest", "fraction"} <= set(known):
             return "Remainder", (
                 f"{format_gpus(known['rest'])} left over by rounding down to whole GPUs; "
-                f"{format_gpus(known['fraction'])} of its part was cut off"
+                f"{format_gpus(known['fraction'])} of its part was rounded off"
             )
     return kind.capitalize(), ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in known.items())

@@ -63,18 +63,18 @@ class ForecastDisplay:
         return max(0.0, min(98.0, low)), max(2.0, min(100.0, high))
 
 
-def build_forecast_display(user: User, job: Job, standing: JobVerdict) -> ForecastDisplay:
+def build_forecast_display(user: User, job: Job, verdict: JobVerdict) -> ForecastDisplay:
     """Build the display in at most three queries."""
     moves = forecast_revisions(job)
     named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
     names = {row.public_id: row.name for row in list_jobs(user).filter(public_id__in=named)} if named else {}
     return ForecastDisplay(
-        standing.p10_at,
-        standing.p50_at,
-        standing.p90_at,
-        standing.forecast_at,
+        verdict.p10_at,
+        verdict.p50_at,
+        verdict.p90_at,
+        verdict.forecast_at,
         forecast_accuracy(),
-        no_forecast_reason(job, standing),
+        no_forecast_reason(job, verdict),
         [(move, revision_reasons(move, names)) for move in moves],
     )
 
@@ -85,15 +85,15 @@ def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]
         return ["The first forecast."]
     messages = [f"{duration(abs(move.shift_s))} {'later' if move.is_later else 'sooner'}."]
     if move.previous_code is not None:
-        messages.append(f"What it waits for was {move.previous_code} and is {move.forecast.code} now.")
+        messages.append(f"The reason for waiting changed from {move.previous_code} to {move.forecast.code}.")
     for jobs, what in (
         (move.jobs_ahead_added, "now ahead of it"),
-        (move.jobs_ahead_removed, "not ahead of it any more"),
+        (move.jobs_ahead_removed, "no longer ahead of it"),
     ):
         if jobs:
             messages.append(f"{_job_names(jobs, names)} {'is' if len(jobs) == 1 else 'are'} {what}.")
     if len(messages) == 1:
-        messages.append("Jobs that run now took another time than was expected.")
+        messages.append("Running jobs take more or less time than predicted.")
     return messages
 
 

@@ -87,14 +87,14 @@ def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
 def search(request: HttpRequest, public_id: str) -> JsonResponse:
     """Return matching lines of one or all ranks; ``next`` is the next cursor, blank at the end."""
     user = require_user(request.user)
-    job, asked = get_job(user, public_id), request.GET
-    attempt, rank = parse_whole_number(asked.get("attempt", "")), parse_whole_number(asked.get("rank", ""))
+    job, query = get_job(user, public_id), request.GET
+    attempt, rank = parse_whole_number(query.get("attempt", "")), parse_whole_number(query.get("rank", ""))
     logs = log_lines.list_logs(user, job, attempt)
-    after = [parse_whole_number(part) for part in asked.get("after", "").split(":")]
+    after = [parse_whole_number(part) for part in query.get("after", "").split(":")]
     start = SearchCursor(after[0] or 0, after[1] or 0) if len(after) == 2 else None
-    sought = LogSearchQuery(asked.get("q", ""), asked.get("regex") == "1", stream=asked.get("stream", ""))
+    pattern = LogSearchQuery(query.get("q", ""), query.get("regex") == "1", stream=query.get("stream", ""))
     try:
-        found = log_search.search([log for log in logs if rank in (None, log.rank)], sought, start)
+        found = log_search.search([log for log in logs if rank in (None, log.rank)], pattern, start)
     except FairwayError as refusal:
         return JsonResponse({"refusal": refusal.message}, status=refusal.status)
     matches = [

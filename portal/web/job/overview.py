@@ -108,26 +108,26 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     attempts: list[Attempt] = context["attempts"]
     last = attempts[0] if attempts else None
     row: JobRow = context["row"]
-    standing = current_verdict(found)
+    verdict = current_verdict(found)
     preempted_jobs = attempts_preempted_for(found)
     chain = dependency_chain(found)
-    seen = visible_related_jobs(user, attempts[:1], preempted_jobs, chain)
+    visible = visible_related_jobs(user, attempts[:1], preempted_jobs, chain)
     events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
     idle = idle_status(found, last)
-    waits_for = standing if found.state == JobState.PENDING and not found.held else None
+    waits_for = verdict if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": job_phases(row, last),
         "verdict": waits_for,
         "forecast": build_forecast_display(user, found, waits_for) if waits_for else None,
         "breakdowns": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
-        "verdict_details": verdict_details(standing) if standing else [],
+        "verdict_details": verdict_details(verdict) if verdict else [],
         "jobs_ahead": _jobs_ahead(user, found),
-        "preempted_for": RelatedJob.visible_to(last.preempted_for, seen)
+        "preempted_for": RelatedJob.visible_to(last.preempted_for, visible)
         if last and last.preempted_for
         else None,
-        "preempted_jobs": [(one, RelatedJob.visible_to(one.job, seen)) for one in preempted_jobs],
-        "dependencies": [DependencyRow.visible_to(one, seen) for one in chain.dependencies],
-        "dependents": [DependencyRow.visible_to(one, seen) for one in chain.dependents],
+        "preempted_jobs": [(one, RelatedJob.visible_to(one.job, visible)) for one in preempted_jobs],
+        "dependencies": [DependencyRow.visible_to(one, visible) for one in chain.dependencies],
+        "dependents": [DependencyRow.visible_to(one, visible) for one in chain.dependents],
         "failure": build_failure_summary(found, last),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
@@ -148,13 +148,13 @@ def rendezvous_text(attempt: Attempt | None) -> str:
         return ""
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     if row is None:
-        return "its tasks cannot reach each other from node to node"
-    where = f"its tasks meet at {format_endpoint(row.address, row.port)} ({row.node.name})"
+        return "its tasks cannot reach each other across nodes"
+    where = f"rendezvous at {format_endpoint(row.address, row.port)} ({row.node.name})"
     if row.network:
-        return f"{row.network}, which its pool names; {where}"
+        return f"{row.network}, set for its pool; {where}"
     if not row.node_network:
-        return f"its tasks meet on {row.node.name}"
-    return f"that of its nodes; {where}"
+        return f"rendezvous on {row.node.name}"
+    return f"host network; {where}"
 
 
 def job_page_context(user: User, found: Job) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _phase(
 
 def _upcoming_phases(names: list[str]) -> list[JobPhase]:
     """Return phases of unknown duration; the last one is the run itself."""
-    return [JobPhase(name, "to come", 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
+    return [JobPhase(name, "upcoming", 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
 
 
 def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
@@ -262,11 +262,11 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
 
 
 def _jobs_ahead(user: User, found: Job) -> list[JobRow]:
-    standing = current_verdict(found)
-    if standing is None or found.state != JobState.PENDING or not standing.jobs_ahead:
+    verdict = current_verdict(found)
+    if verdict is None or found.state != JobState.PENDING or not verdict.jobs_ahead:
         return []
-    visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=standing.jobs_ahead[:10])}
-    return job_rows(user, [visible[name] for name in standing.jobs_ahead[:10] if name in visible])
+    visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=verdict.jobs_ahead[:10])}
+    return job_rows(user, [visible[name] for name in verdict.jobs_ahead[:10] if name in visible])
 
 
 def _default_log_task(attempt: Attempt | None) -> Task | None:
@@ -325,7 +325,7 @@ def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
         request,
         f"{found.name} is stopped."
         if ended
-        else f"{found.name} is stopping; its GPUs are free once its node says so.",
+        else f"{found.name} is stopping; its GPUs are released once its node confirms it.",
     )
     return redirect("job", public_id=public_id)
 
@@ -350,7 +350,7 @@ def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
         request,
         f"{found.name} is suspended."
         if gone
-        else f"{found.name} is being suspended; its GPUs are free once its node says so.",
+        else f"{found.name} is being suspended; its GPUs are released once its node confirms it.",
     )
     return redirect("job", public_id=public_id)
 
@@ -360,7 +360,7 @@ def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
 def resume(request: HttpRequest, public_id: str) -> HttpResponse:
     user = require_user(request.user)
     found = do_resume_job(user, get_job(user, public_id))
-    messages.success(request, f"{found.name} waits for its GPUs again.")
+    messages.success(request, f"{found.name} is pending again.")
     return redirect("job", public_id=public_id)
 
 

@@ -21,6 +21,6 @@ def send_signal(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def act() -> str:
         do_send_signal(user, job, name)
-        return f"{name} is on its way to {job.name}."
+        return f"{name} is being sent to {job.name}."
 
     return run_and_redirect(request, act, reverse("job", args=[public_id]))

@@ -54,13 +54,13 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
         return None
     settings = effective_pool_settings([last.pool])[last.pool_id]
     lead_s = warning_lead_s(row.job.time_limit_s or 0, float(settings["time_limit_warning_s"]))
-    asked = job_extensions(row.job)
+    requests = job_extensions(row.job)
     return JobTimeLimit(
         ends_at=row.deadline,
         ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
         extensible_s=extension_allowance(row.job, float(settings["max_extension_s"])).remaining_s,
-        requests=asked,
-        may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in asked),
+        requests=requests,
+        may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in requests),
     )
 
 
@@ -72,18 +72,18 @@ def request_extension(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def act() -> str:
         extra_s = int(parse_duration_s(request.POST.get("extra_s", ""), "extra_s"))
-        asked = do_request_extension(user, found, extra_s, request.POST.get("reason", "").strip())
-        if asked.state == "granted":
-            return f"{found.name} has {duration(extra_s)} more: it delays nobody."
+        extension = do_request_extension(user, found, extra_s, request.POST.get("reason", "").strip())
+        if extension.state == "granted":
+            return f"{found.name} is extended by {duration(extra_s)}: this delays no other job."
         return (
-            f"{duration(extra_s)} more for {found.name} are asked for; "
-            f"somebody decides, since {_pending_reason(asked)}."
+            f"An extension of {found.name} by {duration(extra_s)} is requested; "
+            f"it needs approval, because {_pending_reason(extension)}."
         )
 
     return run_and_redirect(request, act, reverse("job", args=[public_id]))
 
 
-def _pending_reason(asked: TimeLimitExtension) -> str:
-    if not asked.impact_known:
-        return "the scheduler did not say in time whom it delays"
+def _pending_reason(extension: TimeLimitExtension) -> str:
+    if not extension.impact_known:
+        return "the scheduler did not determine in time which jobs it delays"
     return "it would delay others"

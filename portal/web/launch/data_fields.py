@@ -17,21 +17,21 @@ class DataForm(forms.Form):
     volumes = forms.CharField(
         label="Volumes", max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "rows": 2, "spellcheck": "false"}),
-        help_text="One a line: NAME stands at /volumes/NAME; or NAME /place; with ro at the end it is read only.",
+        help_text="One per line: NAME is mounted at /volumes/NAME, NAME /path at /path; append ro for read only.",
     )  # fmt: skip
     secret_variables = forms.CharField(
         label="Secrets as variables", max_length=65536, required=False,
         widget=forms.Textarea(
             {"class": "form-control", "rows": 2, "spellcheck": "false", "placeholder": "HUB_TOKEN=hub-token"}
         ),
-        help_text="One VARIABLE=SECRET a line; project/SECRET is one of the project's.",
+        help_text="One VARIABLE=SECRET per line; project/SECRET is a secret of the project.",
     )  # fmt: skip
     secret_files = forms.CharField(
         label="Secrets as files", max_length=65536, required=False,
         widget=forms.Textarea(
             {"class": "form-control", "rows": 2, "spellcheck": "false", "placeholder": "key.pem=deploy-key"}
         ),
-        help_text="One FILE=SECRET a line; they stand in /run/fairway.",
+        help_text="One FILE=SECRET per line; the files are in /run/fairway.",
     )  # fmt: skip
 
     def clean_volumes(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def parse_volumes(text: str) -> list[dict[str, Any]]:
         if not words:
             continue
         if len(words) > 2:
-            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not a name, perhaps a place, perhaps ro.")
+            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not of the form NAME [PATH] [ro].")
         target = words[1] if len(words) == 2 else None
         found.append({"volume": words[0], "target": target, "read_only": read_only})
     return found

@@ -107,7 +107,7 @@ class LaunchForm(DataForm):
     )
     gpu_model = forms.CharField(max_length=100, required=False)
     milli_per_gpu = forms.TypedChoiceField(
-        label="Of each GPU",
+        label="Share of each GPU",
         choices=GPU_FRACTIONS,
         coerce=int,
         initial=1000,
@@ -117,25 +117,25 @@ class LaunchForm(DataForm):
     )
     mig_profile = forms.ChoiceField(
         label="MIG slices", required=False, widget=select_input(),
-        help_text="Parts of a GPU, each alone with its memory; each counts as one GPU.",
+        help_text="Parts of a GPU with isolated memory; each counts as one GPU.",
     )  # fmt: skip
     topology_required = forms.ChoiceField(
         label="Required topology level", required=False, widget=select_input(),
-        help_text="They start together there, or wait until one has room.",
+        help_text="All tasks start within one domain of this level, or wait for it.",
     )  # fmt: skip
     topology_preferred = forms.ChoiceField(
         label="Preferred topology level", required=False, widget=select_input(),
-        help_text="Tried first; keeps nothing waiting.",
+        help_text="Tried first; never delays the job.",
     )  # fmt: skip
     command = forms.CharField(
         max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
-        help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
+        help_text="A command with pipes, variables or several lines is run by /bin/sh -c.",
     )  # fmt: skip
     env = forms.CharField(
         label="Variables", max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
-        help_text="One NAME=value a line.",
+        help_text="One NAME=value per line.",
     )  # fmt: skip
     time_limit_s = DurationField(
         label="Time limit",
@@ -146,7 +146,7 @@ class LaunchForm(DataForm):
     launcher = forms.ChoiceField(
         label="Launcher", required=False, widget=select_input(), initial="none",
         choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
-        help_text="How its tasks find each other.",
+        help_text="How tasks find each other.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
@@ -154,7 +154,7 @@ class LaunchForm(DataForm):
     )  # fmt: skip
     dependency_ids = forms.CharField(
         label="Other jobs, by id", max_length=2000, required=False, widget=text_input(),
-        help_text="Several with spaces between. The id stands in a job's address.",
+        help_text="Separated by spaces. The id is in the URL of a job.",
     )  # fmt: skip
 
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:

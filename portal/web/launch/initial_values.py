@@ -27,9 +27,9 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
 
 def _topology_fields(near: Any) -> dict[str, str]:
     """Return a topology constraint as form fields; None is no constraint."""
-    asked = near if isinstance(near, dict) else {}
-    levels = {f"topology_{which}": asked.get(which) for which in ("required", "preferred")}
-    return {name: f"{asked.get('topology')}:{level}" if level else "" for name, level in levels.items()}
+    constraint = near if isinstance(near, dict) else {}
+    levels = {f"topology_{which}": constraint.get(which) for which in ("required", "preferred")}
+    return {name: f"{constraint.get('topology')}:{level}" if level else "" for name, level in levels.items()}
 
 
 def initial_from_template(template: Template) -> dict[str, Any]:

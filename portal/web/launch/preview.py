@@ -100,7 +100,7 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     message = str(verdict.get("message", ""))
     if answer.get("starts_now"):
         where = ", ".join(answer.get("where", []))
-        return LaunchPreview("now", "It starts now", f"There is a place for it on {where}." if where else "")
+        return LaunchPreview("now", "It starts now", f"It fits on {where}." if where else "")
     if answer.get("unsatisfiable"):
         return LaunchPreview("never", "This can never start here", message, ways)
     interval = answer.get("interval")
@@ -151,7 +151,7 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
     """Estimate from free GPUs only, without queue and quota: it says "fits", not "starts"."""
     total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
     if any(is_live(job) for job in request.dependencies):
-        return LaunchPreview("waits", "It would wait", "It starts after the jobs that it names.")
+        return LaunchPreview("waits", "It would wait", "It starts after its dependencies.")
     if request.gpus_per_task == 0:
         return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
@@ -162,11 +162,11 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
         and free >= (request.min_tasks or request.tasks) * request.gpus_per_task
     ):
         fits = "fits" if total <= 1000 else "fit"
-        message = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
+        message = f"{gpu_words(total)} {fits} on the free GPUs; the next cycle decides."
         return LaunchPreview("unknown", "Fits on free GPUs", message)
     model = f" {short_gpu_model(request.gpu_model)}" if request.gpu_model else ""
     return LaunchPreview(
         "waits",
         "It would wait",
-        f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {space}.",
+        f"It needs {request.gpus_per_task}{model} on one node; at most {space} free on one node now.",
     )

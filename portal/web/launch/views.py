@@ -194,10 +194,10 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         said = [
             f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
         ]
-        message = " ".join(said) or "Fill in what is missing."
+        message = " ".join(said) or "Fill in the missing fields."
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
     shares = project_quota_usage([request.project]) if request else []
-    asked = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
+    requested = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
@@ -211,7 +211,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "kind": str(value("kind") or ""),
         "size_presets": size_presets(strips, model, count, shares),
         "quota_bars": [
-            QuotaBar(share, f"Quota after, {share.pool.name}", asked)
+            QuotaBar(share, f"Quota after, {share.pool.name}", requested)
             for share in shares
             if _applies_to(share, request, strips)
         ],

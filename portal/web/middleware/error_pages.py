@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 
 STATUS_TITLES = {
     400: "This request could not be read",
-    403: "This is not open to you",
-    404: "Nothing is here",
-    405: "This cannot be done that way",
-    409: "That cannot be done now",
-    412: "Somebody changed this meanwhile",
-    413: "This is too large",
+    403: "You do not have access",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "This is not possible now",
+    412: "Changed in the meantime",
+    413: "Request too large",
     422: "This can never start here",
     429: "Too many attempts",
-    500: "The server could not finish",
-    503: "Something that is needed does not answer",
+    500: "Server error",
+    503: "A required service is unavailable",
 }
 
 
@@ -47,7 +47,7 @@ class ErrorPageMiddleware:
         answer = self.get_response(request)
         if answer.status_code != 405 or request.path.startswith("/api/"):
             return answer
-        page = error_page(request, 405, "This address only takes what a form sends. Open the page it is on.")
+        page = error_page(request, 405, "This URL accepts only submitted forms. Open the page of the form.")
         page.headers["Allow"] = answer.headers["Allow"]
         return page
 
@@ -60,7 +60,7 @@ class ErrorPageMiddleware:
         sent = (request.GET, request.POST) if request.method == "POST" else (request.GET,)
         if any("\0" in text for form in sent for _, values in form.lists() for text in values):
             return error_page(
-                request, 400, "It holds a null character, which no text here may have. Take it out."
+                request, 400, "The text contains a null character, which is not allowed. Remove it."
             )
         return None
 
@@ -71,7 +71,7 @@ class ErrorPageMiddleware:
         if isinstance(problem, FairwayError):
             return render_error(request, problem)
         if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
-            log.error("a dependency is away: %s", problem)
+            log.error("a dependency is unavailable: %s", problem)
             return render_error(
                 request, ServiceUnavailable("The database does not answer. Try again in a few seconds.")
             )
@@ -126,13 +126,13 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Render 400, or 413 for a form above the size limit."""
     if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
         return error_page(
-            request, 413, "It is larger than any form here may be. Put long texts into a file instead."
+            request, 413, "The form exceeds the size limit. Put long texts into a file instead."
         )
     return error_page(request, 400, "Go back, reload the page and try again.")
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
-    message = str(exception) or "Your account may not do this. Ask a manager of the project."
+    message = str(exception) or "Your account lacks the permission. Ask a manager of the project."
     return error_page(request, 403, message)
 
 
@@ -155,7 +155,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return error_page(
             request,
             500,
-            "Nothing of yours is lost. The administrators find this under the number below; try again in a minute.",
+            "The error is logged under the number below. Try again in a minute.",
             code=number,
         )
     except DatabaseError:
@@ -164,9 +164,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 def _database_unavailable() -> HttpResponse:
     """Render 503 without any query."""
-    message = (
-        "The server could not finish: its database does not answer. Jobs keep running. Try again in a moment."
-    )
+    message = "The database does not answer. Running jobs continue. Try again in a moment."
     page = static_error_page(
         "The portal cannot answer at the moment", message, link=("", "Try again"), is_temporary=True
     )

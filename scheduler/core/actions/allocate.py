@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler.core.actions.backfill_reservations import BackfillReservations
+from scheduler.core.actions.backfill import BackfillReservations, late_gangs
 from scheduler.core.actions.scheduling_session import SchedulingSession
-from scheduler.core.model.snapshot import PoolId, RunningTask
-from scheduler.core.model.task_shape import HeldSlots
+from scheduler.core.model.snapshot import HeldSlots, PoolId, RunningTask
 from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
-from scheduler.core.session.gang_placement import GangPlacer
+from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.job_queue import JobQueue
 from scheduler.core.session.pool import PoolState
-from scheduler.core.session.statement import Statement
-from scheduler.core.shares.ledger import AssumeReleased
+from scheduler.core.shares.quota_ledger import AssumeReleased
 
 
 class AllocateAction:
@@ -86,7 +84,7 @@ class AllocateAction:
 
     def start_nominated(self) -> None:
         """Start nominated gangs for which enough GPUs are free that are not nominated for others."""
-        for pool, pool_state in self._session.pool_states.items():
+        for pool_state in self._session.pool_states.values():
             for job in sorted(job for job, gang in pool_state.gangs.items() if gang.dirty):
                 gang = pool_state.gangs[job]
                 tasks = [task for task in gang.tasks if task.state is GangTaskState.NOMINATED]
@@ -100,9 +98,7 @@ class AllocateAction:
                 closed = pool_state.ledger.is_blocked(
                     gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible
                 )
-                if not closed and GangPlacer(statement, self._session.domains[pool], nominate=False).place(
-                    gang, tasks
-                ):
+                if not closed and GangPlacer(statement, nominate=False).place(gang, tasks):
                     gang.pinned = bool(
                         gang.pending_row and gang.pending_row.nominated_tasks
                     )  # nominated by an earlier plan
@@ -113,17 +109,22 @@ class AllocateAction:
         """Reserve the earliest possible slots for gangs that have waited too long."""
         for pool, pool_state in self._session.pool_states.items():
             left = self._session.policy.max_steps_per_cycle - self._session.steps_used
+            now_s = self._session.snapshot.now_s
+            late = late_gangs(pool_state, self._session.by_first_pool[pool], now_s)
             self._session.backfill_reservations[pool] = BackfillReservations(
-                pool_state, self._session.by_first_pool[pool], self._session.snapshot.now_s, left
+                pool_state, iter(JobQueue(pool_state, late).pop, None), now_s, left
             )
             self._session.steps_used += self._session.backfill_reservations[pool].steps_used
 
-    def allocate(self) -> None:
-        """Allocate free GPUs: first to all gangs in their first feasible pool, then in the next ones."""
+    def allocate(self) -> set[PoolId]:
+        """Allocate free GPUs, first to all gangs in their first feasible pool; return the pools with gangs."""
+        visited: set[PoolId] = set()
         for choice, pools in enumerate(self._session.by_pool_rank):
             for pool, alike in pools.items():
                 if alike:
                     self._allocate_pool(pool, alike, choice)
+                    visited.add(pool)
+        return visited
 
     def _allocate_pool(
         self, pool: PoolId, gangs_by_shape: Mapping[int, Sequence[Sequence[Gang]]], pool_rank: int
@@ -172,7 +173,6 @@ class AllocateAction:
                 and self._session.backfill_reservations[pool].first_blocking(gang) is not None
             ):
                 held_back.add((gang.shape_id, _duration_bounds_s(gang)))
-        self._session.planners[pool].invalidate()
 
     def _feasible(
         self, pool_state: PoolState, groups: Sequence[Sequence[Gang]], pool_rank: int
@@ -227,17 +227,12 @@ class AllocateAction:
     def _start(self, pool_state: PoolState, gang: Gang) -> bool:
         """Start the next tasks of the gang on free slots, or change nothing."""
         tasks = gang.next_to_place()
-        gone = AssumeReleased.NONE if self._session.policy.leaving_counts else AssumeReleased.ALL
-        if pool_state.ledger.is_blocked(
-            gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible, assume_released=gone
-        ):
+        if pool_state.ledger.is_blocked(gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible):
             return False
         if any(task.state is GangTaskState.NOMINATED for task in gang.tasks):
             return False
         open_nodes = self._session.backfill_reservations[pool_state.pool.id].allowed_nodes(gang)
-        return GangPlacer(
-            Statement(pool_state), self._session.domains[pool_state.pool.id], nominate=False
-        ).place(gang, tasks, open_nodes)
+        return GangPlacer(Statement(pool_state), nominate=False).place(gang, tasks, open_nodes)
 
     def _nominate(self, pool_state: PoolState, gang: Gang) -> bool:
         """Nominate slots that are being released, or change nothing."""
@@ -248,9 +243,7 @@ class AllocateAction:
             return False
         if gang.homogeneous and pool_state.available.fit_count(tasks[0].shape) >= len(tasks):
             return False  # a job that a limit blocks must not keep free GPUs idle
-        return GangPlacer(
-            Statement(pool_state), self._session.domains[pool_state.pool.id], nominate=True
-        ).place(gang, tasks)
+        return GangPlacer(Statement(pool_state), nominate=True).place(gang, tasks)
 
 
 def _duration_bounds_s(gang: Gang) -> tuple[float | None, float | None]:

@@ -1,25 +1,33 @@
 """Backfill reservations: the earliest start of a gang, and which later jobs may start without delaying it.
 
-Running jobs end at their time limit or predicted end; an unknown end counts as never. The gang's start is the
-first of these ends at which it fits (the *shadow time* of EASY backfilling, Lifka 1995). Later ends never
-free less, so a binary search finds it. A later job may start now if it ends before that time, or on nodes
-without reserved slots. Further reservations treat the slots of earlier ones as taken from now on, so none is
-computed too early.
+A gang of several tasks that waits longer than ``backfill_reserve_after_s`` gets a reservation, for the first few
+gangs in fair order. Running jobs end at their time limit or predicted end; an unknown end counts as never, and
+without known ends nothing is reserved, because a reservation without a start time would only keep GPUs idle. The
+gang's start is the first of these ends at which it fits (the *shadow time* of EASY backfilling, Lifka 1995).
+Later ends never free less, so a binary search finds it. A later job may start now if it ends before that time,
+or on nodes without reserved slots. Further reservations treat the slots of earlier ones as taken from now on, so
+none is computed too early.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from scheduler.core.capacity.node_capacity import Bools, SlotBatch
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import JobId, NodeRow
-from scheduler.core.model.task_shape import Bools, HeldSlots, SlotBatch, TaskShape
+from scheduler.core.model.snapshot import HeldSlots, JobId, NodeRow, TaskShape
+from scheduler.core.session.gang import Gang, GangTaskState
+from scheduler.core.session.pool import PoolState
+from scheduler.core.shares.quota_ledger import AssumeReleased
+
+MAX_RESERVED_GANGS = 4
+"""Reservations in one pool at a time; more would block the pool for all others."""
 
 
 class JobEnd(NamedTuple):
@@ -165,3 +173,90 @@ def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> T
 
 def _fits(placer: NodePlacer, shape: TaskShape, tasks: int) -> bool:
     return placer.fit_count(shape) >= tasks
+
+
+def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float) -> list[Gang]:
+    """Return the gangs of ``ready``, given by class, that have waited long enough for a reservation."""
+    return [
+        gang
+        for group in ready
+        if len(group[0].tasks) > 1
+        for gang in group
+        if gang.homogeneous
+        and now_s - gang.submitted_s >= pool_state.policy.backfill_reserve_after_s
+        and len(gang.next_to_place()) > 1
+        and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
+    ]
+
+
+class BackfillReservations:
+    def __init__(self, pool_state: PoolState, late: Iterable[Gang], now_s: float, max_steps: int) -> None:
+        """Reserve for the first of the ``late`` gangs, given in fair order."""
+        self._now_s = now_s
+        self._planner: ReservationPlanner | None = None
+        for gang in late:
+            tasks, near = gang.next_to_place(), gang.root.topology_constraint
+            shape, domains = tasks[0].shape, pool_state.domains
+            if domains.max_tasks_together(near, pool_state.available, shape) >= len(tasks):
+                continue  # it fits on free slots when its turn comes
+            if pool_state.ledger.is_blocked(
+                gang.leaf_project,
+                gang.user,
+                gang.next_demand,
+                gang.preemptible,
+                assume_released=AssumeReleased.ALL,
+            ):
+                continue
+            if self._planner is None:
+                ends = _job_ends(pool_state, now_s)
+                self._planner = ReservationPlanner(pool_state.available, ends, now_s, max_steps)
+            self._planner.reserve(gang.job, shape, len(tasks), domains.required_domains(near))
+            if len(self._planner.reservations) == MAX_RESERVED_GANGS:
+                break
+
+    @property
+    def steps_used(self) -> int:
+        return self._planner.steps_used if self._planner else 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._planner and self._planner.reservations)
+
+    def for_job(self, job: JobId) -> GangReservation | None:
+        made = self._planner.reservations if self._planner else ()
+        return next((each for each in made if each.job == job), None)
+
+    def first_blocking(self, gang: Gang) -> GangReservation | None:
+        """Return the first reservation of another gang that starts before ``gang`` would end."""
+        if self._planner is None:
+            return None
+        ends_s = self._expected_end_s(gang)
+        others = (each for each in self._planner.reservations if each.job != gang.job)
+        return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
+
+    def allowed_nodes(self, gang: Gang) -> Bools | None:
+        """Return the nodes where ``gang`` delays no other reservation; None is all nodes."""
+        if self._planner is None or self.first_blocking(gang) is None:
+            return None
+        return self._planner.unreserved_nodes(self._expected_end_s(gang), gang.job)
+
+    def _expected_end_s(self, gang: Gang) -> float | None:
+        """Return the expected end of ``gang`` if it started now; None is unknown."""
+        if gang.pending_row is None:
+            return None
+        lasts = [
+            s for s in (gang.pending_row.predicted_duration_s, gang.pending_row.time_limit_s) if s is not None
+        ]
+        return self._now_s + min(lasts) if lasts else None
+
+
+def _job_ends(pool_state: PoolState, now_s: float) -> list[JobEnd]:
+    ends = []
+    for gang in pool_state.gangs.values():
+        if (row := gang.running_row) is not None:
+            end_s = expected_end_s(now_s, row.started_s, row.time_limit_s, row.predicted_end_s)
+            held = [
+                place for task in gang.tasks if task.state is GangTaskState.RUNNING for place in task.held
+            ]
+            ends.append(JobEnd(gang.job, end_s, held))
+    return ends

@@ -1,4 +1,4 @@
-"""The rules of each eviction action: which running jobs may be evicted for a pending one.
+"""The eviction actions: which running jobs are evicted for a pending one, and which victims are reprieved.
 
 *Consolidate* migrates jobs so that another fits; every migrated job has a new placement in the same plan.
 *Reclaim* evicts jobs of other projects within the rules of ``shares.reclaim_rules``. *Preempt* evicts jobs of
@@ -10,47 +10,50 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
+from scheduler.core.actions.scheduling_session import (
+    OrderedEviction,
+    SchedulingSession,
+    preemption_allowed_from_s,
+)
 from scheduler.core.actions.victim_search import EvictionSet, SearchRequest, VictimSearch
 from scheduler.core.actions.victims import VictimCandidates
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import JobId, ProjectId
-from scheduler.core.session.gang import Gang, GangTask, total_demand
+from scheduler.core.model.snapshot import JobId, PoolId, ProjectId
+from scheduler.core.session.gang import Gang, GangTask, GangTaskState, first_placeable, total_demand
+from scheduler.core.session.gang_placement import GangPlacer, Statement
+from scheduler.core.session.job_queue import JobQueue
 from scheduler.core.session.pool import PoolState
-from scheduler.core.session.topology_domains import TopologyDomains
-from scheduler.core.shares.ledger import AssumeReleased
-from scheduler.core.shares.reclaim_rules import ReclaimCheck, ReclaimScope, is_within_guarantee, may_reclaim
+from scheduler.core.shares.quota_ledger import AssumeReleased
+from scheduler.core.shares.reclaim_rules import ReclaimCheck, is_within_guarantee, may_reclaim
+
+EVICTION_REASONS = {
+    "consolidate": EvictionReason.MIGRATED,
+    "reclaim": EvictionReason.RECLAIMED,
+    "preempt": EvictionReason.PREEMPTED,
+}
+"""The reason that each action gives its evictions, least disruptive first."""
 
 
 class PreemptionPlanner:
     """Plans the evictions of one pool."""
 
-    def __init__(
-        self,
-        pool_state: PoolState,
-        domains: TopologyDomains,
-        policy: Policy,
-        now_s: float,
-        *,
-        simulate_at_s: float | None = None,
-    ) -> None:
+    def __init__(self, pool_state: PoolState, now_s: float, *, simulate_at_s: float | None = None) -> None:
         """With ``simulate_at_s`` change nothing, and treat jobs protected until that time as evictable."""
         self._pool_state = pool_state
-        self._domains = domains
-        self._policy = policy
         self._now_s = now_s
         self._dry_run = simulate_at_s is not None
-        self._reclaim_scope = ReclaimScope(policy.involved_only, policy.every_level)
-        self._candidates = VictimCandidates(pool_state, policy, now_s, simulate_at_s)
-        self._search = VictimSearch(pool_state, domains, policy, self._candidates)
+        self._candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
+        self._search = VictimSearch(pool_state, self._candidates)
         self._future_free: tuple[int, int] | None = None
         self._reclaim_allowed: dict[
             tuple[ProjectId, ResourceVector, bool], bool
         ] = {}  # valid for one version of the pool state
         self._reclaim_allowed_version = -1
+        self._protection_ends_s: list[float] | None = None  # valid until the pool state changes
         self._dry_run_steps = 0
         self._dry_run_planners: dict[
             float, PreemptionPlanner
@@ -70,6 +73,7 @@ class PreemptionPlanner:
         """Discard candidates and infeasible classes after the pool state was changed by another action."""
         self._candidates.invalidate()
         self._search.invalidate()
+        self._protection_ends_s = None
         self._dry_run_planners.clear()
 
     def infeasible(self, reason: EvictionReason) -> Set[int]:
@@ -92,11 +96,11 @@ class PreemptionPlanner:
             gang.leaf_project, asked, assume_released=AssumeReleased.ALL
         ):
             return None
-        most = self._max_held(gang, asked) if self._policy.bounded_preemption else None
+        most = self._max_held(gang, asked)
 
         def allowed(gone: Sequence[GangTask]) -> bool:
             held, path = self._pool_state.ledger.held, self._pool_state.tree.path[gang.leaf_project]
-            return most is None or all(held[level].fits_in(most[level]) for level in path)
+            return all(held[level].fits_in(most[level]) for level in path)
 
         return self._search.find(
             SearchRequest(
@@ -156,15 +160,14 @@ class PreemptionPlanner:
             )
         )
 
-    def protection_ends_s(self) -> list[float]:
-        """Return the times at which protections of candidates end, ascending."""
-        return self._candidates.protection_ends_s()
+    def earliest_eviction_s(self, gang: Gang, budget_steps: int) -> float | None:
+        """Return the first end of a protection from which evictions could place ``gang``, or None.
 
-    def earliest_eviction_s(self, gang: Gang, moments: Sequence[float], budget_steps: int) -> float | None:
-        """Return the first of ``moments`` from which evictions could place ``gang``, or None.
-
-        ``moments`` is ascending; a binary search simulates the evictions at each probed time.
+        A binary search simulates the evictions at each probed time.
         """
+        if self._protection_ends_s is None:
+            self._protection_ends_s = self._candidates.protection_ends_s()
+        moments = self._protection_ends_s
         low, high = 0, len(moments)
         found: float | None = None
         while low < high and self.steps_used < budget_steps:
@@ -182,9 +185,9 @@ class PreemptionPlanner:
         then = self._dry_run_planners.get(at_s)
         if then is None:
             then = self._dry_run_planners[at_s] = PreemptionPlanner(
-                self._pool_state, self._domains, self._policy, self._now_s, simulate_at_s=at_s
+                self._pool_state, self._now_s, simulate_at_s=at_s
             )
-        before, actions = then.steps_used, self._policy.actions
+        before, actions = then.steps_used, self._pool_state.policy.semantics.actions
         eviction_set = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
         if eviction_set is None and "preempt" in actions:
             eviction_set = then.preempt(gang, before + budget_steps)
@@ -281,7 +284,6 @@ class PreemptionPlanner:
             gang.leaf_project,
             asked,
             gang.preemptible,
-            self._reclaim_scope,
         )
 
     def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
@@ -297,6 +299,211 @@ class PreemptionPlanner:
             return not gone
 
         return self._search.find(SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps))
+
+
+class EvictAction:
+    """The actions *consolidate*, *reclaim* and *preempt*, and the eviction of stale gangs."""
+
+    def __init__(self, session: SchedulingSession) -> None:
+        self._session = session
+        self._planners = {
+            pool: PreemptionPlanner(pool_state, session.snapshot.now_s)
+            for pool, pool_state in session.pool_states.items()
+        }
+
+    @property
+    def truncated(self) -> bool:
+        """True if a search ended because its budget was used up."""
+        return any(planner.truncated for planner in self._planners.values())
+
+    def invalidate(self, pools: Iterable[PoolId]) -> None:
+        """Discard what was derived from the state of ``pools`` after another action changed it."""
+        for pool in pools:
+            self._planners[pool].invalidate()
+
+    def earliest_eviction_s(self, pool: PoolId, gang: Gang, budget_steps: int) -> tuple[float | None, int]:
+        """Return when the end of a protection lets evictions place ``gang``, or None; and the steps used."""
+        planner = self._planners[pool]
+        before = planner.steps_used
+        return planner.earliest_eviction_s(gang, budget_steps), planner.steps_used - before
+
+    def run(self, action: str) -> bool:
+        """Evict running jobs for entitled pending jobs; return True if any job was placed."""
+        changed = False
+        for pool, pool_state in self._session.pool_states.items():
+            planner, reason = self._planners[pool], EVICTION_REASONS[action]
+            cannot_help, infeasible = self._cannot_help(planner, action), planner.infeasible(reason)
+            mine: list[Gang] = []
+            for owner, claims in self._session.ready_classes[pool].items():
+                if not planner.any_may_evict(*owner, claims.min_demand, reason):
+                    continue
+                for group in claims.groups:
+                    if group[0].quota_class_id in infeasible:
+                        continue
+                    first = first_placeable(group)
+                    if first is not None and not cannot_help(first):
+                        mine += [gang for gang in group if gang.next_to_place() and self._may_preempt(gang)]
+            queue = JobQueue(pool_state, mine, cannot_help)
+            while (gang := queue.pop()) is not None:
+                milli = gang.next_demand.gpu_milli
+                eviction_set = self._find_victims(planner, action, gang)
+                if eviction_set is None:
+                    continue
+                changed = True
+                for task in (*eviction_set.evicted, *eviction_set.migrated):
+                    if task.held:
+                        right = EvictionReason.MIGRATED if task.state is GangTaskState.NOMINATED else reason
+                        self._session.evictions[task] = OrderedEviction(task, right, gang.job)
+                self._session.unprocessed.discard(gang.job)
+                self._session.nominated_jobs.add(gang.job)
+                pool_state.gangs[gang.job] = gang
+                self._session.pool_of[gang.job] = pool
+                queue.started(gang, milli)
+                for leaf in {task.gang.leaf_project for task in eviction_set.evicted}:
+                    queue.update_project(leaf)
+        return changed
+
+    def reprieve_victims(self) -> bool:
+        """Cancel evictions that later evictions made unnecessary; return True if there were any."""
+        spared = False
+        victims = {
+            each.task.gang.job: each
+            for each in self._session.evictions.values()
+            if each.task.state is GangTaskState.RELEASING
+        }
+        for ordered in sorted(victims.values(), key=self._most_lost_first):
+            if self._session.steps_used >= self._session.policy.max_steps_per_cycle:
+                break
+            self._session.steps_used += 1
+            victim, preemptor = ordered.task.gang, self._session.gangs[ordered.for_job]
+            pool_state = self._session.pool_states[self._session.pool_of[preemptor.job]]
+            kept = [task for task in preemptor.tasks if task.state is GangTaskState.NOMINATED]
+            gone = [
+                task
+                for task in victim.tasks
+                if task.state is GangTaskState.RELEASING and task in self._session.evictions
+            ]
+            if not kept or not gone or ordered.reason is EvictionReason.GANG_INCOMPLETE:
+                continue  # the preemptor starts on free GPUs; the victim is evicted for its project's share
+            if self._planners[pool_state.pool.id].future_free_milli() < total_demand(gone).gpu_milli:
+                continue  # everything the victim holds is nominated already
+            statement = Statement(pool_state)
+            for task in kept:
+                statement.evict(task)
+            for task in gone:
+                statement.restore(task)
+            if self._fits_beside_victim(pool_state, statement, preemptor, kept, gone, ordered.reason):
+                for task in gone:
+                    del self._session.evictions[task]
+                self._planners[pool_state.pool.id].invalidate()
+                spared = True
+            else:
+                statement.rollback()
+        return spared
+
+    def _most_lost_first(self, eviction: OrderedEviction) -> tuple[float, JobId]:
+        gang = eviction.task.gang
+        pool_state = self._session.pool_states[self._session.pool_of[eviction.for_job]]
+        return (-self._planners[pool_state.pool.id].lost_gpu_seconds(gang), gang.job)
+
+    def _fits_beside_victim(
+        self,
+        pool_state: PoolState,
+        statement: Statement,
+        preemptor: Gang,
+        nominated: list[GangTask],
+        evicted: list[GangTask],
+        reason: EvictionReason,
+    ) -> bool:
+        """Place ``preemptor`` again while ``evicted`` stay; return False if that is not possible."""
+        victim = evicted[0].gang
+        if pool_state.idle_and_releasing.is_overcommitted(place for task in evicted for place in task.held):
+            return False
+        if reason is EvictionReason.PREEMPTED and not pool_state.is_within_share(
+            victim.leaf_project, total_demand(nominated)
+        ):
+            return False
+        if pool_state.ledger.is_blocked(
+            preemptor.leaf_project,
+            preemptor.user,
+            total_demand(nominated),
+            preemptor.preemptible,
+            assume_released=AssumeReleased.EVICTED,
+        ):
+            return False
+        if not GangPlacer(statement, nominate=True).place(preemptor, nominated):
+            return False
+        levels = {*pool_state.tree.path[victim.leaf_project], *pool_state.tree.path[preemptor.leaf_project]}
+        if pool_state.is_user_over_limit(preemptor) or pool_state.is_user_over_limit(victim):
+            return False
+        return not any(pool_state.ledger.is_over_limit(level) for level in levels)
+
+    def _may_preempt(self, gang: Gang) -> bool:
+        """Return False during the job's preemption delay, or if only a backfill reservation blocks it."""
+        pool_state = self._session.pool_states[gang.feasible_pools[0]]
+        reserving = self._session.backfill_reservations.get(pool_state.pool.id)
+        if reserving and gang.pending_row and reserving.first_blocking(gang):
+            return not pool_state.gang_fits_now(gang)
+        return self._session.snapshot.now_s >= preemption_allowed_from_s(gang, pool_state.policy)
+
+    def _cannot_help(self, planner: PreemptionPlanner, action: str) -> Callable[[Gang], bool]:
+        """Return a predicate: True if eviction cannot help a gang, nor any other gang of its quota class."""
+        reason = EVICTION_REASONS[action]
+        infeasible = planner.infeasible(reason)
+
+        def cannot_help(gang: Gang) -> bool:
+            if gang.quota_class_id in infeasible:
+                return True
+            if not planner.may_evict(gang, reason):
+                if reason is not EvictionReason.RECLAIMED:
+                    planner.mark_infeasible(gang, reason)
+                return True
+            return False
+
+        return cannot_help
+
+    def _find_victims(self, planner: PreemptionPlanner, action: str, gang: Gang) -> EvictionSet | None:
+        """Return the victims of ``action`` for ``gang``, found within the remaining step budget."""
+        before = planner.steps_used
+        budget = before + self._session.policy.max_steps_per_cycle - self._session.steps_used
+        if action == "consolidate":
+            eviction_set = planner.consolidate(gang, budget)
+        elif action == "reclaim":
+            eviction_set = planner.reclaim(gang, budget)
+        else:
+            eviction_set = planner.preempt(gang, budget)
+        self._session.steps_used += planner.steps_used - before
+        return eviction_set
+
+    def evict_stale_gangs(self) -> None:
+        """Evict gangs that have had too few live tasks for too long; they return to the queue."""
+        for pool_state in self._session.pool_states.values():
+            statement = Statement(pool_state)
+            for gang in stale_gangs(pool_state, self._session.snapshot.now_s, self._session.policy):
+                for task in gang.tasks:
+                    if task.state is GangTaskState.RUNNING:
+                        statement.evict(task)
+                        self._session.evictions[task] = OrderedEviction(
+                            task, EvictionReason.GANG_INCOMPLETE, gang.job
+                        )
+
+
+def stale_gangs(pool_state: PoolState, now_s: float, policy: Policy) -> list[Gang]:
+    """Return the gangs to evict whole, ordered by job."""
+    found = []
+    for job in sorted(pool_state.gangs):
+        gang = pool_state.gangs[job]
+        row = gang.running_row
+        if row is None or row.stale_since_s is None or row.stopping:
+            continue
+        if gang.root.is_satisfied:  # the tasks that this plan starts complete it again
+            continue
+        grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
+        if grace_s < 0 or now_s - row.stale_since_s < grace_s:
+            continue
+        if any(task.state is GangTaskState.RUNNING for task in gang.tasks):
+            found.append(gang)
+    return found
 
 
 def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
-from scheduler.core.actions.backfill_reservations import BackfillReservations
-from scheduler.core.actions.preemption import PreemptionPlanner
+from scheduler.core.actions.backfill import BackfillReservations
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
@@ -19,8 +18,8 @@ from scheduler.core.model.validation import check_snapshot
 from scheduler.core.session.admin_reservations import AdminReservations
 from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import Gang, GangTask, add_pending_tasks, build_pending_gang
+from scheduler.core.session.job_queue import effective_submit_s
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
-from scheduler.core.session.queue_age import effective_submit_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,12 @@ class OrderedEviction:
     task: GangTask
     reason: EvictionReason
     for_job: JobId
+
+
+def preemption_allowed_from_s(gang: Gang, policy: Policy) -> float:
+    """Return the earliest time at which ``gang`` may evict others: after its own delay, else the pool's."""
+    own_s = gang.pending_row.preemption_delay_s if gang.pending_row else None
+    return gang.submitted_s + (policy.preemption_delay_s if own_s is None else own_s)
 
 
 class ReadyClasses:
@@ -73,7 +78,6 @@ class SchedulingSession:
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
         cache.finish_running()
-        self.domains = {pool: pool_state.domains for pool, pool_state in self.pool_states.items()}
         self.pending = sorted(snapshot.pending, key=attrgetter("job"))
         self.gangs: dict[JobId, Gang]
         self.pool_of: dict[JobId, PoolId] = {}
@@ -88,10 +92,6 @@ class SchedulingSession:
         self.nominated_jobs: set[JobId] = (
             set()
         )  # nominated by an earlier plan, or placed by evictions of this one
-        self.planners = {
-            pool: PreemptionPlanner(pool_state, self.domains[pool], pool_state.policy, snapshot.now_s)
-            for pool, pool_state in self.pool_states.items()
-        }
         self.backfill_reservations: dict[PoolId, BackfillReservations] = {}
         self.unprocessed: set[JobId] = set()
         self.steps_used = 0

@@ -2,27 +2,29 @@
 
 For gangs of equal tasks the search evicts where the least work is lost, node by node. Where the rules refuse
 that, or some gangs run beyond their minimum, it evicts in fair order.
+
+``VictimRescheduler`` places the preemptor and its victims again in fair order. A gang ahead of the preemptor gets
+its slots back first, so nothing is evicted that would return at once. A task placed on its old node is never
+evicted, one placed on another node migrates, one without a placement is evicted. Each gang is placed once: its
+minimum, or one task beyond it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.actions.node_eviction_costs import NodeEvictionCosts, NodeVictims
-from scheduler.core.actions.victim_rescheduling import VictimRescheduler
-from scheduler.core.actions.victims import VictimCandidates
+from scheduler.core.actions.victims import NodeEvictionCosts, NodeVictims, VictimCandidates
 from scheduler.core.model.plan import EvictionReason
-from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import JobId, ProjectId
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import WHOLE_MILLI, HeldSlots, JobId, ProjectId, TaskShape
 from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
-from scheduler.core.session.gang_placement import GangPlacer
-from scheduler.core.session.job_queue import VictimQueue
+from scheduler.core.session.gang_placement import GangPlacer, Statement
+from scheduler.core.session.job_queue import VictimQueue, gang_sort_key
 from scheduler.core.session.pool import PoolState
-from scheduler.core.session.statement import Statement
-from scheduler.core.session.topology_domains import TopologyDomains
-from scheduler.core.shares.ledger import AssumeReleased
+from scheduler.core.shares.quota_ledger import AssumeReleased
+
+MAX_REFUSALS = 64
+"""Sets of victims refused by the rules after which a search ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,9 @@ class SearchRequest:
 class VictimSearch:
     """Searches one pool; applies the evictions found to the pool state, or leaves it unchanged."""
 
-    def __init__(
-        self, pool_state: PoolState, domains: TopologyDomains, policy: Policy, candidates: VictimCandidates
-    ) -> None:
+    def __init__(self, pool_state: PoolState, candidates: VictimCandidates) -> None:
         self._pool_state = pool_state
-        self._domains = domains
-        self._policy = policy
+        self._policy = pool_state.policy
         self._candidates = candidates
         self._costs: dict[tuple[object, ...], NodeEvictionCosts] = {}
         self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
@@ -100,15 +99,18 @@ class VictimSearch:
         ):
             self._candidates.mark_infeasible(request.gang, request.reason)
             return None
-        if self._policy.by_turns or request.reason is EvictionReason.MIGRATED:
+        if self._reschedules_victims(request.reason):
             return self._search_with_rescheduling(request, wanted, statement)
-        if not (self._policy.by_price and request.gang.homogeneous and not self._candidates.has_surplus):
+        if not request.gang.homogeneous or self._candidates.has_surplus:
             return self._search_in_order(request, wanted, statement)
         eviction_set = self._search_by_cost(request, wanted, statement)
         if eviction_set is not None or self.truncated or not self._rejected_by_rules:
             return eviction_set
         statement.rollback()
         return self._search_with_rescheduling(request, wanted, statement)
+
+    def _reschedules_victims(self, reason: EvictionReason) -> bool:
+        return reason is EvictionReason.MIGRATED or self._policy.semantics.reschedules_victims
 
     def _search_in_order(
         self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
@@ -181,7 +183,7 @@ class VictimSearch:
             del steps[held_back:]
             missing += more
             prices.reject(node)
-            if tried > self._policy.most_tries:
+            if tried > MAX_REFUSALS:
                 break
         return None
 
@@ -211,7 +213,7 @@ class VictimSearch:
     def _search_with_rescheduling(
         self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
     ) -> EvictionSet | None:
-        """Search as KAI-Scheduler does: task by task, with the victims found for earlier tasks.
+        """Search task by task, with the victims found for earlier tasks.
 
         After each step of the victim queue, evict all victims so far on a node of that step.
         """
@@ -225,7 +227,7 @@ class VictimSearch:
         for count in range(1, len(wanted) + 1):
             eviction_set = None
             for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
-                if tried > self._policy.most_tries and not self._policy.by_turns:
+                if tried > MAX_REFUSALS:
                     break
                 if len({task.gang.job for task in victims}) > most:
                     continue
@@ -263,7 +265,7 @@ class VictimSearch:
                 jobs = {
                     task.gang.job for each in steps for task in each if any(p.node == node for p in task.held)
                 }
-                if not self._policy.by_turns and len(jobs) > 1:
+                if len(jobs) > 1:
                     yield [*found, *step]
                 yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
 
@@ -305,22 +307,22 @@ class VictimSearch:
             return None
         mark = statement.checkpoint()
         gone = [task for step in steps for task in step]
-        if self._policy.by_turns or reason is EvictionReason.MIGRATED:
+        if self._reschedules_victims(reason):
             if not VictimRescheduler(
                 pool_state, statement, gang, wanted, gone, self._placer(statement)
             ).place_all():
                 statement.rollback(mark)
                 return None
         else:
-            if not GangPlacer(statement, self._domains, nominate=True).place(gang, wanted):
+            if not GangPlacer(statement, nominate=True).place(gang, wanted):
                 return None
-            self._restore_or_move_victims(gang, steps, statement, reason)
+            self._restore_or_move_victims(gang, steps, statement)
         left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
         if not request.allowed(left):
             statement.rollback(mark)
             return None
         moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
-        if self._policy.settles and not (
+        if self._policy.semantics.migrates_to_idle_slots and not (
             self._is_idle_already(moved) and all(map(_migrates_whole_gang, moved))
         ):
             statement.rollback(mark)
@@ -334,17 +336,17 @@ class VictimSearch:
             if not any(
                 task.state is GangTaskState.PENDING and task in self._allocated_before for task in tasks
             ):
-                return GangPlacer(statement, self._domains, nominate=True).place(gang, tasks)
-            if self._policy.settles and self._allocate_as_if_migrated(gang, tasks, statement):
+                return GangPlacer(statement, nominate=True).place(gang, tasks)
+            if self._allocate_as_if_migrated(gang, tasks, statement):
                 return True
-            return GangPlacer(statement, self._domains, nominate=False).place(gang, tasks)
+            return GangPlacer(statement, nominate=False).place(gang, tasks)
 
         return place
 
     def _allocate_as_if_migrated(self, gang: Gang, tasks: Sequence[GangTask], statement: Statement) -> bool:
         """Start tasks where they would migrate to if they ran; else the next decision would migrate them."""
         mark = statement.checkpoint()
-        if not GangPlacer(statement, self._domains, nominate=True).place(gang, tasks):
+        if not GangPlacer(statement, nominate=True).place(gang, tasks):
             return False
         if not self._is_idle_already(tasks):
             statement.rollback(mark)
@@ -365,7 +367,7 @@ class VictimSearch:
         return fits
 
     def _restore_or_move_victims(
-        self, gang: Gang, steps: Sequence[list[GangTask]], statement: Statement, reason: EvictionReason
+        self, gang: Gang, steps: Sequence[list[GangTask]], statement: Statement
     ) -> None:
         """Walk the victims in reverse: restore those not needed, then migrate those that fit elsewhere."""
         later = self._pool_state.idle_and_releasing
@@ -383,8 +385,6 @@ class VictimSearch:
                     continue
                 statement.rollback(mark)
             broken.add(victim.job)
-        if reason is not EvictionReason.MIGRATED and not self._policy.moves_victims:
-            return
         without_minimum: set[JobId] = set()
         for tasks in reversed(steps):
             victim = tasks[0].gang
@@ -409,9 +409,7 @@ class VictimSearch:
             self.steps_used += 1
             if not (self._pool_state.available if fresh else later).capacity(tasks[0].shape).any():
                 continue
-            elsewhere = GangPlacer(
-                statement, self._domains, nominate=not fresh, idle_only=fresh or self._policy.settles
-            )
+            elsewhere = GangPlacer(statement, nominate=not fresh, idle_only=True)
             if elsewhere.place(victim, tasks):
                 without_minimum.discard(victim.job)
 
@@ -447,3 +445,116 @@ def _migrates_whole_gang(task: GangTask) -> bool:
     """Return True unless the migration would split a gang from tasks that it needs to run."""
     stay = sum(other.state is GangTaskState.RUNNING for other in task.gang.tasks)
     return not stay or (not task.gang.root.children and stay >= task.gang.root.required_members)
+
+
+class VictimRescheduler:
+    """Places one preemptor and the tasks evicted for it again, in an undo log."""
+
+    def __init__(
+        self,
+        pool_state: PoolState,
+        statement: Statement,
+        preemptor: Gang,
+        preemptor_tasks: Sequence[GangTask],
+        evicted: Sequence[GangTask],
+        place: Callable[[Gang, Sequence[GangTask]], bool],
+    ) -> None:
+        """``place`` nominates slots for all tasks of a gang, or for none."""
+        self._pool_state = pool_state
+        self._statement = statement
+        self._preemptor = preemptor
+        self._preemptor_tasks = preemptor_tasks
+        self._evicted = evicted
+        self._left = set(evicted)
+        self._place = place
+
+    def place_all(self) -> bool:
+        """Place every gang that fits; return False if the preemptor does not (then roll back)."""
+        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
+        waiting[self._preemptor.job] = self._preemptor
+        while waiting:
+            gang = self._first(waiting.values())
+            del waiting[gang.job]
+            tasks = self._next_tasks(gang)
+            seated = bool(tasks) and not self._quota_blocked(gang, tasks) and self._place(gang, tasks)
+            if gang is self._preemptor and not seated:
+                return False
+        for task in self._evicted:
+            self._restore_on_same_node(task)
+        return True
+
+    def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
+        """Return the tasks of a gang to place together."""
+        if gang is self._preemptor:
+            return self._preemptor_tasks
+        return gang.root.next_to_place(self._is_reschedulable)
+
+    def _is_reschedulable(self, task: GangTask) -> bool:
+        return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
+
+    def _quota_blocked(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        return self._pool_state.ledger.is_blocked(
+            gang.leaf_project,
+            gang.user,
+            total_demand(tasks),
+            gang.preemptible,
+            assume_released=AssumeReleased.EVICTED,
+        )
+
+    # -- fair order -----------------------------------------------------------------------------------
+
+    def _first(self, gangs: Iterable[Gang]) -> Gang:
+        """Return the next gang in fair order: first of its project, first project at every level."""
+        tree = self._pool_state.tree
+        heads: dict[ProjectId, Gang] = {}
+        below: dict[ProjectId | None, set[ProjectId]] = {}
+        for gang in gangs:
+            best = heads.get(gang.leaf_project)
+            if best is None or (-gang.priority, gang_sort_key(gang)) < (-best.priority, gang_sort_key(best)):
+                heads[gang.leaf_project] = gang
+            for level in tree.path[gang.leaf_project]:
+                below.setdefault(tree.parent[level], set()).add(level)
+        return self._head(None, heads, below)
+
+    def _head(
+        self,
+        parent: ProjectId | None,
+        heads: dict[ProjectId, Gang],
+        below: dict[ProjectId | None, set[ProjectId]],
+    ) -> Gang:
+        found = {}
+        for project in sorted(below[parent]):
+            head = heads[project] if project in heads else self._head(project, heads, below)
+            key = self._pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
+            found[key] = head
+        return found[min(found)]
+
+    # -- tasks that stay ------------------------------------------------------------------------------
+
+    def _restore_on_same_node(self, task: GangTask) -> None:
+        """Restore a task nominated on its own node; whole GPUs are interchangeable, so others swap theirs."""
+        place = task.nominated
+        if task.state is not GangTaskState.NOMINATED or place is None or not task.held:
+            return
+        if any(stood.node != place.node for stood in task.held):
+            return
+        own = {slot for stood in task.held for slot in stood.slots}
+        spare = [slot for slot in place.slots if slot not in own]
+        missing = own.difference(place.slots)
+        if missing and place.milli != WHOLE_MILLI:
+            return
+        for other in (*self._preemptor_tasks, *self._evicted):
+            there = other.nominated
+            if (
+                other is task
+                or other.state is not GangTaskState.NOMINATED
+                or there is None
+                or there.node != place.node
+            ):
+                continue
+            if taken := missing.intersection(there.slots):
+                kept = tuple(slot for slot in there.slots if slot not in taken)
+                given = tuple(spare.pop() for _ in taken)
+                self._statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
+                missing -= taken
+        self._statement.restore(task)

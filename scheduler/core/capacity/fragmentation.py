@@ -16,18 +16,21 @@ sums: FGD's own, and one that grants the j-th emptiest GPU to m only where j tas
 docs/decisions/placement-score.md has measurements.
 
 All sums are of integers (counts of requests x milli), so the score does not depend on the order of rows.
+
+``DemandHistogram`` counts the requests of a pool, from which the typical mix is taken.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import GpuKind, gpu_constraints
-from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, TaskRequest
+from portal.domain.feasibility import GpuKind, gpu_constraints, milli_by_memory
+from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -39,11 +42,65 @@ GROUP_WEIGHT = 3
 """Weight, of ``WEIGHT_TOTAL``, of the sum over tasks that fit at once; the rest is FGD's own sum."""
 MAX_LEVELS = 40
 """Distinct amounts of CPU, memory or milli; with more, amounts are rounded up to the next kept one."""
+DEFAULT_DEMAND = {TaskRequest(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
+"""Prior for pools with few jobs: whole GPUs, one or more on one node."""
 
 
-def gpu_kind(gpu: GpuRow) -> GpuKind:
-    """Return the properties of a GPU that requests distinguish."""
-    return GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
+class DemandHistogram:
+    """Expected demand: the requests of running, pending and held jobs, plus ``DEFAULT_DEMAND``.
+
+    The prior matters in an idle pool and is outnumbered in a busy one.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[PoolId, Counter[TaskRequest]] = {}
+
+    def update(self, added: Iterable[object], removed: Iterable[object] = ()) -> None:
+        """Add the jobs among ``added`` rows and subtract those among ``removed``."""
+        for row in removed:
+            self._add(row, -1)
+        for row in added:
+            self._add(row, +1)
+
+    def in_pool(self, pool: PoolId) -> Counter[TaskRequest]:
+        """Return the number of tasks by request that run or could run in the pool."""
+        return Counter(DEFAULT_DEMAND) + self._counts.get(pool, Counter())
+
+    def _add(self, row: object, sign: int) -> None:
+        pools: Iterable[PoolId]
+        if isinstance(row, RunningRow):
+            pools, asks = (row.pool,), _running_requests(row)
+        elif isinstance(row, PendingRow):
+            pools, asks = dict.fromkeys(row.pools), _pending_requests(row)
+        else:
+            return
+        for pool in pools:
+            counts = self._counts.setdefault(pool, Counter())
+            for ask, tasks in asks:
+                counts[ask] += sign * tasks
+                if not counts[ask]:
+                    del counts[ask]
+
+
+def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
+    return [
+        (
+            TaskRequest(
+                len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
+                task.memory_mib, share_mib=task.share_mib, **gpu_constraints(row)._asdict(),
+            ),
+            1,
+        )
+        for task in row.tasks
+    ]  # fmt: skip
+
+
+def _pending_requests(row: PendingRow) -> list[tuple[TaskRequest, int]]:
+    if row.task_requests:
+        return [(ask, 1) for ask in row.task_requests]
+    return [
+        (row.task_request if row.gpus_per_task else row.task_request._replace(milli=WHOLE_MILLI), row.tasks)
+    ]
 
 
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
@@ -64,14 +121,6 @@ def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
 
 def _sortable(ask: TaskRequest) -> tuple[tuple[bool, object], ...]:
     return tuple((value is not None, value) for value in ask)
-
-
-def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
-    """Return the milli of a GPU that hold ``share_mib`` of its memory, rounded up.
-
-    Return more than 1000, which fits nowhere, if the GPU has less memory.
-    """
-    return -(-share_mib * WHOLE_MILLI // gpu_memory_mib) if gpu_memory_mib > 0 else WHOLE_MILLI + 1
 
 
 class CandidateTask(NamedTuple):

@@ -1,31 +1,172 @@
 """Free capacity of one pool's nodes as numpy arrays, and how many tasks of a shape fit there.
 
-A *shape* (``task_shape.py``) is all that decides where one task fits. ``placement.NodePlacer`` chooses among
+A *shape* (``TaskShape``) is all that decides where one task fits. ``placement.NodePlacer`` chooses among
 the nodes where it fits.
+
+Sharing of GPUs is exclusive: all shares of one GPU belong to one *tenant*, a project as a small integer. A GPU
+without any use belongs to no tenant (0).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from portal.domain.feasibility import UNBOUNDED_TASKS, gpu_constraints, tasks_on_node
-from scheduler.core.capacity.fragmentation import gpu_kind, milli_by_memory
-from scheduler.core.capacity.gpu_sharing import GpuTenants
-from scheduler.core.model.plan import TaskPlacement
+from portal.domain.feasibility import (
+    UNBOUNDED_TASKS,
+    GpuConstraints,
+    gpu_constraints,
+    milli_by_memory,
+    tasks_on_node,
+)
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
-    GpuShare,
+    HeldSlots,
     NodeId,
     NodeRow,
     ProjectId,
     RunningRow,
     RunningTask,
+    TaskShape,
 )
-from scheduler.core.model.task_shape import Bools, HeldSlots, Ints, SlotBatch, TaskShape
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MIXED_TENANTS = -1
+"""Shares of several projects are on the GPU: no further share may be placed until all are gone."""
+
+
+class GpuTenants:
+    """The tenants of a pool's GPUs, by node and slot as ``NodeCapacity.free_milli``."""
+
+    def __init__(self, like: Ints) -> None:
+        """``like`` is an array of shape (nodes, slots)."""
+        self.is_exclusive = False
+        """True if all shares of a GPU must belong to one project."""
+        self.by_slot: Ints = np.zeros_like(like)
+        self._numbers: dict[ProjectId, int] = {}
+
+    def copy(self) -> GpuTenants:
+        """Return an independent copy; the numbering stays shared."""
+        other = copy(self)
+        other.by_slot = self.by_slot.copy()
+        return other
+
+    def id_of(self, project: ProjectId | None) -> int:
+        """Return the tenant number of a project; 0 for None."""
+        return 0 if project is None else self._numbers.setdefault(project, len(self._numbers) + 1)
+
+    def load_running(
+        self, running: Iterable[RunningRow] | None, slot_of: Mapping[str, tuple[int, int]]
+    ) -> list[int]:
+        """Load the tenants of running shares and return the nodes that changed.
+
+        ``running`` None disables exclusive sharing. ``slot_of`` maps a GPU's UUID to its node and slot.
+        """
+        self.is_exclusive = running is not None
+        before, self.by_slot = self.by_slot, np.zeros_like(self.by_slot)
+        for row in running or ():
+            for task in row.tasks:
+                for gpu in task.gpus:
+                    if gpu.milli < WHOLE_MILLI and gpu.uuid in slot_of:
+                        place, mine = slot_of[gpu.uuid], self.id_of(row.project)
+                        self.by_slot[place] = mine if self.by_slot[place] in (0, mine) else MIXED_TENANTS
+        changed: list[int] = np.flatnonzero((before != self.by_slot).any(axis=1)).tolist()
+        return changed
+
+    def allowed_slots(self, project: ProjectId, rows: Ints | int, free: Ints) -> Bools:
+        """Return the GPUs of these nodes without shares of other projects; ``free`` is their free milli."""
+        mine: Bools = self.by_slot[rows] == self.id_of(project)
+        return np.asarray(mine | (free == WHOLE_MILLI))
+
+    def merge_node(self, node: int, one: tuple[GpuTenants, Ints], other: tuple[GpuTenants, Ints]) -> None:
+        """Combine the tenants of a node from two states, each given as tenants and free milli of the node."""
+        if not self.is_exclusive:
+            return
+        ours, theirs = (
+            np.where(free < WHOLE_MILLI, tenants.by_slot[node], 0) for tenants, free in (one, other)
+        )
+        same = (ours == theirs) | (ours == 0) | (theirs == 0)
+        self.by_slot[node] = np.where(same, np.where(ours == 0, theirs, ours), MIXED_TENANTS)
+
+
+class SharedGpuCapacity:
+    """How many tasks with a share of one GPU fit on all nodes together, for every tenant at once.
+
+    Each node is limited by its CPU and memory. So it has one count for tenants without shares there, and an
+    addition for each tenant with free capacity on its own GPUs. Tenants are many, but such GPUs are few.
+    """
+
+    def __init__(self, nodes: int, log_position: int) -> None:
+        self.log_position = log_position
+        """Position in the placer's change log up to which this is valid."""
+        self._other_tenants: Ints = np.zeros(nodes, dtype=np.int64)
+        self._other_tenants_total = 0
+        self._extra_by_tenant: dict[int, int] = {}  # by tenant
+        self._extra_by_node: dict[int, list[tuple[int, int]]] = {}  # by node: tenants and additional tasks
+
+    def fit_count(self, tenant: int) -> int:
+        """Return the number of tasks of this tenant that fit."""
+        return self._other_tenants_total + self._extra_by_tenant.get(tenant, 0)
+
+    def update(self, rows: Ints, fits: Ints, alone: Bools, tenants: Ints, bound: Ints) -> None:
+        """Recount some nodes.
+
+        Args:
+            rows: the nodes.
+            fits: tasks that each GPU holds by its free milli; (nodes, slots).
+            alone: GPUs without any use; (nodes, slots).
+            tenants: as in ``GpuTenants``; (nodes, slots).
+            bound: tasks that each node holds by everything but GPUs; (nodes,).
+        """
+        free = np.where(alone, fits, 0).sum(axis=1)
+        orphans = np.minimum(free, bound)
+        self._other_tenants_total += int(orphans.sum()) - int(self._other_tenants[rows].sum())
+        self._other_tenants[rows] = orphans
+        for node in rows.tolist() if self._extra_by_node else ():
+            for tenant, more in self._extra_by_node.pop(node, ()):
+                self._extra_by_tenant[tenant] -= more
+        at, slot = np.nonzero((tenants > 0) & ~alone & (fits != 0))
+        own: dict[tuple[int, int], int] = {}
+        for key, count in zip(
+            zip(at.tolist(), tenants[at, slot].tolist(), strict=True), fits[at, slot].tolist(), strict=True
+        ):
+            own[key] = own.get(key, 0) + count
+        for (i, tenant), count in own.items():
+            more = min(int(free[i]) + count, int(bound[i])) - int(orphans[i])
+            if more:
+                self._extra_by_node.setdefault(int(rows[i]), []).append((tenant, more))
+                self._extra_by_tenant[tenant] = self._extra_by_tenant.get(tenant, 0) + more
+
+
+class SlotBatch:
+    """The slots of many owners as arrays, one owner after the other.
+
+    ``held_counts[n]`` and ``gpu_counts[n]`` are the numbers of entries and of GPUs of the first ``n`` owners.
+    """
+
+    def __init__(self, owners: Sequence[Sequence[HeldSlots]]) -> None:
+        held = [one for mine in owners for one in mine]
+        slots = [len(one.slots) for one in held]
+        self.held_counts = [0, *accumulate(map(len, owners))]
+        until = [0, *accumulate(slots)]
+        self.gpu_counts = [until[places] for places in self.held_counts]
+        self.node = _ints([one.node for one in held])
+        self.cpu_milli = _ints([one.cpu_milli for one in held])
+        self.memory_mib = _ints([one.memory_mib for one in held])
+        self.gpu_node = np.repeat(self.node, slots)
+        self.gpu_slot = _ints([slot for one in held for slot in one.slots])
+        self.gpu_milli = np.repeat(_ints([one.milli for one in held]), slots)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64, count=len(values))
 
 
 class NodeCapacity:
@@ -54,7 +195,7 @@ class NodeCapacity:
                 self._slot_of[gpu.uuid] = (i, slot)
                 if empty or gpu.healthy:
                     self.free_milli[i, slot] = WHOLE_MILLI - (0 if empty else gpu.used_milli)
-        self._masks: dict[tuple[str | None, int | None, str | None, float | None], Bools] = {}
+        self._masks: dict[GpuConstraints, Bools] = {}
         self._milli_by_memory: dict[int, Ints] = {}
         self._eligible_nodes: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
         self._changed: list[int] = []  # change log: node indexes in order of changes, with repetitions
@@ -97,7 +238,7 @@ class NodeCapacity:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
                 for slot, gpu in enumerate(gpus):
-                    mask[i, slot] = constraints.accepts(gpu_kind(gpu))
+                    mask[i, slot] = constraints.accepts(gpu.kind)
             self._masks[constraints] = mask
         return self._masks[constraints]
 
@@ -291,14 +432,6 @@ class NodeCapacity:
         milli = task.gpus[0].milli if task.gpus else WHOLE_MILLI
         taken = tuple(slot[1] for slot in slots if slot)
         return HeldSlots(node, taken, milli, task.cpu_milli, task.memory_mib, self._tenants.id_of(tenant))
-
-    def to_task_placement(self, rank: int, held: HeldSlots) -> TaskPlacement:
-        """Convert slots to a placement of the plan."""
-        return TaskPlacement(
-            rank,
-            self.nodes[held.node].id,
-            tuple(GpuShare(self.gpus[held.node][slot].uuid, held.milli) for slot in held.slots),
-        )
 
     # -- numbers for messages -------------------------------------------------------------------------------
 

@@ -17,12 +17,10 @@ from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     CandidateTask,
     Fragmentation,
-    gpu_kind,
     typical_mix,
 )
-from scheduler.core.capacity.gpu_sharing import SharedGpuCapacity
-from scheduler.core.capacity.node_capacity import NodeCapacity
-from scheduler.core.capacity.throughput_tie_break import (
+from scheduler.core.capacity.node_capacity import Bools, Ints, NodeCapacity, SharedGpuCapacity
+from scheduler.core.capacity.throughput import (
     UNKNOWN_LAYOUT,
     LayoutTable,
     NodeLayout,
@@ -32,11 +30,12 @@ from scheduler.core.capacity.throughput_tie_break import (
 from scheduler.core.capacity.topology import NO_DOMAIN, default_topology, pick_slots_by_island
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
+    HeldSlots,
     NodeRow,
     TaskRequest,
+    TaskShape,
     TopologyRow,
 )
-from scheduler.core.model.task_shape import Bools, HeldSlots, Ints, TaskShape
 
 _Number = TypeVar("_Number", int, Ints)
 
@@ -119,7 +118,7 @@ class NodePlacer(NodeCapacity):
 
     def _measure_fragmentation(self, demand: Mapping[TaskRequest, int], group_weight: int) -> None:
         """Prepare scoring by fragmentation. A node with several kinds of GPU counts as its first one."""
-        first = [gpu_kind(gpus[0]) if gpus else GpuKind("", 0) for gpus in self.gpus]
+        first = [gpus[0].kind if gpus else GpuKind("", 0) for gpus in self.gpus]
         kinds = sorted(set(first))
         self._gpu_kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
         self._typical_mix = typical_mix(demand)

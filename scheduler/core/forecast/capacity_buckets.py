@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId, NodeRow, RunningRow, RunningTask
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId, NodeRow, RunningRow, RunningTask, TaskShape
 
 BucketSlots = tuple[int, int, tuple[int, ...]]
 """A bucket with a number of whole GPUs; or with milli, and the numbers of the shared GPUs."""

@@ -68,9 +68,9 @@ class DurationHistory:
             if level.empty:
                 del self._levels[key]
 
-    def expected_s(self, kind: DurationKey, time_limit_s: float | None = None) -> float | None:
-        """Return the median duration of such jobs, capped by the limit; None if unknown."""
-        return self.remaining_s(kind, 0.0, time_limit_s)
+    def expected_s(self, kind: DurationKey) -> float | None:
+        """Return the median duration of such jobs; None if unknown."""
+        return self.remaining_s(kind, 0.0)
 
     def remaining_s(
         self, kind: DurationKey, ran_s: float, time_limit_s: float | None = None, quantile: float = 0.5

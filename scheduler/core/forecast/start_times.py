@@ -7,6 +7,9 @@ reservations. The runs give a median, and the errors of past medians an interval
 
 Everything is deterministic: draws are the fractional parts of ``job * golden ratio + run``, not random
 numbers.
+
+``estimate_delay_impact`` simulates twice, with a running job ending at either of two times and all other draws
+equal, so that the difference is due to the job. Future submissions are not considered.
 """
 
 from __future__ import annotations
@@ -14,12 +17,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from scheduler.core.forecast.capacity_buckets import BucketBuilder
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
-from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS, simulate_queue
-from scheduler.core.forecast.simulation_input import Closure, JobClass, JobOwner, RunningJob, SimulationInput
+from scheduler.core.forecast.queue_simulation import (
+    SIMULATION_RUNS,
+    Closure,
+    JobClass,
+    JobOwner,
+    RunningJob,
+    SimulationInput,
+    simulate_queue,
+)
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import Plan, Verdict
 from scheduler.core.model.policy import Policy
@@ -33,13 +44,13 @@ from scheduler.core.model.snapshot import (
     ReservationRow,
     RunningRow,
     Snapshot,
+    TaskShape,
     UserId,
 )
-from scheduler.core.model.task_shape import TaskShape
 from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.session.gang import build_task_shape
-from scheduler.core.session.queue_age import effective_submit_s
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.session.job_queue import effective_submit_s
+from scheduler.core.shares.quota_ledger import PoolLedger
 
 GOLDEN = 0.618_033_988_749_895
 DEFAULT_DURATION_S = 600.0
@@ -55,9 +66,9 @@ GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
 """Shapes of a gang's tasks with their counts, and the total demand."""
 
 
-def draw_quantiles(number: int, runs: int = SIMULATION_RUNS) -> list[float]:
+def draw_quantiles(number: int) -> list[float]:
     """Return the duration quantile of a job in each run, evenly spread over runs and jobs."""
-    return [(number * GOLDEN + (play + 0.5) / runs) % 1.0 for play in range(runs)]
+    return [(number * GOLDEN + (run + 0.5) / SIMULATION_RUNS) % 1.0 for run in range(SIMULATION_RUNS)]
 
 
 def queue_pool_of(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
@@ -245,3 +256,84 @@ def _upcoming_reservations(snapshot: Snapshot, nodes: Set[NodeId]) -> list[Reser
     """Return the current and later reservations of these nodes."""
     rows = (row for row in snapshot.reservations if row.end_s > snapshot.now_s)
     return sorted((row for row in rows if not nodes.isdisjoint(row.nodes)), key=lambda row: row.id)
+
+
+MIN_DELAY_S = 60.0
+"""Smaller delays are ignored."""
+MAX_DELAYED_JOBS = 1_000
+"""Pending jobs considered, in queue order; bounded because a user waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDelay:
+    """The delay of one pending job; infinite ``delay_s`` means that its start becomes unknown."""
+
+    job: JobId
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DelayImpact:
+    """The delayed jobs, longest delay first, and the names of delayed reservations.
+
+    ``is_complete`` is False if more jobs are pending than were considered.
+    """
+
+    jobs: tuple[JobDelay, ...]
+    reservations: tuple[str, ...]
+    is_complete: bool = True
+
+
+def estimate_delay_impact(
+    snapshot: Snapshot,
+    plan: Plan,
+    policy: Policy,
+    job: JobId,
+    end_s: float,
+    extended_end_s: float,
+    durations: DurationHistory,
+    template_of: Mapping[JobId, str | None] = MappingProxyType({}),
+) -> DelayImpact:
+    """Return what is delayed if a running job may run until ``extended_end_s`` instead of ``end_s``.
+
+    Raises:
+        ValueError: the job is not running, or the extended end is not later.
+    """
+    row = next((row for row in snapshot.running if row.job == job), None)
+    if row is None or extended_end_s <= end_s:
+        raise ValueError("the job is not running, or the extended end is not later")
+    before, after = (
+        QueueForecast(
+            snapshot, plan, row.pool, durations, policy, template_of=template_of, known_ends_s={job: at_s}
+        )
+        for at_s in (end_s, extended_end_s)
+    )
+    starts_s = before.median_starts_s(before.queue[:MAX_DELAYED_JOBS])
+    then_s = after.median_starts_s(starts_s)
+    late = [
+        JobDelay(one, by_s)
+        for one, start_s in starts_s.items()
+        if start_s < math.inf and (by_s := then_s.get(one, math.inf) - start_s) >= MIN_DELAY_S
+    ]
+    late.sort(key=lambda each: (-each.delay_s, each.job))
+    whole = len(before.queue) <= MAX_DELAYED_JOBS
+    return DelayImpact(tuple(late), _delayed_reservations(snapshot, row, end_s, extended_end_s), whole)
+
+
+def _delayed_reservations(
+    snapshot: Snapshot, row: RunningRow, end_s: float, extended_end_s: float
+) -> tuple[str, ...]:
+    """Return the reservations for others on the job's nodes that the added time overlaps."""
+    tree = ProjectTree(snapshot.projects)
+    line = set(tree.path[tree.leaf_of[row.project]])
+    nodes = {task.node for task in row.tasks}
+    return tuple(
+        sorted(
+            each.name
+            for each in snapshot.reservations
+            if not nodes.isdisjoint(each.nodes)
+            and line.isdisjoint(each.projects)
+            and each.start_s < extended_end_s
+            and each.end_s > end_s
+        )
+    )

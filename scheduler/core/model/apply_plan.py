@@ -58,7 +58,7 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 **gpu_constraints(row)._asdict(),
             )
         )
-    nodes = _update_usage(snapshot.nodes, [*started, *joined], +1)
+    nodes = _add_usage(snapshot.nodes, [*started, *joined])
     return replace(snapshot, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
 
 
@@ -116,29 +116,19 @@ def _nominated_tasks(start: JobPlacement, row: RunningRow) -> tuple[RunningTask,
     )
 
 
-def release_stopping_jobs(snapshot: Snapshot) -> Snapshot:
-    """Return ``snapshot`` after every stopping job has released its resources and ended."""
-    gone = [row for row in snapshot.running if row.stopping]
-    return replace(
-        snapshot,
-        nodes=_update_usage(snapshot.nodes, gone, -1),
-        running=tuple(row for row in snapshot.running if not row.stopping),
-    )
-
-
-def _update_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int) -> tuple[NodeRow, ...]:
-    """Return the nodes with what ``rows`` hold added (+1) or subtracted (-1)."""
+def _add_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow]) -> tuple[NodeRow, ...]:
+    """Return the nodes with what ``rows`` hold added."""
     milli: Counter[str] = Counter()
     cpu: Counter[str] = Counter()
     memory: Counter[str] = Counter()
     whole: dict[str, bool] = {}
     for row in rows:
         for task in row.tasks:
-            cpu[task.node] += sign * task.cpu_milli
-            memory[task.node] += sign * task.memory_mib
+            cpu[task.node] += task.cpu_milli
+            memory[task.node] += task.memory_mib
             for gpu in task.gpus:
-                milli[gpu.uuid] += sign * gpu.milli
-                whole[gpu.uuid] = sign > 0 and gpu.milli == WHOLE_MILLI
+                milli[gpu.uuid] += gpu.milli
+                whole[gpu.uuid] = gpu.milli == WHOLE_MILLI
     return tuple(
         replace(
             node,

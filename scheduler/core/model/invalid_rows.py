@@ -1,14 +1,14 @@
-"""Isolate the invalid rows of a snapshot, so that everything else can be decided."""
+"""Isolate the invalid rows of a snapshot, so that everything else can be decided, and describe their faults."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from portal.domain.reasons import VerdictCode
-from scheduler.core.model.fault_messages import message_for_job, names_of
 from scheduler.core.model.plan import Verdict
 from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX
 from scheduler.core.model.snapshot import (
@@ -31,6 +31,69 @@ from scheduler.core.model.validation import (
     find_faults,
     usage_row_id,
 )
+
+Names = Mapping[tuple[str, str], str]
+"""The name of each row of a snapshot, by kind and id."""
+
+
+def names_of(snapshot: Snapshot) -> Names:
+    names: dict[tuple[str, str], str] = {}
+    for row in snapshot.pools:
+        names["pool", row.id] = row.name
+    for node in snapshot.nodes:
+        names["node", node.id] = node.name
+    for project in snapshot.projects:
+        names["project", project.id] = project.name
+    for reservation in snapshot.reservations:
+        names["reservation", reservation.id] = reservation.name
+    names |= {("job", row.job): row.name for row in snapshot.running}
+    names |= {("job", row.job): row.name for row in snapshot.pending}
+    return names
+
+
+def message_for_admins(fault: Fault, names: Names) -> str:
+    """Return a message that names the row and its invalid value."""
+    if fault.kind is RowKind.ENVIRONMENT:
+        return f"The environment {fault.message}."
+    return f"{_named(fault, names)} has an invalid value: {_what(fault)}."
+
+
+def message_for_job(fault: Fault, names: Names) -> str:
+    """Return why a job that was left out because of ``fault`` is pending, and who can correct it."""
+    if fault.kind in (RowKind.RUNNING, RowKind.PENDING):
+        return (
+            f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it, or you can "
+            "cancel the job and submit it again."
+        )
+    return f"{message_for_admins(fault, names)} This job waits until an administrator corrects it."
+
+
+def _name(fault: Fault, names: Names) -> str:
+    match fault.kind:
+        case RowKind.QUOTA | RowKind.USAGE:
+            project, pool, *_ = fault.row.split(",")
+            return f"{names.get(('project', project), project)} in {names.get(('pool', pool), pool)}"
+        case RowKind.RUNNING | RowKind.PENDING:
+            return names.get(("job", fault.row)) or fault.row
+    return names.get((fault.kind.value, fault.row)) or fault.row
+
+
+def _named(fault: Fault, names: Names) -> str:
+    name = _name(fault, names)
+    match fault.kind:
+        case RowKind.QUOTA:
+            return f"The quota of {name}"
+        case RowKind.USAGE:
+            return f"The recorded use of {name}"
+        case RowKind.RUNNING | RowKind.PENDING:
+            return f"The job {name} ({fault.row})"
+    return f"The {fault.kind.value} {name}"
+
+
+def _what(fault: Fault) -> str:
+    where = fault.field.rpartition("].")[2] if "]." in fault.field else ""
+    return f"{where} {fault.message}".strip().rstrip(".")
+
 
 MAX_PASSES = 8
 """Isolating a row can invalidate rows that refer to it; more than four passes have not been seen."""
@@ -321,7 +384,7 @@ def _closed(node: NodeRow) -> NodeRow:
                 used_milli=WHOLE_MILLI,
                 exclusive=True,
                 healthy=False,
-                memory_mib=max(0, gpu.memory_mib),
+                memory_mib=max(0, gpu.memory_mib) if math.isfinite(gpu.memory_mib) else 0,
                 compute_capability=None,
             )
             for gpu in node.gpus

@@ -22,6 +22,17 @@ class PolicyError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulingSemantics:
+    """Rules that no setting changes. A replay of another scheduler substitutes its own."""
+
+    actions: tuple[str, ...] = ACTIONS
+    reschedules_victims: bool = False  # not only migrations place victims again in fair order
+    migrates_to_idle_slots: bool = True  # no job migrates only to wait, and no gang is split
+    over_share_in_any: bool = True  # over its share in a resource that the job requests; else only if in all
+    nominates_idle_nodes_first: bool = False  # nominations fill nodes where tasks fit now before others
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Settings of one decision; units, ranges and defaults are those of ``portal.domain.policy_settings``."""
 
@@ -48,19 +59,7 @@ class Policy:
     gpu_sharing_requires_mps: str = CHOICE_SETTINGS[
         "gpu_sharing_requires_mps"
     ].default  # decides which nodes snapshots mark as ineligible
-    fill_back: bool = True  # reprieve each victim that turns out not to be needed
-    actions: tuple[str, ...] = ACTIONS
-    settles: bool = True  # allocate again after evictions, as long as they place jobs
-    by_price: bool = True  # evict where the least work is lost, node by node
-    most_tries: int = 64  # candidate sets refused by the rules after which a search ends
-    by_turns: bool = False  # place victims and preemptor again in fair order after the eviction
-    moves_victims: bool = True  # migrate a victim to another placement where there is one
-    leaving_counts: bool = True  # releasing resources count against limits
-    bounded_preemption: bool = True  # preemption takes no project further beyond its fair share
-    users_in_fair_order: bool = True  # within a project and priority, least past usage goes first
-    involved_only: bool = True  # a project is over its share only in resources that are requested
-    every_level: bool = True  # guarantees protect work at every level of its project's path
-    whole_remainder: bool = False  # the last of a division is given in whole units, even beyond the demand
+    semantics: SchedulingSemantics = SchedulingSemantics()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -73,9 +72,7 @@ class Policy:
                     f"{value} is outside {setting.minimum:g} to {setting.maximum:g} {setting.unit}",
                 )
             if (choice := CHOICE_SETTINGS.get(field.name)) and value not in choice.options:
-                raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
-        if unknown := set(self.actions) - set(ACTIONS):
-            raise PolicyError("actions", f"{sorted(unknown)[0]!r} is none of {', '.join(ACTIONS)}")
+                raise PolicyError(field.name, f"{value!r} is not one of {', '.join(choice.options)}")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Policy:
@@ -97,35 +94,3 @@ class Policy:
         """Return this policy with the overrides of one pool."""
         turned: dict[str, Any] = dict(settings)
         return replace(self, **turned) if turned else self
-
-    @classmethod
-    def kai(cls) -> Policy:
-        """Return the policy that reproduces KAI-Scheduler.
-
-        No past usage, no fair order among users, no reprieve of victims; the youngest job is evicted first.
-        """
-        return cls(
-            usage_weight=0.0,
-            start_charge_s=0.0,
-            fill_back=False,
-            backfill_reserve_after_s=NUMBER_SETTINGS["backfill_reserve_after_s"].maximum,
-            victim_order="youngest",
-            bounded_preemption=False,
-            settles=False,
-            by_price=False,
-            by_turns=True,
-            moves_victims=True,
-            leaving_counts=False,
-            max_victims=int(NUMBER_SETTINGS["max_victims"].maximum),
-            max_migrations=int(NUMBER_SETTINGS["max_migrations"].maximum),
-            max_migration_loss_gpu_s=NUMBER_SETTINGS["max_migration_loss_gpu_s"].maximum,
-            users_in_fair_order=False,
-            involved_only=False,
-            every_level=False,
-            whole_remainder=True,
-            placement="pack",
-            use_predictions="no",
-            gpu_sharing_scope="any",
-            predicted_duration_weight=0.0,
-            near_end_protection_s=0.0,
-        )

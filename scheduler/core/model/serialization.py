@@ -24,9 +24,9 @@ def snapshot_from_json(text: str) -> Snapshot:
     try:
         outer = json.loads(text)
     except ValueError as error:
-        raise SnapshotError("(text)", f"is no JSON: {error}") from error
+        raise SnapshotError("(text)", f"is not valid JSON: {error}") from error
     if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-        raise SnapshotError("format", f"this engine reads format {FORMAT}")
+        raise SnapshotError("format", f"is not {FORMAT}, the only supported version")
     return cast(Snapshot, _read(Snapshot, outer.get("snapshot"), "snapshot"))
 
 
@@ -73,17 +73,17 @@ def _read(kind: Any, value: Any, at: str) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise SnapshotError(at, f"{value!r} is no {kind.__name__}")
+        raise SnapshotError(at, f"{value!r} is not of type {kind.__name__}")
     return value
 
 
 def _read_tuple(kinds: tuple[Any, ...], value: Any, at: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise SnapshotError(at, f"{value!r} is no list")
+        raise SnapshotError(at, f"{value!r} is not a list")
     if len(kinds) == 2 and kinds[1] is ...:
         return tuple(_read(kinds[0], item, f"{at}[{i}]") for i, item in enumerate(value))
     if len(kinds) != len(value):
-        raise SnapshotError(at, f"{len(value)} values where {len(kinds)} belong")
+        raise SnapshotError(at, f"has {len(value)} values instead of {len(kinds)}")
     return tuple(
         _read(kind, item, f"{at}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
     )
@@ -91,11 +91,11 @@ def _read_tuple(kinds: tuple[Any, ...], value: Any, at: str) -> tuple[Any, ...]:
 
 def _read_row(kind: Any, value: Any, at: str) -> Any:
     if not isinstance(value, dict):
-        raise SnapshotError(at, f"{value!r} is no object")
+        raise SnapshotError(at, f"{value!r} is not an object")
     hints = get_type_hints(kind)
     for name in value:
         if name not in hints:
-            raise SnapshotError(f"{at}.{name}", "is no field of this format")
+            raise SnapshotError(f"{at}.{name}", "is not a field of this format")
     for field in fields(kind):
         if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise SnapshotError(f"{at}.{field.name}", "is missing")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
 from portal.domain.feasibility import WHOLE_MILLI as WHOLE_MILLI
-from portal.domain.feasibility import gpu_constraints
+from portal.domain.feasibility import GpuKind, gpu_constraints
 from portal.domain.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
@@ -111,6 +111,11 @@ class GpuRow:
     mig_profile: str | None = None  # of a slice, such as 1g.10gb; None is a whole GPU
     compute_capability: float | None = None  # such as 9.0; None is unknown
 
+    @property
+    def kind(self) -> GpuKind:
+        """The properties that requests distinguish."""
+        return GpuKind(self.model, self.memory_mib, self.mig_profile or "", self.compute_capability or 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
@@ -181,7 +186,7 @@ class UsageRow:
     """Decayed GPU-seconds (whole GPUs x seconds) of one user in one project and pool.
 
     A project's own usage is the sum over its rows; ``user`` None is usage without a user.
-    ``scheduler.core.shares.usage.decayed_gpu_seconds`` computes it from allocation intervals.
+    Each second counts ``0.5 ** (age / usage_half_life_s)`` (``portal/selectors/scheduling/decayed_usage.py``).
     """
 
     project: ProjectId
@@ -370,3 +375,60 @@ class Snapshot:
     pending: tuple[PendingRow, ...] = ()
     topologies: tuple[TopologyRow, ...] = ()
     reservations: tuple[ReservationRow, ...] = ()
+
+
+class TaskShape(NamedTuple):
+    """What one task requests of a node.
+
+    With ``share_mib`` it requests that much memory of each GPU instead of ``milli``; the milli then depend on
+    the node, and ``milli`` is unused.
+    """
+
+    gpus: int
+    milli: int
+    gpu_model: str | None
+    min_gpu_memory_mib: int | None
+    cpu_milli: int
+    memory_mib: int
+    avoid_nodes: tuple[NodeId, ...]
+    node_affinity: NodeId | None
+    share_mib: int | None = None
+    mig_profile: str | None = None
+    min_compute_capability: float | None = None
+    tenant: ProjectId | None = None  # the project of a share; only its shares may use the same GPU
+
+    @classmethod
+    def from_job(cls, job: PendingRow) -> TaskShape:
+        """Return the shape of a job's tasks; equal requests give equal shapes."""
+        return cls(
+            job.gpus_per_task,
+            job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
+            cpu_milli=job.cpu_milli,
+            memory_mib=job.memory_mib,
+            avoid_nodes=tuple(sorted(job.avoid_nodes)),
+            node_affinity=job.node_affinity,
+            share_mib=job.share_mib if job.gpus_per_task else None,
+            tenant=job.project if job.gpus_per_task and job.task_request.is_fractional else None,
+            **gpu_constraints(job)._asdict(),
+        )
+
+    @property
+    def uses_whole_gpus(self) -> bool:
+        """True if each GPU is requested whole."""
+        return self.milli == WHOLE_MILLI and self.share_mib is None
+
+    @property
+    def has_gpu_constraints(self) -> bool:
+        """True if only some kinds of GPU match."""
+        return any(each is not None for each in gpu_constraints(self))
+
+
+class HeldSlots(NamedTuple):
+    """What one task holds: a node by index, GPU slots on it, milli of each, CPU and memory."""
+
+    node: int
+    slots: tuple[int, ...]
+    milli: int
+    cpu_milli: int
+    memory_mib: int
+    tenant: int = 0  # tenant number of its shares; 0 is none

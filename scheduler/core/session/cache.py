@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.core.capacity.demand_histogram import DemandHistogram
+from scheduler.core.capacity.fragmentation import DemandHistogram
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.plan import AlternativeKind
 from scheduler.core.model.snapshot import NodeId, NodeRow, PendingRow, PoolId, RunningRow, Snapshot

@@ -2,7 +2,7 @@
 
 A *gang* is a job with its tasks. Tasks belong to leaf *groups*; a group is satisfied when at least
 ``min_members`` of its tasks, or of its child groups, are active. A job without groups is one leaf group. Only
-``statement.py`` changes states.
+``Statement`` (``gang_placement.py``) changes states.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
     GroupRow,
+    HeldSlots,
     JobId,
     NodeId,
     PendingRow,
@@ -24,10 +25,10 @@ from scheduler.core.model.snapshot import (
     ProjectId,
     RunningRow,
     TaskRequest,
+    TaskShape,
     TopologyConstraint,
     UserId,
 )
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
 
 
 class GangTaskState(IntEnum):

@@ -1,29 +1,117 @@
-"""Place the tasks of a gang, all or none: group by group, domain by domain, shape by shape."""
+"""Place the tasks of a gang, all or none: group by group, domain by domain, shape by shape.
+
+Every action of a decision is tentative: tasks are placed and evicted in a ``Statement``, an undo log, and rolled
+back if the action fails. Nothing else changes the state of a task.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from scheduler.core.capacity.node_capacity import Bools
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.task_shape import Bools, HeldSlots, TaskShape
-from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, TaskGroup
-from scheduler.core.session.statement import Statement
-from scheduler.core.session.topology_domains import TopologyDomains
+from scheduler.core.model.snapshot import HeldSlots, TaskShape
+from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, GangTaskState, TaskGroup
+from scheduler.core.session.pool import PoolState
+
+
+class _LogEntry(NamedTuple):
+    task: GangTask
+    state: GangTaskState
+    nominated: HeldSlots | None
+    held: tuple[HeldSlots, ...]
+
+
+class Statement:
+    """The log of changes since it was created, newest last."""
+
+    def __init__(self, pool_state: PoolState) -> None:
+        self.pool_state = pool_state
+        self._log: list[_LogEntry] = []
+
+    def checkpoint(self) -> int:
+        """Return a position to roll back to."""
+        return len(self._log)
+
+    def rollback(self, checkpoint: int = 0) -> None:
+        """Undo all changes since ``checkpoint``."""
+        while len(self._log) > checkpoint:
+            done = self._log.pop()
+            self._move(done.task, done.state, done.held, done.nominated)
+
+    def allocate(self, task: GangTask, slots: HeldSlots) -> None:
+        """Start ``task`` on slots that are free now and stay free."""
+        self._do(task, GangTaskState.ALLOCATED, (slots,), None)
+
+    def nominate(self, task: GangTask, slots: HeldSlots) -> None:
+        """Reserve slots of ``idle_and_releasing`` for ``task``; a running task migrates there."""
+        self._do(task, GangTaskState.NOMINATED, task.held, slots)
+
+    def evict(self, task: GangTask) -> None:
+        """Release the slots of ``task``; one allocated or nominated by this plan is pending again."""
+        if task.state is GangTaskState.ALLOCATED or not task.held:
+            self._do(task, GangTaskState.PENDING, (), None)
+        else:
+            self._do(task, GangTaskState.RELEASING, task.held, None)
+
+    def restore(self, task: GangTask) -> None:
+        """Cancel the eviction or migration of a running task."""
+        self._do(task, GangTaskState.RUNNING, task.held, None)
+
+    def _do(
+        self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None
+    ) -> None:
+        self._log.append(_LogEntry(task, task.state, task.nominated, task.held))
+        self._move(task, state, held, nominated)
+
+    def _move(
+        self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None
+    ) -> None:
+        """Change the state of a task, with the placers and the ledger."""
+        pool_state = self.pool_state
+        self._count(task, -1)
+        task.state, task.held, task.nominated = state, held, nominated
+        self._count(task, +1)
+        task.gang.mark_changed()
+        pool_state.version += 1
+
+    def _count(self, task: GangTask, sign: int) -> None:
+        """Add (+1) or subtract (-1) a task in its current state."""
+        pool_state, state, gang = self.pool_state, task.state, task.gang
+        if state is GangTaskState.PENDING:
+            return
+        if state is GangTaskState.RELEASING or (
+            state is GangTaskState.NOMINATED and task.held
+        ):  # it holds its slots until its container is gone
+            pool_state.ledger.add_releasing(
+                gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign
+            )
+        if state is GangTaskState.RELEASING:
+            return
+        pool_state.ledger.add(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
+        task.group.active_count += sign
+        if state is GangTaskState.NOMINATED:
+            if task.nominated is not None:
+                pool_state.adjust_releasing(task.nominated, -sign)
+        elif state is GangTaskState.ALLOCATED:
+            for place in task.held:
+                pool_state.adjust_idle(place, -sign)
+        else:
+            for place in task.held:
+                pool_state.adjust_releasing(place, -sign)
 
 
 class GangPlacer:
     """Places tasks in one pool within a statement."""
 
-    def __init__(
-        self, statement: Statement, domains: TopologyDomains, *, nominate: bool, idle_only: bool | None = None
-    ) -> None:
+    def __init__(self, statement: Statement, *, nominate: bool, idle_only: bool | None = None) -> None:
         """``nominate``: do not allocate but nominate. ``idle_only``: use only slots that are free now."""
         self._idle_only = not nominate if idle_only is None else idle_only
         self._statement = statement
         self._pool_state = statement.pool_state
-        self._domains = domains
         self._nominate = nominate
 
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
@@ -50,7 +138,7 @@ class GangPlacer:
             return self._place_members(group, wanted, tasks, allowed_nodes, preferred_domains)
         standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
         shapes = _by_shape([task for task in tasks if task in wanted])
-        for choice in self._domains.candidates(
+        for choice in self._pool_state.domains.candidates(
             group.topology_constraint, self._placer(), shapes, standing, allowed_nodes
         ):
             mark = self._statement.checkpoint()
@@ -90,28 +178,16 @@ class GangPlacer:
         preferred_domains: tuple[Bools, ...],
     ) -> bool:
         """Place tasks of one shape, filling one preferred domain after the other."""
+        if self._nominate and self._pool_state.policy.semantics.nominates_idle_nodes_first:
+            preferred_domains += (self._pool_state.idle.capacity(shape) > 0,)
         for part in preferred_domains:
             if not tasks:
                 break
             nodes = part if allowed_nodes is None else part & allowed_nodes
             here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
-            if here and self._place_idle_first(shape, tasks[:here], nodes):
+            if here and self._place_alike(shape, tasks[:here], nodes):
                 tasks = tasks[here:]
-        return not tasks or self._place_idle_first(shape, tasks, allowed_nodes)
-
-    def _place_idle_first(
-        self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None
-    ) -> bool:
-        """Place tasks of one shape; KAI-Scheduler prefers nodes where they fit now."""
-        if not self._nominate or not self._pool_state.policy.by_turns:
-            return self._place_alike(shape, tasks, allowed_nodes)
-        ready = self._pool_state.idle.capacity(shape) > 0
-        if allowed_nodes is not None:
-            ready = ready & allowed_nodes
-        here = min(len(tasks), int(self._placer().capacity(shape)[ready].sum()))
-        if here and not self._place_alike(shape, tasks[:here], ready):
-            return False
-        return here == len(tasks) or self._place_alike(shape, tasks[here:], allowed_nodes)
+        return not tasks or self._place_alike(shape, tasks, allowed_nodes)
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         placer = self._placer()

@@ -1,22 +1,36 @@
 """Queues in fair order: pending gangs of one pool, and eviction candidates in reverse order.
 
-Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage
-(if users are in fair order); then gangs below their minimum before those at it before those that grow; then
+Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage;
+then gangs below their minimum before those at it before those that grow; then
 age. The order is updated after each start. Candidates come in reverse order of the project tree, and within a
 project in the policy's victim order.
+
+The age of a job is ``submitted + A x GPUs + P x predicted duration``, with A = ``size_penalty_s_per_gpu``
+(seconds per GPU) and P = ``predicted_duration_weight``. The shift is constant, so a job is passed only by jobs
+submitted within its shift, and none starves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 
+from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ZERO, ResourceVector
-from scheduler.core.model.snapshot import ProjectId, UserId
+from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, ProjectId, UserId
 from scheduler.core.session.gang import Gang, GangTask, total_demand
 from scheduler.core.session.pool import PoolState
+from scheduler.core.shares.fairshare import ProjectUsers
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
-from scheduler.core.shares.usage import ProjectUsers
+
+
+def effective_submit_s(row: PendingRow, policy: Policy) -> float:
+    """Return the time that orders ``row`` in the queue, in seconds since the epoch; smaller goes first."""
+    shift_s = policy.size_penalty_s_per_gpu * row.total_milli / WHOLE_MILLI
+    if row.predicted_duration_s is not None:
+        shift_s += policy.predicted_duration_weight * row.predicted_duration_s
+    return row.submitted_s + shift_s
+
 
 GangSortKey = tuple[int, float, str]
 
@@ -39,33 +53,24 @@ class _PriorityLevel:
     Usage only grows during a decision, so a heap entry that is out of date is moved when it reaches the top.
     """
 
-    def __init__(self, users: ProjectUsers | None) -> None:
+    def __init__(self, users: ProjectUsers) -> None:
         self._users = users
         self.waiting: dict[UserId, list[Gang]] = {}
         self._order: list[tuple[float, UserId]] | None = None  # None: not sorted yet
 
-    def user_key(self, gang: Gang) -> UserId:
-        return gang.user if self._users else UserId("")
-
     def put(self, gang: Gang) -> None:
-        mine = self.waiting.setdefault(self.user_key(gang), [])
+        mine = self.waiting.setdefault(gang.user, [])
         mine.append(gang)
         if self._order is not None:
             sort_gangs(mine, last_first=True)
             self._rank_all()
 
     def fill(self, gangs: list[Gang]) -> None:
-        if self._users is None:
-            self.waiting[UserId("")] = gangs
-            return
         for gang in gangs:
             self.waiting.setdefault(gang.user, []).append(gang)
 
-    def _rank(self, user: UserId) -> tuple[float, UserId]:
-        return self._users.rank_key(user) if self._users else (0.0, user)
-
     def _rank_all(self) -> list[tuple[float, UserId]]:
-        self._order = [self._rank(user) for user in self.waiting]
+        self._order = [self._users.rank_key(user) for user in self.waiting]
         heapify(self._order)
         return self._order
 
@@ -80,7 +85,7 @@ class _PriorityLevel:
             mine = self.waiting[key[1]]
             while skip is not None and mine and skip(mine[-1]):
                 mine.pop()
-            now = self._rank(key[1])
+            now = self._users.rank_key(key[1])
             if not mine:
                 heappop(order)
             elif now != key:
@@ -91,7 +96,7 @@ class _PriorityLevel:
 
 
 class _LeafQueue:
-    def __init__(self, users: ProjectUsers | None, skip: Callable[[Gang], bool] | None) -> None:
+    def __init__(self, users: ProjectUsers, skip: Callable[[Gang], bool] | None) -> None:
         self.users = users
         self._skip = skip
         self._levels: dict[int, _PriorityLevel] = {}
@@ -126,13 +131,12 @@ class _LeafQueue:
         if head is None:
             raise IndexError("nobody waits")
         level = self._levels[head.priority]
-        level.waiting[level.user_key(head)].pop()
+        level.waiting[head.user].pop()
         self._head = None
         return head
 
     def charge(self, gang: Gang, milli: float) -> None:
-        if self.users is not None:
-            self.users.charge_start(gang.user, int(milli))
+        self.users.charge_start(gang.user, int(milli))
         self._head = None
 
 
@@ -191,8 +195,7 @@ class JobQueue:
 
     def _leaf(self, leaf: ProjectId) -> _LeafQueue:
         if leaf not in self._leaves:
-            users = self._pool_state.users_of(leaf) if self._pool_state.policy.users_in_fair_order else None
-            self._leaves[leaf] = _LeafQueue(users, self._skip)
+            self._leaves[leaf] = _LeafQueue(self._pool_state.users_of(leaf), self._skip)
         return self._leaves[leaf]
 
     def pop(self) -> Gang | None:
@@ -323,6 +326,85 @@ class VictimQueue:
                     ZERO,
                     pool_state.capacity,
                     leaving,
-                    involved_only=False,
+                    over_share_in_any=False,
                 ),
             )
+
+
+def sort_fairly(pool_state: PoolState, gangs: Iterable[Gang]) -> list[Gang]:
+    """Return pending gangs of one pool in fair order by the current ledger."""
+    tree = pool_state.tree
+    by_leaf: dict[ProjectId, list[Gang]] = {}
+    for gang in gangs:
+        by_leaf.setdefault(gang.leaf_project, []).append(gang)
+    below: dict[ProjectId | None, set[ProjectId]] = {}
+    for leaf in by_leaf:
+        for level in tree.path[leaf]:
+            below.setdefault(tree.parent[level], set()).add(level)
+    return list(_sort_children(None, pool_state, by_leaf, below))
+
+
+def _sort_children(
+    parent: ProjectId | None,
+    pool_state: PoolState,
+    by_leaf: Mapping[ProjectId, list[Gang]],
+    below: Mapping[ProjectId | None, set[ProjectId]],
+) -> Sequence[Gang]:
+    """Merge the queues below one project.
+
+    This is not a closure, because a recursive closure is a reference cycle that would keep the pool state
+    alive.
+    """
+    parts = {
+        project: _sort_leaf(pool_state, by_leaf[project])
+        if project in by_leaf
+        else _sort_children(project, pool_state, by_leaf, below)
+        for project in below.get(parent, ())
+    }
+    return _merge(pool_state, parts)
+
+
+def _sort_leaf(pool_state: PoolState, gangs: list[Gang]) -> list[Gang]:
+    """Sort by priority, then past usage of the user, then ``gang_sort_key``."""
+    sort_gangs(gangs)
+    if len(users := {gang.user for gang in gangs}) > 1:
+        by_usage = pool_state.users_of(gangs[0].leaf_project)
+        rank = {user: by_usage.rank_key(user) for user in users}
+        gangs.sort(key=lambda gang: rank[gang.user])
+    if len({gang.priority for gang in gangs}) > 1:
+        gangs.sort(key=lambda gang: -gang.priority)
+    return gangs
+
+
+def _merge(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> Sequence[Gang]:
+    """Merge the queues of siblings: the queue whose next gang has the smallest key goes next."""
+    queues = list(parts.values())
+    if len(queues) == 1:
+        return queues[0]
+    turns = _key_ranks(pool_state, parts)
+    heap = [(mine[0], queue, 0) for queue, mine in enumerate(turns)]  # key rank, queue, position in it
+    heapify(heap)
+    merged: list[Gang] = []
+    while heap:
+        turn, queue, at = heap[0]
+        mine, end = turns[queue], at + 1
+        while end < len(mine) and mine[end] == turn:  # ranks are equal: the queue stays first
+            end += 1
+        merged += queues[queue][at:end]
+        if end == len(mine):
+            heappop(heap)
+        else:
+            heapreplace(heap, (mine[end], queue, end))
+    return merged
+
+
+def _key_ranks(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> list[list[int]]:
+    """Return the rank of each gang's sibling key among all keys, since integers compare faster than keys."""
+    asked = {project: [gang.next_demand for gang in queue] for project, queue in parts.items()}
+    keys = {(p, each): pool_state.sibling_key(p, each) for p, mine in asked.items() for each in set(mine)}
+    place = {pair: n for n, pair in enumerate(sorted(keys, key=keys.__getitem__))}
+    found = []
+    for project, mine in asked.items():
+        turn = {each: place[project, each] for each in set(mine)}
+        found.append([turn[each] for each in mine])
+    return found

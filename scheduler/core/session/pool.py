@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
 
-from scheduler.core.capacity.demand_histogram import DemandHistogram
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.plan import FairShareBreakdown
 from scheduler.core.model.policy import Policy
@@ -21,6 +20,7 @@ from scheduler.core.model.project_tree import ProjectTree
 from scheduler.core.model.resources import ZERO, ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
+    HeldSlots,
     JobId,
     NodeId,
     NodeRow,
@@ -29,10 +29,10 @@ from scheduler.core.model.snapshot import (
     ProjectId,
     Snapshot,
     TaskRequest,
+    TaskShape,
     TopologyConstraint,
     UserId,
 )
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
 from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import (
     BatchRequest,
@@ -44,10 +44,9 @@ from scheduler.core.session.gang import (
     total_demand,
 )
 from scheduler.core.session.topology_domains import TopologyDomains
-from scheduler.core.shares.fairshare import Claim, FairShare, divide_tree
-from scheduler.core.shares.ledger import PoolLedger
+from scheduler.core.shares.fairshare import Claim, FairShare, ProjectUsers, divide_tree, project_usage
+from scheduler.core.shares.quota_ledger import PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
-from scheduler.core.shares.usage import ProjectUsers, project_usage
 
 
 class PoolState:
@@ -59,7 +58,7 @@ class PoolState:
         policy: Policy,
         tree: ProjectTree,
         pool: PoolRow,
-        cache: DecisionCache | None = None,
+        cache: DecisionCache,
     ) -> None:
         self.pool = pool
         self.tree = tree
@@ -77,8 +76,7 @@ class PoolState:
         self._available = self._cached_placer() or NodePlacer(
             self._nodes, self.strategy, demand=self._demand(), topologies=snapshot.topologies
         )
-        if cache is not None:
-            cache.placers[pool.id] = self._available
+        cache.placers[pool.id] = self._available
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
         self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
         self._idle = self._idle_and_releasing = self._available
@@ -114,15 +112,11 @@ class PoolState:
         """Return the demand histogram of the pool, if the placement strategy uses it."""
         if self.strategy != "fragmentation":
             return None
-        if self._cache is not None:
-            return self._cache.demand.in_pool(self.pool.id)
-        asked = DemandHistogram()
-        asked.update((*self._snapshot.running, *self._snapshot.pending))
-        return asked.in_pool(self.pool.id)
+        return self._cache.demand.in_pool(self.pool.id)
 
     def _cached_placer(self) -> NodePlacer | None:
         """Return the placer of the last decision, brought up to date, if its nodes are the same."""
-        known = self._cache.placers.get(self.pool.id) if self._cache is not None else None
+        known = self._cache.placers.get(self.pool.id)
         if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
             return None
         if not known.refresh(self._nodes, self._demand()):
@@ -131,12 +125,7 @@ class PoolState:
 
     def _load_running(self) -> None:
         """Load running jobs: add what they hold to the ledger, and what stopping ones will release."""
-        memory = self._cache
-        known = (
-            [None] * len(self.running)
-            if memory is None
-            else memory.running_gangs(self.running, self._available)
-        )
+        known = self._cache.running_gangs(self.running, self._available)
         standing: dict[tuple[ProjectId, UserId, bool], ResourceVector] = {}
         for row, gang in zip(self.running, known, strict=True):
             if gang is None:
@@ -156,8 +145,7 @@ class PoolState:
                         self.adjust_releasing(place, +1)
         for (leaf, user, preemptible), amounts in standing.items():
             self.ledger.add(leaf, user, amounts, preemptible)
-        if memory is not None:
-            memory.store_running(self.gangs.values())
+        self._cache.store_running(self.gangs.values())
 
     # -- capacity now and later -----------------------------------------------------------------------
 
@@ -277,7 +265,6 @@ class PoolState:
             self.tree.parent.__getitem__,
             0.0 if resource else self.policy.usage_weight,
             1 if resource else WHOLE_MILLI,
-            whole_remainder=self.policy.whole_remainder,
         )
 
     def _claim(self, project: ProjectId, resource: int, requested: float) -> Claim[ProjectId]:
@@ -447,8 +434,8 @@ class PoolState:
         known = self._sibling_keys.get((project, requested))
         if known is None:
             owed, held = self.ledger.entitlements[project], self.ledger.held[project]
-            involved_only = self.policy.involved_only
-            known = sibling_key(project, owed, held, requested, self.capacity, involved_only=involved_only)
+            in_any = self.policy.semantics.over_share_in_any
+            known = sibling_key(project, owed, held, requested, self.capacity, over_share_in_any=in_any)
             self._sibling_keys[project, requested] = known
         return known
 

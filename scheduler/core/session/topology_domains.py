@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler.core.capacity.node_capacity import Bools
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.capacity.topology import DomainPath, TopologyIndex
-from scheduler.core.model.snapshot import NodeRow, TopologyConstraint, TopologyRow
-from scheduler.core.model.task_shape import Bools, TaskShape
+from scheduler.core.model.snapshot import NodeRow, TaskShape, TopologyConstraint, TopologyRow
 from scheduler.core.session.gang import GangTask
 
 FULLNESS_WITHOUT_CAPACITY = 1000.0

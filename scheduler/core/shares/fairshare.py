@@ -1,6 +1,6 @@
 """Fair share: divide one total among siblings, level by level, recording every step.
 
-The division is KAI-Scheduler's (proportion plug-in), with T the total, g the guarantee, l the limit,
+With T the total, g the guarantee, l the limit,
 r the held and requested amount, W the weight and u the past usage over the capacity:
 
 1. ``fs = min(g, min(l, r))``; guarantees are granted even if they exceed the total, and then the rest is 0.
@@ -11,23 +11,71 @@ r the held and requested amount, W the weight and u the past usage over the capa
    Another round follows while a sibling took less than its share.
 3. What is left at a level is given in single units to the largest fraction, then the older sibling.
 
-Each resource is divided separately (``divide_resources``).
+Each resource is divided separately. Source: docs/decisions/reclaim-rules.md.
+
+Past usage decays with ``usage_half_life_s``. It also orders the users of a project.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from scheduler.core.model.plan import ShareStep
-from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import PoolId, ProjectId, Snapshot, UserId
+
+
+def usage_over_capacity(gpu_seconds: float, capacity_milli: int, usage_half_life_s: float) -> float:
+    """Return ``u`` of the fair share: 1.0 is a project that has always held the whole pool."""
+    if capacity_milli <= 0:
+        return 0.0
+    return gpu_seconds / (capacity_milli / 1000 * usage_half_life_s / math.log(2))
+
+
+def project_usage(
+    snapshot: Snapshot,
+    pool: PoolId,
+    ancestors: Mapping[ProjectId, tuple[ProjectId, ...]],
+    capacity_milli: int,
+    policy: Policy,
+) -> dict[ProjectId, float]:
+    """Return ``u`` of each project in ``pool``, with the usage of its descendants."""
+    seconds: dict[ProjectId, list[float]] = defaultdict(list)
+    for row in snapshot.usage:
+        if row.pool == pool:
+            for project in ancestors[row.project]:
+                seconds[project].append(row.gpu_seconds)
+    return {
+        project: usage_over_capacity(math.fsum(rows), capacity_milli, policy.usage_half_life_s)
+        for project, rows in seconds.items()
+    }
+
+
+class ProjectUsers:
+    """The users of one project in one pool, least usage first (Slurm's fair tree with equal shares).
+
+    Fair tree ranks by the level fairness ``LF = shares / usage``; with equal shares that is least usage
+    first. A start adds a charge at once, so that many submissions by one user count immediately.
+    """
+
+    def __init__(self, gpu_seconds: Mapping[UserId, float], start_charge_s: float) -> None:
+        self._gpu_seconds = dict(gpu_seconds)
+        self._start_charge_s = start_charge_s
+
+    def rank_key(self, user: UserId) -> tuple[float, UserId]:
+        """Return the sort key of a user; smaller goes first."""
+        return (self._gpu_seconds.get(user, 0.0), user)
+
+    def charge_start(self, user: UserId, milli: int) -> None:
+        """Add the start charge for a start of ``milli``."""
+        self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) + milli / 1000 * self._start_charge_s
+
 
 Key = TypeVar("Key", bound=str)
-
-UNITS = ResourceVector(1000, 1, 1)
-"""Shares are rounded down to multiples of these: a whole GPU, a thousandth of a core, a MiB."""
 
 ROUNDING = 1e-9
 """A share this close below a whole unit counts as that unit, to absorb float errors."""
@@ -69,17 +117,14 @@ def divide(
     claims: Sequence[Claim[Key]],
     usage_weight: float,
     unit: float,
-    *,
-    whole_remainder: bool = False,
 ) -> tuple[dict[Key, FairShare], float]:
     """Return the shares of siblings in ``total`` and the remainder that none took.
 
-    Step 2 gives multiples of ``unit`` to siblings that need more. With ``whole_remainder`` step 3 gives whole
-    units even to siblings that request less, as KAI-Scheduler does; otherwise none gets more than requested.
+    Step 2 gives multiples of ``unit`` to siblings that need more.
     """
     shares = grant_guarantees(total, claims)
     rest = max(0.0, total - sum(share.amount for share in shares.values()))
-    return shares, divide_rest(rest, claims, shares, usage_weight, unit, whole_remainder=whole_remainder)
+    return shares, divide_rest(rest, claims, shares, usage_weight, unit)
 
 
 def grant_guarantees(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, FairShare]:
@@ -102,14 +147,12 @@ def divide_rest(
     shares: dict[Key, FairShare],
     usage_weight: float,
     unit: float,
-    *,
-    whole_remainder: bool = False,
 ) -> float:
     """Steps 2 and 3: divide the rest by priority level; return what none could take."""
     for priority in sorted({claim.priority for claim in claims}, reverse=True):
         level = sorted((c for c in claims if c.priority == priority), key=lambda c: (c.created, c.key))
         rest, fractions = _rounds(rest, level, shares, usage_weight, unit)
-        rest = _remainder(rest, level, shares, fractions, unit, whole_remainder)
+        rest = _remainder(rest, level, shares, fractions, unit)
     return rest
 
 
@@ -169,7 +212,6 @@ def _remainder(
     shares: dict[Key, FairShare],
     fractions: Mapping[Key, float],
     unit: float,
-    whole_remainder: bool,
 ) -> float:
     """Step 3 within one priority level: one unit each, largest fraction first."""
     for claim in sorted(
@@ -177,9 +219,7 @@ def _remainder(
     ):
         if rest <= 0:
             break
-        amount = min(unit, rest)
-        if not whole_remainder:
-            amount = min(amount, claim.requestable - shares[claim.key].amount)
+        amount = min(unit, rest, claim.requestable - shares[claim.key].amount)
         shares[claim.key].add("remainder", amount, fraction=fractions[claim.key], rest=rest)
         rest -= amount
     return rest
@@ -191,8 +231,6 @@ def divide_tree(
     parent_of: Callable[[Key], Key | None],
     usage_weight: float,
     unit: float,
-    *,
-    whole_remainder: bool = False,
 ) -> dict[Key, FairShare]:
     """Divide a forest: the top siblings divide ``total``, the children of each divide its share."""
     children: dict[Key | None, list[Claim[Key]]] = {}
@@ -203,23 +241,7 @@ def divide_tree(
     while waiting:
         parent, amount = waiting.pop()
         if parent in children:
-            level, _ = divide(amount, children[parent], usage_weight, unit, whole_remainder=whole_remainder)
+            level, _ = divide(amount, children[parent], usage_weight, unit)
             shares |= level
             waiting.extend((key, share.amount) for key, share in level.items())
     return shares
-
-
-def divide_resources(
-    totals: ResourceVector,
-    claims: Sequence[Sequence[Claim[Key]]],
-    parent_of: Callable[[Key], Key | None],
-    usage_weight: float,
-    units: ResourceVector = UNITS,
-    *,
-    whole_remainder: bool = False,
-) -> tuple[dict[Key, FairShare], ...]:
-    """Divide a forest in several resources; ``claims`` and the result are in the order of ``totals``."""
-    return tuple(
-        divide_tree(total, mine, parent_of, usage_weight, unit, whole_remainder=whole_remainder)
-        for total, mine, unit in zip(totals, claims, units, strict=True)
-    )

@@ -1,7 +1,4 @@
-"""The rules of limits, guarantees and fair shares for starting and reclaiming, per resource.
-
-*May a job start?* With the job, every project from the leaf to the root stays within its limit, and
-non-preemptible work within the guarantee (``first_exceeded_bound``).
+"""The rules of guarantees and fair shares for reclaiming, per resource.
 
 *May a project reclaim at all?* With the job it stays within its fair share in each resource, and its
 non-preemptible work within the guarantee (``may_reclaim``).
@@ -18,90 +15,20 @@ held / fair share (0 / 0 is 0, something / 0 is infinite, anything / no bound is
 the reclaimer would be more than saturated, and no less so than the sibling. Non-preemptible work has to fit
 inside the guarantee of each level.
 
-The two reasons are those of KAI-Scheduler's proportion plug-in; the defaults of ``ReclaimScope`` are stricter
-in two points (docs/decisions/reclaim-rules.md).
+Work inside a guarantee is protected at every level of its project's path below the common ancestor. Source:
+docs/decisions/reclaim-rules.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
 
-from scheduler.core.model.resources import ROUNDING, Entitlement, ResourceVector
+from scheduler.core.model.resources import Entitlement, ResourceVector
 
 Key = TypeVar("Key", bound=str)
 Involved = tuple[bool, bool, bool]
-
-
-class ReclaimScope(NamedTuple):
-    """Which resources and levels the reclaim rules consider.
-
-    ``involved_only``: only resources that the reclaimer requests put a victim over its share or guarantee.
-    ``every_level``: work inside a guarantee is protected at every level of the victim's path below the common
-    ancestor; otherwise only at the topmost of them.
-    """
-
-    involved_only: bool = True
-    every_level: bool = True
-
-    @classmethod
-    def kai(cls) -> ReclaimScope:
-        """Return KAI-Scheduler's scope: any resource counts, and only the topmost level."""
-        return cls(involved_only=False, every_level=False)
-
-
-DEFAULT_SCOPE = ReclaimScope()
-
-
-class QuotaBound(NamedTuple, Generic[Key]):
-    """A bound that blocks a job: its project, guarantee or limit, and the exceeded resources."""
-
-    project: Key
-    is_guarantee: bool
-    resources: Involved
-
-
-class ReclaimVictim(NamedTuple, Generic[Key]):
-    """Work to evict: one task beyond a job's minimum, or all others of the job at once."""
-
-    leaf: Key
-    amounts: ResourceVector
-
-
-def exceeded_resources(held: ResourceVector, asked: ResourceVector, bound: ResourceVector) -> Involved:
-    """Return which requested resources would exceed ``bound`` with ``asked`` more."""
-    return (
-        asked[0] > 0 and held[0] + asked[0] > bound[0] + ROUNDING,
-        asked[1] > 0 and held[1] + asked[1] > bound[1] + ROUNDING,
-        asked[2] > 0 and held[2] + asked[2] > bound[2] + ROUNDING,
-    )
-
-
-def first_exceeded_bound(
-    path: Sequence[Key],
-    entitlements: Mapping[Key, Entitlement],
-    held: Mapping[Key, ResourceVector],
-    held_non_preemptible: Mapping[Key, ResourceVector],
-    requested: ResourceVector,
-    preemptible: bool,
-) -> QuotaBound[Key] | None:
-    """Return the first bound on ``path`` (leaf first) that ``requested`` more would exceed.
-
-    Limits are checked before guarantees, which bound only non-preemptible work.
-    """
-    for level in path:
-        if any(over := exceeded_resources(held[level], requested, entitlements[level].limit)):
-            return QuotaBound(level, False, over)
-    if not preemptible:
-        for level in path:
-            if any(
-                over := exceeded_resources(
-                    held_non_preemptible[level], requested, entitlements[level].guaranteed
-                )
-            ):
-                return QuotaBound(level, True, over)
-    return None
 
 
 def may_reclaim(
@@ -227,7 +154,6 @@ class ReclaimCheck(Generic[Key]):
         reclaimer: Key,
         requested: ResourceVector,
         preemptible: bool,
-        scope: ReclaimScope = DEFAULT_SCOPE,
     ) -> None:
         self._paths = paths
         self._entitlements = entitlements
@@ -236,9 +162,7 @@ class ReclaimCheck(Generic[Key]):
         self._path = paths[reclaimer]
         self._requested = requested
         self._preemptible = preemptible
-        self._every_level = scope.every_level
         self._requested_resources: Involved = (requested[0] > 0, requested[1] > 0, requested[2] > 0)
-        self._counted: Involved = self._requested_resources if scope.involved_only else (True, True, True)
         self._remaining: dict[Key, ResourceVector] = {}  # what each project that lost resources still holds
         self._involved: dict[Key, Involved] = {}
         self._paths_by_leaf: dict[Key, tuple[Key, Sequence[Key]]] = {}
@@ -266,13 +190,11 @@ class ReclaimCheck(Generic[Key]):
             owed[reclaimer],
             self._held[reclaimer],
             self._requested,
-            self._counted,
+            self._requested_resources,
         ):
             return False
-        if not self._every_level:
-            return True
         return all(
-            is_over_guarantee(owed[level], left.get(level) or self._held[level], self._counted)
+            is_over_guarantee(owed[level], left.get(level) or self._held[level], self._requested_resources)
             for level in victims[:-1]
         )
 
@@ -315,15 +237,6 @@ class ReclaimCheck(Generic[Key]):
                 victims if reclaimers else (),
             )
         return found
-
-
-def allows_all(check: ReclaimCheck[Key], victims: Iterable[ReclaimVictim[Key]]) -> bool:
-    """Return True if all ``victims``, one after the other, may be evicted and the result is balanced."""
-    for victim in victims:
-        if not check.allows(victim.leaf):
-            return False
-        check.add_victim(victim.leaf, victim.amounts)
-    return check.is_balanced()
 
 
 def _any_of(flags: Involved, counted: Involved) -> bool:

@@ -1,9 +1,9 @@
 """The fair order of sibling projects as a sort key over all resources.
 
-Smaller goes first. In order: with the job within its fair share (KAI-Scheduler: not over it already); with
+Smaller goes first. In order: with the job within its fair share (or not over it already, see ``sibling_key``); with
 the job within its guarantee; higher priority; uses no resource that it is not entitled to; lower dominant
 share with the job (and without the victims, during eviction); lower dominant share without the job; smaller
-share; older. KAI-Scheduler's proportion plug-in compares in the same order.
+share; older.
 
 The dominant share is the largest ratio held / ``Entitlement.entitled`` over the resources; the capacity
 replaces an unbounded entitlement.
@@ -45,17 +45,19 @@ def sibling_key(
     capacity: ResourceVector,
     releasing: ResourceVector = ZERO,
     *,
-    involved_only: bool = True,
+    over_share_in_any: bool = True,
 ) -> SiblingKey[Key]:
     """Return the sort key of ``project`` if its next job requests ``job``.
 
-    ``releasing`` is what victims of the project would release for the job. With ``involved_only`` a project
-    is over its fair share if it is so in a resource that the job requests; otherwise (KAI-Scheduler) only if
-    it is so in all three.
+    ``releasing`` is what victims of the project would release for the job. With ``over_share_in_any``
+    a project is over its fair share if it is so, with the job, in a resource that the job requests; otherwise
+    only if it is so in all three without the job.
     """
     with_job = held.add(job)
     return SiblingKey(
-        is_over_in_any(entitlement, with_job, job) if involved_only else is_over_in_all(entitlement, held),
+        is_over_in_any(entitlement, with_job, job)
+        if over_share_in_any
+        else is_over_in_all(entitlement, held),
         not is_within_guarantee(entitlement, held, job),
         -entitlement.priority,
         _uses_unentitled_resource(entitlement, with_job),

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import PendingRow, PoolId
-from scheduler.core.model.task_shape import TaskShape
+from scheduler.core.model.snapshot import PendingRow, PoolId, TaskShape
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
@@ -111,23 +110,23 @@ class AlternativeSearch:
         fields = variant.fields
         match variant.kind:
             case AlternativeKind.OTHER_MODEL:
-                how = f"With {value} instead of {job.gpu_model}"
+                how = f"with {value} instead of {job.gpu_model}"
             case AlternativeKind.OTHER_POOL:
-                how, fields = f"In the pool {self._pool_states[value[0]].pool.name}", {"pool": value[0]}
+                how, fields = f"in the pool {self._pool_states[value[0]].pool.name}", {"pool": value[0]}
             case AlternativeKind.RELAX_TOPOLOGY:
                 level = job.topology_constraint.required if job.topology_constraint else None
-                how = f"Without keeping to one {format_level(level or '')}"
+                how = f"without the constraint to one {format_level(level or '')}"
             case AlternativeKind.PREEMPTIBLE:
-                how = "As a job that may be asked to leave (preemptible)"
+                how = "as a preemptible job"
             case AlternativeKind.FEWER_TASKS:
-                how = f"With {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}"
+                how = f"with {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}"
             case AlternativeKind.FEWER_GPUS:
-                each = " a task" if job.tasks > 1 else ""
+                each = " per task" if job.tasks > 1 else ""
                 how = (
-                    f"With {format_gpus(value * job.milli_per_gpu)}{each} instead of "
+                    f"with {format_gpus(value * job.milli_per_gpu)}{each} instead of "
                     f"{format_gpu_count(job.task_milli)}"
                 )
-        return Alternative(variant.kind, f"{how} it would start now.", fields)
+        return Alternative(variant.kind, f"It would start now {how}.", fields)
 
     def _models(self, job: PendingRow) -> list[str]:
         """Return the other GPU models of the job's pools."""

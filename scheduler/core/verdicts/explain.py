@@ -11,28 +11,37 @@ from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.backfill import GangReservation
-from scheduler.core.model import network_isolation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
-from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    HeldSlots,
+    JobId,
+    NodeRow,
+    PendingRow,
+    PoolId,
+    Snapshot,
+    TaskShape,
+)
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
-from scheduler.core.shares.ledger import ExceededQuota
-from scheduler.core.verdicts import driver_messages
+from scheduler.core.shares.quota_ledger import ExceededQuota
 from scheduler.core.verdicts.alternatives import AlternativeSearch
 from scheduler.core.verdicts.formatting import (
     format_closed_nodes,
     format_cpu_and_memory,
+    format_drivers_too_old,
     format_gib,
     format_gpu_count,
+    format_isolation,
     format_job_names,
     format_level,
     format_missing_requirements,
     format_request,
     format_shared_elsewhere,
+    format_skipped_drivers,
     format_time,
 )
 
@@ -139,11 +148,11 @@ class Explainer:
     def infeasible(self, job: PendingRow) -> Verdict:
         """Return the verdict of a job without feasible pools, with details as of after the plan."""
         if job.held:
-            return self._verdict(job, Reason(VerdictCode.HELD, "Held: it waits until it is released.", {}))
+            return self._verdict(job, Reason(VerdictCode.HELD, "Held until it is released.", {}))
         if job.dependencies and any(self._pool_states[pool].could_ever_fit(job) for pool in job.pools):
             return self._verdict(job, _dependency_reason(job))
         if job.not_before_s is not None and job.not_before_s > self._now_s:
-            message = f"It was asked to start not before {format_time(job.not_before_s)}."
+            message = f"It must not start before {format_time(job.not_before_s)}."
             return self._verdict(
                 job, Reason(VerdictCode.BEGIN_TIME, message, {"not_before_s": job.not_before_s})
             )
@@ -178,11 +187,11 @@ class Explainer:
         if node is None:
             message = "The node that holds its home volume is no longer part of the cluster."
         elif node.pool not in job.pools:
-            message = f"Its home volume is on {node.name}, which is in none of the pools it asks for."
+            message = f"Its home volume is on {node.name}, which is in none of the requested pools."
         elif not node.reachable:
-            message = f"Its home volume is on {node.name}, which does not answer."
+            message = f"Its home volume is on {node.name}, which is unreachable."
         elif not node.schedulable:
-            message = f"Its home volume is on {node.name}, which takes no new work."
+            message = f"Its home volume is on {node.name}, which accepts no new jobs."
         else:
             return None
         return Reason(VerdictCode.VOLUME_UNAVAILABLE, message, numbers)
@@ -210,19 +219,17 @@ class Explainer:
         where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
         if job.launcher and not any(pool_state.pool.allow_host_network for pool_state in pool_states):
             message = (
-                f"Needs {need} that reach each other ({job.launcher}); {self._pool_names(job)} lends gangs no "
-                f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
+                f"Needs {need} and the host network ({job.launcher}), which gangs may not use in "
+                f"{self._pool_names(job)}. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
             )
-        elif most_tasks == 0 and (
-            too_old := driver_messages.format_drivers_too_old(job.required_cuda, self._nodes_for(job))
-        ):
+        elif most_tasks == 0 and (too_old := format_drivers_too_old(job.required_cuda, self._nodes_for(job))):
             message = f"No node of {self._pool_names(job)} can run it: {too_old}."
         elif most_tasks == 0 and self._all_ineligible(job):
             message = (
-                f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
-                "has too old a driver, does not hold jobs to the network policy of their project, or lacks a volume "
-                "that it names"
-                + (", or the MPS that a share of a GPU needs there." if self._needs_mps(job) else ".")
+                f"No node of {self._pool_names(job)} can run it: each lacks the runtime of its environment, "
+                "has too old a driver, does not enforce the network policy of its project, or lacks a volume that "
+                "it mounts"
+                + (", or lacks MPS, which shares of a GPU require there." if self._needs_mps(job) else ".")
             )
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
@@ -239,8 +246,8 @@ class Explainer:
         elif near and within and not any(within) and None not in within:
             level = near.required or near.preferred or ""
             message = (
-                f"Needs {need}; no node of {self._pool_names(job)} has a {format_level(level)} in a topology "
-                f"called {near.topology}."
+                f"Needs {need}; no node of {self._pool_names(job)} has the level {format_level(level)} of the "
+                f"topology {near.topology}."
             )
         elif most_tasks == 0:
             message = (
@@ -305,7 +312,7 @@ class Explainer:
         # viewers of the verdict may see jobs of its own project, but not always those of others
         names = sorted(row.name or row.job for row in rows if row.project == job.project)
         message = (
-            f"Needs {format_request(job)}; they are kept for it until {format_job_names(names, len(rows))} "
+            f"Needs {format_request(job)}, reserved for it; it starts when {format_job_names(names, len(rows))} "
             f"{'has' if len(rows) == 1 else 'have'} stopped."
         )
         numbers: Details = {
@@ -332,8 +339,8 @@ class Explainer:
     def reserved_for(self, job: PendingRow, reservation: GangReservation, verdict: Verdict) -> Verdict:
         """Return the verdict of a job that would delay a gang if it took the free capacity."""
         message = (
-            f"Needs {format_request(job)}; so much is free now, but it is reserved for a larger job that starts at "
-            f"{format_time(reservation.start_s)}. With a time limit that ends before, it could run until then."
+            f"Needs {format_request(job)}; enough is free now, but reserved for a larger job that starts at "
+            f"{format_time(reservation.start_s)}. With a time limit that ends before then, it could start now."
         )
         numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
         return replace(
@@ -347,15 +354,17 @@ class Explainer:
     def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
         """Return the reason of a class whose possible victims are protected until ``until_s``."""
         message = (
-            f"Needs {format_request(job)}. Running jobs that could make room for it are not asked to leave before "
-            f"{format_time(until_s)}: they have not run for their minimum yet, or are about to end."
+            f"Needs {format_request(job)}. Running jobs that could be preempted for it are protected until "
+            f"{format_time(until_s)}: they have not reached their minimum runtime, or are about to end."
         )
         numbers = {**reason.reason.details, "protected_until_s": until_s}
         return reason.with_reason(Reason(VerdictCode.VICTIMS_PROTECTED, message, numbers))
 
     def budget_exhausted(self, job: PendingRow, steps: int) -> Verdict:
         """Return the verdict of a job that was not tried because the cycle's budget was used up."""
-        message = f"This cycle's {steps} steps were used up before its turn; it is tried again."
+        message = (
+            f"This cycle reached its limit of {steps} steps before this job; the next cycle tries again."
+        )
         return self._verdict(job, Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, message, {"steps": steps}))
 
     def _quota_reason(
@@ -373,8 +382,8 @@ class Explainer:
         bound = pool_state.ledger.exceeded_user_limit(leaf, job.user, amounts, empty=empty)
         if bound is not None:
             message = (
-                f"Needs {format_request(job)}. In {pool_state.tree.name[bound.project]} one person may hold "
-                f"{format_gpu_count(bound.allowed)} at once; its owner holds {format_gpu_count(bound.held)}"
+                f"Needs {format_request(job)}. In {pool_state.tree.name[bound.project]} its owner uses "
+                f"{format_gpu_count(bound.held)} of the user limit of {format_gpu_count(bound.allowed)}"
             )
             return self._build_quota_reason(VerdictCode.USER_LIMIT, message, job, pool_state, bound)
         if job.preemptible:
@@ -383,9 +392,9 @@ class Explainer:
         if bound is None:
             return None
         message = (
-            f"Needs {format_request(job)} that nobody may take back, so they must be guaranteed. "
+            f"Needs {format_request(job)}, which must be guaranteed because the job is not preemptible. "
             f"{self._project_label(job, pool_state, bound)} uses {format_gpu_count(bound.held)} of its guaranteed "
-            f"{format_gpu_count(bound.allowed)} that way"
+            f"{format_gpu_count(bound.allowed)} for non-preemptible jobs"
         )
         return self._build_quota_reason(
             VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, message, job, pool_state, bound
@@ -430,8 +439,8 @@ class Explainer:
         )
         if space.is_insufficient and others_hold and held + job.required_milli > share:
             message = (
-                f"{space.message} {pool_state.tree.name[leaf]} holds {format_gpu_count(held)} of its fair share of "
-                f"{format_gpu_count(share)}; it starts when GPUs are given back."
+                f"{space.message} {pool_state.tree.name[leaf]} uses {format_gpu_count(held)} of its fair share of "
+                f"{format_gpu_count(share)}; it starts when GPUs are released."
             )
             return Reason(VerdictCode.OVER_FAIR_SHARE, message, numbers)
         return Reason(VerdictCode.INSUFFICIENT_RESOURCES, space.message, numbers)
@@ -461,17 +470,17 @@ class Explainer:
             numbers["tasks_together"] = together
             level = format_level(job.topology_constraint.required)
             text = (
-                f"the {level} with most room now has room for {together} of its {job.required_tasks} tasks"
+                f"the {level} with the most free capacity fits {together} of its {job.required_tasks} tasks now"
                 if together
-                else f"no {level} has room for any of its tasks now"
+                else f"no {level} fits any of its tasks now"
             )
         elif job.gpus_per_task == 0:
-            text = f"{self._node_or_no_node(job)} has {format_cpu_and_memory(job)} free now"
+            text = f"{self._node_or_no_node(job)} {format_cpu_and_memory(job)} free now"
         elif not shape.uses_whole_gpus:
             text = (
                 f"no GPU has {format_gpu_count(job.milli_per_gpu)} free now"
                 if possible_tasks == 0
-                else f"{possible_tasks} of its {job.required_tasks} tasks would find room now"
+                else f"{possible_tasks} of its {job.required_tasks} tasks would fit now"
             )
             if elsewhere := placer.shared_elsewhere(shape):
                 numbers["gpus_shared_elsewhere"] = elsewhere
@@ -479,19 +488,17 @@ class Explainer:
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = (
                 f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
-                f"has {'it' if free == 1 else 'them'} together with {format_cpu_and_memory(job)}"
+                f"{'it' if free == 1 else 'them'} together with {format_cpu_and_memory(job)}"
             )
         else:
             text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
             if job.required_tasks > 1 and possible_tasks:
-                text += f": room for {possible_tasks} of its {job.required_tasks} tasks"
+                text += f": enough for {possible_tasks} of its {job.required_tasks} tasks"
         too_few = closed is None and free * WHOLE_MILLI < job.required_milli
         message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
         if job.required_cuda:
-            message += driver_messages.format_skipped_drivers(job.required_cuda, placer.nodes)
-        message += network_isolation.format_isolation(
-            len(placer.index_of.keys() & set(job.isolation_excluded_nodes))
-        )
+            message += format_skipped_drivers(job.required_cuda, placer.nodes)
+        message += format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
         message += format_missing_requirements(job, placer.nodes)
         return FreeCapacity(message, numbers, too_few)
 
@@ -501,16 +508,15 @@ class Explainer:
         self,
         job: PendingRow,
         reason: Reason,
-        jobs_ahead: tuple[JobId, ...] = (),
         suggestion: Alternative | None = None,
     ) -> Verdict:
-        return Verdict(job.job, reason.code, reason.message, reason.details, jobs_ahead, suggestion)
+        return Verdict(job.job, reason.code, reason.message, reason.details, (), suggestion)
 
     def _project_label(self, job: PendingRow, pool_state: PoolState, bound: ExceededQuota) -> str:
         name = pool_state.tree.name[bound.project]
         if pool_state.tree.project_of(bound.project) == job.project:
             return name
-        return f"{name}, above {pool_state.tree.name[job.project]},"
+        return f"{name} (which contains {pool_state.tree.name[job.project]})"
 
     def _in_pool(self, pool_state: PoolState) -> str:
         return f" in the pool {pool_state.pool.name}" if len(self._pool_states) > 1 else ""
@@ -522,7 +528,7 @@ class Explainer:
         return f"the pool {names[0]}" if len(names) == 1 else f"the pools {', '.join(names)}"
 
     def _node_or_no_node(self, job: PendingRow) -> str:
-        return f"not {self._nodes[job.node_affinity].name}, which" if job.node_affinity else "no node"
+        return f"{self._nodes[job.node_affinity].name} does not have" if job.node_affinity else "no node has"
 
 
 def _dependency_reason(job: PendingRow) -> Reason:

@@ -1,10 +1,11 @@
-"""Format amounts and requests for messages."""
+"""Format amounts, requests and reasons for messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
 from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
 
 
@@ -64,14 +65,14 @@ def format_cpu_and_memory(job: PendingRow) -> str:
 
 
 def format_closed_nodes(out_of_service: int, unreachable: int) -> str:
-    """Return such as ``no node takes new work now: 2 are out of service, 1 does not answer``."""
+    """Return such as ``no node accepts jobs now: 2 are out of service, 1 is unreachable``."""
     parts = (
         [f"{out_of_service} {'is' if out_of_service == 1 else 'are'} out of service"]
         if out_of_service
         else []
     )
-    parts += [f"{unreachable} {'does' if unreachable == 1 else 'do'} not answer"] if unreachable else []
-    return f"no node takes new work now: {', '.join(parts)}"
+    parts += [f"{unreachable} {'is' if unreachable == 1 else 'are'} unreachable"] if unreachable else []
+    return f"no node accepts jobs now: {', '.join(parts)}"
 
 
 def format_gib(mib: int) -> str:
@@ -95,8 +96,8 @@ def format_job_names(names: Sequence[str], count: int) -> str:
 
 def format_shared_elsewhere(gpus: int) -> str:
     """Return why GPUs with enough free capacity are not available for a share."""
-    have = "1 GPU with room is" if gpus == 1 else f"{gpus} GPUs with room are"
-    return f"{have} shared by other projects, and shares of a GPU are for one project alone"
+    have = "1 GPU with free capacity is" if gpus == 1 else f"{gpus} GPUs with free capacity are"
+    return f"{have} shared by other projects, and a GPU is shared only within one project"
 
 
 def format_missing_requirements(job: PendingRow, nodes: Iterable[NodeRow]) -> str:
@@ -107,5 +108,44 @@ def format_missing_requirements(job: PendingRow, nodes: Iterable[NodeRow]) -> st
     if not short:
         return ""
     first, more = short[0], len(short) - 1
-    others = f" {more} more {'lacks' if more == 1 else 'lack'} some of it, too." if more else ""
-    return f" {first.name} lacks what its pool names for gangs: {first.missing_requirements}{others}"
+    others = f" {more} more {'does' if more == 1 else 'do'} not meet it either." if more else ""
+    return (
+        f" {first.name} does not meet its pool's requirements for gangs: {first.missing_requirements}{others}"
+    )
+
+
+def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
+    """Return why no node can run an image that needs this CUDA; blank if drivers are not the reason."""
+    nodes = [node for node in nodes if node.gpus]
+    if not nodes or any(is_cuda_sufficient(node.driver_cuda, needed) for node in nodes):
+        return ""
+    newest = newest_cuda(node.driver_cuda for node in nodes if node.driver_cuda)
+    return f"its image needs CUDA {needed}, but the newest driver supports CUDA {newest}"
+
+
+def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
+    """Return a message about nodes skipped because of their drivers; blank for none."""
+    old = [
+        node.driver_cuda
+        for node in nodes
+        if node.driver_cuda and not is_cuda_sufficient(node.driver_cuda, needed)
+    ]
+    if not old:
+        return ""
+    owner = (
+        "1 node is skipped because its driver supports only"
+        if len(old) == 1
+        else (f"{len(old)} nodes are skipped because their drivers support at most")
+    )
+    return f" Its image needs CUDA {needed}: {owner} CUDA {newest_cuda(old)}."
+
+
+def format_isolation(nodes: int) -> str:
+    """Return a message about excluded nodes; blank for none."""
+    if not nodes:
+        return ""
+    closed = "1 node is" if nodes == 1 else f"{nodes} nodes are"
+    return (
+        f" {closed} excluded: a workspace cannot share a node with another project's gang that may use "
+        "the host network."
+    )

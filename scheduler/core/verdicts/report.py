@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from portal.domain.reasons import VerdictCode
-from scheduler.core.actions.evict import preemption_allowed_from_s
-from scheduler.core.actions.scheduling_session import SchedulingSession
+from scheduler.core.actions.scheduling_session import SchedulingSession, preemption_allowed_from_s
 from scheduler.core.model.plan import Eviction, Verdict
-from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, ReservationRow
-from scheduler.core.model.task_shape import HeldSlots
-from scheduler.core.session.fair_order import sort_fairly
+from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, ReservationRow
 from scheduler.core.session.gang import Gang, GangTaskState
+from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
 from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
 
@@ -24,11 +22,17 @@ class VerdictReport:
     """Builds verdicts after the actions of a decision have run, for all jobs or for some."""
 
     def __init__(
-        self, session: SchedulingSession, explainer: Explainer, evictions: Iterable[Eviction]
+        self,
+        session: SchedulingSession,
+        explainer: Explainer,
+        evictions: Iterable[Eviction],
+        earliest_eviction_s: Callable[[PoolId, Gang, int], tuple[float | None, int]],
     ) -> None:
+        """``earliest_eviction_s`` is that of ``EvictAction``."""
         self._session = session
         self._explainer = explainer
         self._evictions = evictions
+        self._earliest_eviction_s = earliest_eviction_s
         # by class id
         self._protected_reasons: dict[int, ClassReason | None] = {}
         self._fits: dict[int, bool] = {}
@@ -99,8 +103,7 @@ class VerdictReport:
         if not places:
             return
         session, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
-        now_s, moments = session.snapshot.now_s, session.planners[pool].protection_ends_s()
-        reserves = self._has_reservations(pool)
+        now_s, reserves = session.snapshot.now_s, self._has_reservations(pool)
         ahead = tuple(gang.job for gang in queue[: session.policy.jobs_ahead_limit])
         for place in places:
             gang = queue[place]
@@ -109,8 +112,8 @@ class VerdictReport:
             before = ahead if place >= len(ahead) else ahead[:place]
             reported = why = self._explainer.unschedulable(gang, row, pool)
             no_place, from_s = why.reason.code in _CAPACITY_CODES, preemption_allowed_from_s(gang, policy)
-            if no_place and moments and now_s >= from_s:
-                reported = self._protected_reason(pool, gang, row, why, moments) or why
+            if no_place and now_s >= from_s:
+                reported = self._protected_reason(pool, gang, row, why) or why
             verdict = reported.verdict(gang.job, place, before)
             if reserves:
                 plain = verdict if reported is why else why.verdict(gang.job, place, before)
@@ -186,17 +189,16 @@ class VerdictReport:
         return self._fits[gang.class_id]
 
     def _protected_reason(
-        self, pool: PoolId, gang: Gang, row: PendingRow, reason: ClassReason, moments: Sequence[float]
+        self, pool: PoolId, gang: Gang, row: PendingRow, reason: ClassReason
     ) -> ClassReason | None:
         """Return the reason of jobs that could evict others but for their protection; None if none."""
         if gang.class_id not in self._protected_reasons:
-            planner, explainer = self._session.planners[pool], self._explainer
-            before = planner.steps_used
-            left = self._session.policy.max_suggestion_steps - explainer.alternative_search.steps_used
-            opening_s = planner.earliest_eviction_s(gang, moments, left) if left > 0 else None
-            explainer.alternative_search.steps_used += planner.steps_used - before
+            search = self._explainer.alternative_search
+            left = self._session.policy.max_suggestion_steps - search.steps_used
+            opening_s, steps = self._earliest_eviction_s(pool, gang, left) if left > 0 else (None, 0)
+            search.steps_used += steps
             self._protected_reasons[gang.class_id] = (
-                None if opening_s is None else explainer.victims_protected(row, opening_s, reason)
+                None if opening_s is None else self._explainer.victims_protected(row, opening_s, reason)
             )
         return self._protected_reasons[gang.class_id]
 
@@ -204,17 +206,17 @@ class VerdictReport:
 def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, now_s: float) -> str:
     """Return which reservation blocks until when, and how the job could pass."""
     nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
-    need = f"Needs {formatting.format_request(job)}; " + ("so much is free now, but " if free else "")
+    need = f"Needs {formatting.format_request(job)}; " + ("enough is free now, but " if free else "")
     until = f"until {formatting.format_time(row.end_s)}"
     if row.start_s <= now_s:
         return f"{need}{nodes} reserved {until} ({row.name})."
     return (
         f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
-        "With a time limit that ends before, it could start now."
+        "With a time limit that ends before then, it could start now."
     )
 
 
 def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
     """Add the time before which nothing is evicted for the job."""
-    message = f"{verdict.message} Nobody is asked to leave for it before {formatting.format_time(from_s)}."
+    message = f"{verdict.message} No job is preempted for it before {formatting.format_time(from_s)}."
     return replace(verdict, message=message, details={**verdict.details, "preemption_from_s": from_s})

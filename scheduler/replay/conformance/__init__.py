@@ -15,16 +15,19 @@ from scheduler.core.model.policy import Policy
 from scheduler.replay.conformance import fair_share, predicates, scheduling
 from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case, Cases, read_cases
+from scheduler.replay.conformance.kai_policy import kai_policy
 from scheduler.replay.conformance.known_differences import KNOWN_DIFFERENCES
 
-POLICIES: dict[str, Callable[[], Policy]] = {"kai": Policy.kai, "default": Policy}
+POLICIES: dict[str, Callable[[], Policy]] = {"kai": kai_policy, "default": Policy}
 KINDS = ("scheduling", "fair_share", "predicate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="cases in the format of tests/data/conformance/README.md, plain or gzip")
-    parser.add_argument("--policy", choices=POLICIES, default="kai", help="KAI-Scheduler's habits, or ours")
-    parser.add_argument("--only", metavar="ID", help="only the cases whose id begins like this")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="kai", help="behave as KAI-Scheduler or as Fairway"
+    )
+    parser.add_argument("--only", metavar="ID", help="only cases with this id prefix")
     parser.add_argument("--kind", choices=KINDS, help="only cases of this kind")
 
 
@@ -62,9 +65,9 @@ def select_cases(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[
 def run_case(kind: str, case: Case, policy: Policy) -> CaseResult:
     """Run one case against the part of the core that it tests."""
     if kind == "fair_share":
-        return fair_share.run_case(case, policy)
+        return fair_share.run_case(case)
     if kind == "predicate":
-        return predicates.run_case(case, policy)
+        return predicates.run_case(case)
     if missing := scheduling.unsupported_reason(case):
         return CaseResult(case["id"], False, "", "", skipped=missing)
     return scheduling.run_case(case, policy)

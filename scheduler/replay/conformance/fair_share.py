@@ -1,4 +1,4 @@
-"""Runs the fair-share cases against ``divide_resources``."""
+"""Runs the fair-share cases against the division of the core."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.core.model.policy import Policy
-from scheduler.core.model.resources import ResourceVector
-from scheduler.core.shares.fairshare import Claim, FairShare, divide, divide_resources, divide_rest
+from scheduler.core.shares.fairshare import Claim, FairShare, divide, divide_rest, divide_tree
 from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case
 
 RESOURCES = ("gpu", "cpu", "memory")
-WHOLE = ResourceVector(1, 1, 1)
-"""The cases count every resource in whole units."""
-
 NO_CLAIM = {"deserved": 0.0, "limit": 0.0, "over_quota_weight": 0.0, "request": 0.0}
 
 
-def run_case(case: Case, policy: Policy) -> CaseResult:
+def run_case(case: Case) -> CaseResult:
     """Divide as the case says and compare exactly, including the remainder where the case has one."""
     several = case["op"] in ("all_resources", "hierarchy")
-    shares, left = _all_resources(case, policy) if several else _one_resource(case, policy)
+    shares, left = _all_resources(case) if several else _one_resource(case)
     expected = {key: case[key] for key in ("fair_share", "remaining") if key in case}
     got: dict[str, Any] = {
         "fair_share": {
@@ -39,35 +34,32 @@ def _stated_resources(answer: Any, share: Any) -> Any:
     return {resource: share[resource] for resource in answer} if isinstance(answer, dict) else share
 
 
-def _all_resources(case: Case, policy: Policy) -> tuple[dict[str, Any], float | None]:
+def _all_resources(case: Case) -> tuple[dict[str, Any], float | None]:
     parents = {key: queue.get("parent") for key, queue in case["queues"].items()}
-    divided = divide_resources(
-        ResourceVector(*(case["total"].get(resource, 0.0) for resource in RESOURCES)),
-        [_claims(case, resource) for resource in RESOURCES],
-        parents.get,
-        case["k_value"],
-        WHOLE,
-        whole_remainder=policy.whole_remainder,
-    )
+    divided = {
+        resource: divide_tree(
+            case["total"].get(resource, 0.0), _claims(case, resource), parents.get, case["k_value"], 1.0
+        )
+        for resource in RESOURCES
+    }
     shares = {
-        key: {resource: each[key].amount for resource, each in zip(RESOURCES, divided, strict=True)}
-        for key in case["queues"]
+        key: {resource: each[key].amount for resource, each in divided.items()} for key in case["queues"]
     }
     return shares, None
 
 
-def _one_resource(case: Case, policy: Policy) -> tuple[dict[str, Any], float | None]:
+def _one_resource(case: Case) -> tuple[dict[str, Any], float | None]:
     """Return the shares of siblings and the remainder; ``over_quota_only`` starts after the guarantees."""
     claims = _claims(case, case["resource"])
-    total, k, whole = case["total"], case["k_value"], policy.whole_remainder
+    total, k = case["total"], case["k_value"]
     if case["op"] == "over_quota_only":
         shares = {
             key: FairShare(queue.get(case["resource"], {}).get("fair_share_start", 0.0))
             for key, queue in case["queues"].items()
         }
-        left = divide_rest(total, claims, shares, k, 1.0, whole_remainder=whole)
+        left = divide_rest(total, claims, shares, k, 1.0)
     else:
-        shares, left = divide(total, claims, k, 1.0, whole_remainder=whole)
+        shares, left = divide(total, claims, k, 1.0)
     return {key: share.amount for key, share in shares.items()}, left
 
 

@@ -88,7 +88,7 @@ def _check_ids(content: Case) -> None:
     for family in ("scheduling_cases", "fair_share_cases", "predicate_cases"):
         for i, case in enumerate(content.get(family, ())):
             if case["id"] in seen:
-                raise InvalidValueError(f"$.{family}[{i}].id", f"{case['id']!r} stands twice")
+                raise InvalidValueError(f"$.{family}[{i}].id", f"{case['id']!r} is repeated")
             seen.add(case["id"])
 
 
@@ -102,7 +102,7 @@ def _check_names(case: Case, place: str) -> None:
     for i, job in enumerate(case["jobs"]):
         at = f"{place}.jobs[{i}]"
         if job["name"] in jobs:
-            raise InvalidValueError(f"{at}.name", f"{job['name']!r} stands twice")
+            raise InvalidValueError(f"{at}.name", f"{job['name']!r} is repeated")
         jobs.add(job["name"])
         if job["queue"] not in queues:
             raise InvalidValueError(f"{at}.queue", f"there is no queue {job['queue']!r}")
@@ -115,7 +115,7 @@ def _check_names(case: Case, place: str) -> None:
     for key, known in (("jobs", jobs), ("tasks", tasks), ("nodes", set(case["nodes"]))):
         for name in case["expected"].get(key, ()):
             if name not in known:
-                raise InvalidValueError(f"{place}.expected.{key}.{name}", "there is nothing of this name")
+                raise InvalidValueError(f"{place}.expected.{key}.{name}", "nothing has this name")
 
 
 def _check_shares(case: Case, place: str) -> None:
@@ -135,7 +135,7 @@ def _check_shares(case: Case, place: str) -> None:
             raise InvalidValueError(f"{place}.fair_share.{key}", "there is no such queue")
         if isinstance(answer, dict) != several:
             raise InvalidValueError(
-                f"{place}.fair_share.{key}", "this answer does not fit the kind of division"
+                f"{place}.fair_share.{key}", "this result does not match the kind of division"
             )
 
 

@@ -7,18 +7,14 @@ unlimited.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import UNBOUNDED, ZERO, Entitlement, ResourceVector, build_entitlement
+from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
+from scheduler.core.shares.quota_ledger import PoolLedger
 from scheduler.core.shares.reclaim_rules import (
     ReclaimCheck,
-    ReclaimScope,
-    ReclaimVictim,
-    allows_all,
-    exceeded_resources,
-    first_exceeded_bound,
     is_over_share,
     may_reclaim,
     may_reclaim_from,
@@ -36,14 +32,14 @@ ORDER_OF_ORIGIN = (("cpu", 1), ("memory", 2), ("gpu", 0))
 Data = Mapping[str, Any]
 
 
-def run_case(case: Case, policy: Policy) -> CaseResult:
+def run_case(case: Case) -> CaseResult:
     data = case["data"]
     if case["kind"] == "table":
         table = table_of(data) or ""
-        got: Any = TABLES[table](data, policy)
+        got: Any = TABLES[table](data)
         expected: Any = _expected_of_table(table, data)
     else:
-        got = (_reclaimable if case["kind"] == "reclaimable" else _filter_victim)(data, policy)
+        got = (_reclaimable if case["kind"] == "reclaimable" else _filter_victim)(data)
         expected = case["expected"]
     return CaseResult(case["id"], got == expected, str(expected), str(got))
 
@@ -63,13 +59,13 @@ def _expected_of_table(table: str, data: Data) -> Any:
 # -- reclaim --------------------------------------------------------------------------------------------
 
 
-def _can_reclaim(data: Data, policy: Policy) -> bool:
+def _can_reclaim(data: Data) -> bool:
     owed, held, firm = _queue_state(data["queue"])
     reclaimer = data["reclaimerInfo"]
     return may_reclaim(owed, held, firm, _amounts(reclaimer["RequiredResources"]), reclaimer["IsPreemptable"])
 
 
-def _strategy(data: Data, policy: Policy) -> bool:
+def _strategy(data: Data) -> bool:
     """Check one reason: victim over its share, or (with a request) reclaimer within its guarantee."""
     taker, taker_held, _ = _queue_state(data["reclaimerQueue"])
     giver, giver_held, _ = _queue_state(data["reclaimeeQueue"])
@@ -79,21 +75,22 @@ def _strategy(data: Data, policy: Policy) -> bool:
     return may_reclaim_from(unbounded, giver_held, taker, taker_held, _amounts(data["reclaimerResources"]))
 
 
-def _reclaimable(data: Data, policy: Policy) -> bool:
-    victims = [
-        ReclaimVictim(victim["queue"], _sum(_amounts(task) for task in victim["tasks"]))
-        for victim in data["victims"]
-    ]
-    return allows_all(_taking(data, policy), victims)
+def _reclaimable(data: Data) -> bool:
+    taking = _taking(data)
+    for victim in data["victims"]:
+        if not taking.allows(victim["queue"]):
+            return False
+        taking.add_victim(victim["queue"], _sum(_amounts(task) for task in victim["tasks"]))
+    return taking.is_balanced()
 
 
-def _filter_victim(data: Data, policy: Policy) -> bool:
+def _filter_victim(data: Data) -> bool:
     if data["reclaimer"] is None:
         return True
-    return _taking(data, policy).may_have_reclaimable(data["victim_queue"])
+    return _taking(data).may_have_reclaimable(data["victim_queue"])
 
 
-def _taking(data: Data, policy: Policy) -> ReclaimCheck[str]:
+def _taking(data: Data) -> ReclaimCheck[str]:
     queues, reclaimer = data["queues"], data["reclaimer"]
     owed, held, firm = _queue_states(queues)
     return ReclaimCheck(
@@ -104,14 +101,13 @@ def _taking(data: Data, policy: Policy) -> ReclaimCheck[str]:
         reclaimer["Queue"],
         _amounts(reclaimer["RequiredResources"]),
         reclaimer["IsPreemptable"],
-        ReclaimScope(policy.involved_only, policy.every_level),
     )
 
 
 # -- order ------------------------------------------------------------------------------------------------
 
 
-def _queue_order(data: Data, policy: Policy) -> int:
+def _queue_order(data: Data) -> int:
     """Return -1 when the left queue goes first, 1 when the right one does or they are equal."""
     capacity = _amounts(data.get("totalResources", {}))
     gpu_mib = data.get("minNodeGPUMemory") or DEFAULT_GPU_MIB
@@ -129,7 +125,6 @@ def _queue_order(data: Data, policy: Policy) -> int:
                 _sum(_order_task(task, gpu_mib) for task in job["tasks"]),
                 capacity,
                 _sum(_order_task(task, gpu_mib) for task in leaving),
-                involved_only=policy.involved_only,
             )
         )
     return -1 if keys[0] < keys[1] else 1
@@ -143,25 +138,43 @@ def _order_task(task: Data, gpu_mib: float) -> ResourceVector:
 # -- limits and guarantees --------------------------------------------------------------------------------
 
 
-def _over_limit(data: Data, policy: Policy) -> tuple[bool, str]:
-    bound = ResourceVector(*map(_bound, _amounts(data["maxAllowed"])))
-    over = exceeded_resources(_amounts(data["allocated"]), _amounts(data["requestedQuota"]), bound)
-    return any(over), _first_named(over)
+def _over_limit(data: Data) -> tuple[bool, str]:
+    return _first_over(_amounts(data["maxAllowed"]), _amounts(data["allocated"]), data)
 
 
-def _over_guarantee(data: Data, policy: Policy) -> tuple[bool, str]:
-    bound = ResourceVector(*map(_bound, _amounts(data["deserved"])))
-    over = exceeded_resources(
-        _amounts(data["allocatedNonPreemptible"]), _amounts(data["requestedQuota"]), bound
-    )
-    return any(over), _first_named(over)
+def _over_guarantee(data: Data) -> tuple[bool, str]:
+    return _first_over(_amounts(data["deserved"]), _amounts(data["allocatedNonPreemptible"]), data)
 
 
-def _first_named(over: Sequence[bool]) -> str:
-    return next((name for name, i in ORDER_OF_ORIGIN if over[i]), "")
+def _first_over(bound: ResourceVector, held: ResourceVector, data: Data) -> tuple[bool, str]:
+    """Return whether the request exceeds ``bound``, and the resource that KAI-Scheduler would name."""
+    owed = build_entitlement(UNBOUNDED, ResourceVector(*map(_bound, bound)), UNBOUNDED)
+    ledger = _ledger({"": ("",)}, {"": owed}, {"": held}, {"": ZERO})
+    asked = _amounts(data["requestedQuota"])
+    for name, i in ORDER_OF_ORIGIN:
+        alone = ResourceVector(*(asked[n] if n == i else 0 for n in (0, 1, 2)))
+        if ledger.exceeded_limit(ProjectId(""), alone):
+            return True, name
+    return False, ""
 
 
-def _capacity(data: Data, policy: Policy) -> bool:
+def _ledger(
+    paths: Mapping[str, tuple[str, ...]],
+    owed: Mapping[str, Entitlement],
+    held: Mapping[str, ResourceVector],
+    firm: Mapping[str, ResourceVector],
+) -> PoolLedger:
+    quotas = {ProjectId(key): QuotaRow(ProjectId(key), PoolId(""), 0, None) for key in paths}
+    ledger = PoolLedger(quotas, {ProjectId(key): tuple(map(ProjectId, path)) for key, path in paths.items()})
+    ledger.has_cpu_or_memory_quota = True
+    ledger.limit = {ProjectId(key): each.limit for key, each in owed.items()}
+    ledger.guaranteed = {ProjectId(key): each.guaranteed for key, each in owed.items()}
+    ledger.held = {ProjectId(key): each for key, each in held.items()}
+    ledger.held_non_preemptible = {ProjectId(key): each for key, each in firm.items()}
+    return ledger
+
+
+def _capacity(data: Data) -> bool:
     """Return True when the job may start.
 
     A table with ``requestedShare`` tests one bound: limits where there are any, otherwise guarantees. A table
@@ -170,18 +183,18 @@ def _capacity(data: Data, policy: Policy) -> bool:
     job, queues = data["job"], data["queues"]
     owed, held, firm = _queue_states(queues)
     preemptible = job.get("Preemptibility", "") == "preemptible"
-    path = _paths(queues)[job["Queue"]]
     if "requestedShare" in data:
         asked = _amounts(data["requestedShare"])
         if any("limit" in queue.get(r, {}) for queue in queues.values() for r in ("gpu", "cpu", "memory")):
             preemptible = True
         else:
             owed = {key: each._replace(limit=UNBOUNDED) for key, each in owed.items()}
-        return first_exceeded_bound(path, owed, held, firm, asked, preemptible) is None
-    gpu_mib = data.get("maxNodeGPUMemory") or DEFAULT_GPU_MIB
-    tasks = [task for group in job.get("PodSets", {}).values() for task in _next_tasks(group)]
-    asked = _sum(_capacity_task(task, gpu_mib) for task in tasks)
-    return first_exceeded_bound(path, owed, held, firm, asked, preemptible) is None
+    else:
+        gpu_mib = data.get("maxNodeGPUMemory") or DEFAULT_GPU_MIB
+        tasks = [task for group in job.get("PodSets", {}).values() for task in _next_tasks(group)]
+        asked = _sum(_capacity_task(task, gpu_mib) for task in tasks)
+    ledger = _ledger(_paths(queues), owed, held, firm)
+    return not ledger.is_blocked(ProjectId(job["Queue"]), UserId(""), asked, preemptible)
 
 
 def _next_tasks(group: Data) -> list[Data]:
@@ -199,7 +212,7 @@ def _capacity_task(task: Data, gpu_mib: float) -> ResourceVector:
     return amounts
 
 
-TABLES: dict[str, Callable[[Data, Policy], Any]] = {
+TABLES: dict[str, Callable[[Data], Any]] = {
     "reclaimerInfo": _can_reclaim,
     "reclaimeeQueue": _strategy,
     "lqueue": _queue_order,

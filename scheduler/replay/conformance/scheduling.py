@@ -58,7 +58,8 @@ UNSUPPORTED = {
 
 def run_case(case: Case, policy: Policy) -> CaseResult:
     """Run the case and compare; expectations are read only after the run."""
-    policy = replace(policy, actions=tuple(ACTION_NAMES[action] for action in case["actions"]))
+    actions = tuple(ACTION_NAMES[action] for action in case["actions"])
+    policy = replace(policy, semantics=replace(policy.semantics, actions=actions))
     try:
         cluster = CaseCluster(case)
         states = cluster.initial_states()
@@ -70,7 +71,7 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
         else:
             wrong = _run_rounds(case, cluster, states, policy)
     except SnapshotError as problem:
-        return CaseResult(case["id"], False, "a decision", f"the photograph is refused: {problem}")
+        return CaseResult(case["id"], False, "a decision", f"the snapshot is invalid: {problem}")
     except Exception as problem:  # a bug in the core fails this case only
         return CaseResult(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
     return CaseResult(

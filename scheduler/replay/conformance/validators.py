@@ -26,14 +26,14 @@ class InvalidValueError(ValueError):
 def number(value: Any, path: str) -> None:
     """Accept a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidValueError(path, f"{_quote(value)} is no number")
+        raise InvalidValueError(path, f"{_quote(value)} is not a number")
 
 
 def integer(value: Any, path: str) -> None:
     """Accept a whole number, also as 2.0."""
     number(value, path)
     if value != int(value):
-        raise InvalidValueError(path, f"{value} is no whole number")
+        raise InvalidValueError(path, f"{value} is not an integer")
 
 
 def count(value: Any, path: str) -> None:
@@ -53,7 +53,7 @@ def small_count(value: Any, path: str) -> None:
 def text(value: Any, path: str) -> None:
     """Accept a string."""
     if not isinstance(value, str):
-        raise InvalidValueError(path, f"{_quote(value)} is no text")
+        raise InvalidValueError(path, f"{_quote(value)} is not a string")
 
 
 def boolean(value: Any, path: str) -> None:
@@ -71,7 +71,7 @@ def one_of(*options: str) -> Validator:
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str) or value not in options:
-            raise InvalidValueError(path, f"{_quote(value)} is none of {', '.join(options)}")
+            raise InvalidValueError(path, f"{_quote(value)} is not one of {', '.join(options)}")
 
     return check
 
@@ -91,7 +91,7 @@ def list_of(validator: Validator) -> Validator:
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, list):
-            raise InvalidValueError(path, f"{_quote(value)} is no list")
+            raise InvalidValueError(path, f"{_quote(value)} is not a list")
         for i, each in enumerate(value):
             validator(each, f"{path}[{i}]")
 
@@ -103,7 +103,7 @@ def map_of(validator: Validator) -> Validator:
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
-            raise InvalidValueError(path, f"{_quote(value)} is no object")
+            raise InvalidValueError(path, f"{_quote(value)} is not an object")
         for key, each in value.items():
             validator(each, f"{path}.{key}")
 
@@ -118,7 +118,7 @@ def record(
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
-            raise InvalidValueError(path, f"{_quote(value)} is no object")
+            raise InvalidValueError(path, f"{_quote(value)} is not an object")
         for key, each in value.items():
             if key not in known:
                 raise InvalidValueError(f"{path}.{key}", "this field is unknown")
@@ -135,10 +135,10 @@ def by_kind(choose: Callable[[Mapping[str, Any]], Validator | None]) -> Validato
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
-            raise InvalidValueError(path, f"{_quote(value)} is no object")
+            raise InvalidValueError(path, f"{_quote(value)} is not an object")
         shape = choose(value)
         if shape is None:
-            raise InvalidValueError(path, f"no kind of record has the fields {', '.join(value) or '(none)'}")
+            raise InvalidValueError(path, f"no record type has the fields {', '.join(value) or '(none)'}")
         shape(value, path)
 
     return check

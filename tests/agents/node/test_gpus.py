@@ -104,7 +104,11 @@ def test_a_gpu_that_leaves_the_bus_is_lost_and_the_links_are_those_of_the_others
     rows[2].append("lost")
     driver.write(rows)
     lost = gpus.gpus()[-1]
-    assert (lost.uuid, lost.health, lost.health_message) == ("GPU-h200-2", "lost", "The GPU left the bus.")
+    assert (lost.uuid, lost.health, lost.health_message) == (
+        "GPU-h200-2",
+        "lost",
+        "The GPU fell off the bus.",
+    )
     assert [(link.a, link.b) for link in gpus.links()] == [("GPU-h200-0", "GPU-h200-1")]
 
 

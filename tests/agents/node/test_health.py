@@ -32,7 +32,7 @@ WORST_FIRST = (LOST, QUARANTINED, OK)
     ("readings", "health", "fatal", "says"),
     [
         (HealthReadings(), OK, False, None),
-        (HealthReadings(responds=False), LOST, True, "no longer answers"),
+        (HealthReadings(responds=False), LOST, True, "no longer reports"),
         (HealthReadings(xids=(79,)), LOST, True, "XID 79: it fell off the bus."),
         (HealthReadings(xids=(48,)), QUARANTINED, True, "XID 48"),
         (HealthReadings(xids=(94,)), QUARANTINED, True, "XID 94"),
@@ -45,13 +45,13 @@ WORST_FIRST = (LOST, QUARANTINED, OK)
             HealthReadings(xids=(0,)),
             QUARANTINED,
             True,
-            "Its memory had an error that could not be corrected.",
+            "Its memory had an uncorrectable error.",
         ),
-        (HealthReadings(rows_failed=True), QUARANTINED, False, "case for its maker"),
+        (HealthReadings(rows_failed=True), QUARANTINED, False, "vendor"),
         (HealthReadings(rows_pending=True), OK, False, "next reset"),
-        (HealthReadings(pages_pending=True), QUARANTINED, False, "wait for a reset"),
+        (HealthReadings(pages_pending=True), QUARANTINED, False, "next reset of the GPU"),
         (HealthReadings(ecc_uncorrected=2), OK, False, "since the driver was loaded"),
-        (HealthReadings(throttle=0x40, throttled_s=31), OK, False, "slower: it is too hot"),
+        (HealthReadings(throttle=0x40, throttled_s=31), OK, False, "throttled: it is too hot"),
         (HealthReadings(throttle=0x40, throttled_s=5), OK, False, None),
         (HealthReadings(throttle=0x4, throttled_s=600), OK, False, None),
         (HealthReadings(throttle=0x88, throttled_s=60), OK, False, "power supply"),
@@ -136,7 +136,7 @@ def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
     driver.take(monkeypatch)
     monkeypatch.setattr("agents.node.gpus.health.THROTTLE_WARNING_S", 0.0)
     told = [(gpu.health, str(gpu.health_message).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
-    assert told == [(OK, "GPU."), (QUARANTINED, "maker."), (QUARANTINED, "GPU."), (OK, "hot.")]
+    assert told == [(OK, "GPU."), (QUARANTINED, "vendor."), (QUARANTINED, "GPU."), (OK, "hot.")]
 
 
 def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
@@ -183,9 +183,13 @@ def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
         assert told == {31, 95}  # what befell them before is past
         event = wait_for(link, "gpu_health", timeout_s=10)
         assert (event["uuid"], event["health"], event["fatal"]) == ("GPU-h200-0", QUARANTINED, True)
-        assert event["message"] == "The driver told XID 95: its memory had an error that reached other work."
+        assert event["message"] == "The driver reported XID 95: its memory had an uncontained error."
         gpus = link.request("hello", timeout_s=5)["hello"]["gpus"]
         assert [gpu["health"] for gpu in gpus] == [QUARANTINED, OK]
         driver.write([nvml.h200(0), nvml.h200(1, "lost")])
         event = wait_for(link, "gpu_health", timeout_s=10, uuid="GPU-h200-1")
-        assert (event["health"], event["fatal"], event["message"]) == (LOST, True, "The GPU left the bus.")
+        assert (event["health"], event["fatal"], event["message"]) == (
+            LOST,
+            True,
+            "The GPU fell off the bus.",
+        )

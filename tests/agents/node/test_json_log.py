@@ -130,7 +130,9 @@ def test_it_ends_at_its_size_with_a_line_that_says_so(tmp_path, monkeypatch):
     for _ in range(9):
         docker.write(docker.row("x" * 1023 + "\n") * 128)
         log = take(docker, target)
-    assert log.splitlines()[-1].endswith(b" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
+    assert log.splitlines()[-1].endswith(
+        b" stdout F fairway: log truncated at 1 MiB; further output is discarded."
+    )
     assert (1 << 20) - 2000 < len(log) < (1 << 20) + 200
     docker.turn()
     docker.write(docker.row("more\n"))

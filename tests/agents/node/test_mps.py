@@ -257,7 +257,7 @@ def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) 
     assert "pretend" in str(
         mps.unavailable_reason(settings, [real[0]._replace(simulated=True)], str(STANDIN))
     )
-    assert "is not on it" in str(mps.unavailable_reason(settings, real, None))
+    assert "is not installed" in str(mps.unavailable_reason(settings, real, None))
     assert mps.find_control_program(parse_settings({**own, "mps_control_program": None})) is None
     older = tmp_path / "older"
     older.write_text("get_server_list")

@@ -248,7 +248,7 @@ time.sleep(600)"""
         assert size() <= 2 << 20
         time.sleep(0.05)
     lines = last.decode().splitlines()
-    assert lines[-1].endswith(" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
+    assert lines[-1].endswith(" stdout F fairway: log truncated at 1 MiB; further output is discarded.")
     number = int(lines[-2].split()[-1])  # the line before is that of the first mebibyte, and it stays so
     assert number < 8192
     assert piece(0).split()[3] == b"0" * 127

@@ -306,8 +306,8 @@ def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
     assert (1 << 20) - 128 * 1024 < size < (1 << 20) + 512
     last = link.request("logs", timeout_s=10, offset=size - 200_000, **where)
     *kept, cut, dropped = base64.b64decode(last["data_b64"]).decode().splitlines()
-    assert cut.endswith(" stdout F fairway: log cut at 1 MiB; what follows is not kept.")
-    told = re.fullmatch(r"\S+ stdout F fairway: (\d+) bytes were dropped after this place\.", dropped)
+    assert cut.endswith(" stdout F fairway: log truncated at 1 MiB; further output is discarded.")
+    told = re.fullmatch(r"\S+ stdout F fairway: (\d+) bytes were dropped here\.", dropped)
     assert told, dropped
     head = kept[-1].index("x")
     assert (size - len(cut) - len(dropped) - 2) // (head + 1024) == 3000 - int(told[1]) // 1024
@@ -412,7 +412,10 @@ def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
 
 def test_mounts_only_from_lent_folders(node: LoneNode) -> None:
     mount = {"kind": "host_path", "source": "/etc", "target": "/mnt"}
-    assert "lends" in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
+    assert (
+        "allows for jobs"
+        in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
+    )
 
 
 def test_roles_are_bounded_by_the_key(node: LoneNode) -> None:

@@ -126,7 +126,7 @@ def test_only_the_right_login_brings_the_image_and_none_of_it_stays(
     with pytest.raises(AgentError, match="wants a login, or has no such image; an administrator keeps one"):
         link.request("pull", timeout_s=60, image=registry.image)
     wrong = {"username": NAME, "password": "guessed"}
-    with pytest.raises(AgentError, match="refused the login that is kept for it"):
+    with pytest.raises(AgentError, match="rejected its stored credentials"):
         link.request("pull", timeout_s=60, image=registry.image, login=wrong)
     right = {"username": NAME, "password": PASSWORD}
     answer = link.request("pull", timeout_s=60, image=registry.image, login=right)

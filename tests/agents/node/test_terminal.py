@@ -255,7 +255,7 @@ def test_output_without_end_waits_for_the_eyes_and_starves_no_other(task) -> Non
 def test_limits_and_what_is_no_order_are_refused(task) -> None:
     _, link = task
     browsers = [Browser(open_terminal(link, "jterm")) for _ in range(4)]
-    with pytest.raises(AgentError, match="At most 4 terminals"):
+    with pytest.raises(AgentError, match="at most 4 open terminals"):
         open_terminal(link, "jterm")
     browsers[0].leave()
     until_s = time.monotonic() + 5
@@ -272,7 +272,7 @@ def test_limits_and_what_is_no_order_are_refused(task) -> None:
 
 def test_only_the_control_key_opens_terminals(node: LoneNode) -> None:
     for role in ("watch", "bulk"):
-        with pytest.raises(AgentError, match=f"The role {role} may not terminal"):
+        with pytest.raises(AgentError, match=f"The role {role} may not use terminal"):
             open_terminal(node.open(role), "jterm")
 
 

@@ -34,8 +34,8 @@ from agents.node.host import versions
         ({"driver": None, "conmon": None}, True, None),
         ({"ssh": "9.2"}, False, "OpenSSH 9.2 is below 9.6"),
         ({"ssh": "9.2", "sshd": "9.6"}, False, None),
-        ({"ssh": "9.8", "sshd": "9.2"}, False, "The sshd that runs 9.2 is below 9.6"),
-        ({"maxstartups": "3:50:10"}, False, "from 3 at once on (MaxStartups)"),
+        ({"ssh": "9.8", "sshd": "9.2"}, False, "The running sshd 9.2 is below 9.6"),
+        ({"maxstartups": "3:50:10"}, False, "above 3 at once (MaxStartups)"),
         ({"maxstartups": "10:30:100", "maxsessions": "1"}, False, None),
     ],
 )
@@ -62,7 +62,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
             told, below = link.hello.versions, link.hello.version_warnings
     assert (told["sshd"], told["maxsessions"], told["maxstartups"]) == ("8.4", "7", "3:30:100")
     assert (told["conmon"], told["driver"]) == ("2.0.25", None)
-    assert any("The sshd that runs 8.4 is below 9.6" in each for each in below)
+    assert any("The running sshd 8.4 is below 9.6" in each for each in below)
     assert any("MaxStartups" in each for each in below)
     assert not any("conmon" in each for each in below)  # no engine runs containers here
 

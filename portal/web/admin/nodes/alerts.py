@@ -38,7 +38,9 @@ def acknowledge(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def act() -> str:
         row = do_acknowledge_alert(user, public_id, request.POST.get("note", ""))
-        return f"{AlertView(row).name} on {row.gpu.node.name} is acknowledged; the next one is told anew."
+        return (
+            f"{AlertView(row).name} on {row.gpu.node.name} is acknowledged; the next one raises a new alert."
+        )
 
     return run_and_redirect(request, act, reverse("alerts"))
 
@@ -51,6 +53,6 @@ def acknowledge_invalid_row(request: HttpRequest, public_id: str) -> HttpRespons
 
     def act() -> str:
         do_acknowledge_invalid_row(user, public_id, request.POST.get("note", ""))
-        return "Acknowledged. The alarm ends once the row is valid again."
+        return "Acknowledged. The alert ends once the row is valid again."
 
     return run_and_redirect(request, act, reverse("alerts"))

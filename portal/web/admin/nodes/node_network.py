@@ -32,12 +32,8 @@ def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
     def change() -> str:
         do_set_gang_fabric(require_user(request.user), pool, allowed=allowed, fabric=fabric)
         may = "may use" if allowed else "may not use"
-        owner = (
-            f"the network {fabric.network} in"
-            if allowed and fabric.network
-            else "the network of the nodes in"
-        )
-        return f"Gangs {may} {owner} {pool.name}. What runs stays as it is."
+        owner = f"the network {fabric.network} in" if allowed and fabric.network else "the host network in"
+        return f"Gangs {may} {owner} {pool.name}. Running jobs are not changed."
 
     return run_and_redirect(request, change, f"{reverse('policy')}?pool={pool.name}")
 
@@ -53,6 +49,7 @@ def set_interface(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def change() -> str:
         do_set_interface(require_user(request.user), node, name)
-        return f"Gangs that start from now on reach {node.name} by {name or 'the interface its agent finds'}."
+        through = name or "the interface that its agent detects"
+        return f"Gangs that start from now on reach {node.name} through {through}."
 
     return run_and_redirect(request, change, reverse("node", args=[public_id]))

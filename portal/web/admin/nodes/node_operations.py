@@ -20,11 +20,11 @@ from portal.services.nodes.operations import do_request_operation, do_upgrade_al
 def start_operation(request: HttpRequest, public_id: str) -> HttpResponse:
     """Start an operation on a node and show its steps as they finish."""
     node = Node.objects.filter(public_id=public_id).first()
-    asked = request.POST.get("act", "")
-    if node is None or asked not in {act.value for act in CONTROL_CHANNEL_OPERATIONS}:
+    kind = request.POST.get("act", "")
+    if node is None or kind not in {act.value for act in CONTROL_CHANNEL_OPERATIONS}:
         raise NotFound
     try:
-        check = do_request_operation(require_user(request.user), node, OperationKind(asked))
+        check = do_request_operation(require_user(request.user), node, OperationKind(kind))
     except FairwayError as refusal:
         messages.error(request, refusal.message)
         return HttpResponseRedirect(reverse("node", args=[public_id]))

@@ -24,9 +24,9 @@ from portal.web.display.formatting import parse_whole_number
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
 ENGINE_TITLES: dict[EngineAccess, str] = {
-    "auto": "rootless where it can hold limits",
+    "auto": "rootless if it can enforce limits",
     "rootless": "rootless",
-    "rootful": "rootful, by one sudoers line",
+    "rootful": "rootful, through a sudoers rule",
 }
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
@@ -41,7 +41,7 @@ def add_node(request: HttpRequest) -> HttpResponse:
     try:
         port = _port(values["port"])
         if not values.get("host"):
-            raise InvalidRequest(fields={"host": "Type the machine's name or address."})
+            raise InvalidRequest(fields={"host": "Enter the host name or address of the machine."})
         choices = {name: values[name] for name in ("engine", "runtime", "account")}
         enrolment.check_choices(**choices)
         if "confirmed" not in request.POST:
@@ -73,7 +73,7 @@ def return_gpu_to_service(request: HttpRequest, public_id: str, uuid: str) -> Ht
         raise NotFound
     do_return_gpu_to_service(require_user(request.user), gpu)
     messages.success(
-        request, f"GPU {gpu.index} takes work again." if gpu.present else "The GPU is forgotten."
+        request, f"GPU {gpu.index} accepts jobs again." if gpu.present else "The GPU is removed."
     )
     return HttpResponseRedirect(reverse("node", args=[public_id]))
 
@@ -110,7 +110,7 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
     """Cordon, drain, fence, retire or uncordon a node, or clear its quarantine."""
     node, user = _node(public_id), require_user(request.user)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
-    if act in ("ready", "ready-anyway") and reason == node.state_reason:
+    if act in ("uncordon", "force-uncordon") and reason == node.state_reason:
         reason = ""  # the reason explained why the node was out of service
     states = {
         "cordon": NodeState.CORDONED,
@@ -118,19 +118,19 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
         "retire": NodeState.RETIRED,
     }
 
-    if act == "ready":
+    if act == "uncordon":
         return _start_return_check(request, node, reason)
 
     def change() -> str:
-        if act == "ready-anyway":
+        if act == "force-uncordon":
             do_uncordon_node(user, node, reason=reason, force=True)
             return f"{node.name} is now ready."
         if act == "fence":
             ended = nodes.do_fence_node(user, node, reason=reason)
             return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
-        if act == "trust":
+        if act == "clear-quarantine":
             do_clear_node_quarantine(user, node, reason=reason)
-            return f"{node.name} is trusted again."
+            return f"The quarantine of {node.name} is cleared."
         if act not in states:
             raise NotFound
         nodes.do_set_node_state(user, node, states[act], reason=reason)
@@ -150,7 +150,7 @@ def set_labels(request: HttpRequest, public_id: str) -> HttpResponse:
     except InvalidRequest as refusal:
         messages.error(request, refusal.message)
         return node_page(request, node, typed_labels=text, status=400)
-    messages.success(request, f"The labels of {node.name} are saved. The next cycle places by them.")
+    messages.success(request, f"The labels of {node.name} are saved. The next cycle uses them.")
     return HttpResponseRedirect(reverse("node", args=[public_id]))
 
 
@@ -162,7 +162,7 @@ def parse_labels(text: str) -> dict[str, str]:
         if not sign:
             raise InvalidRequest(fields={"labels": f"“{line[:40]}” is not key=value."})
         if key in found:
-            raise InvalidRequest(fields={"labels": f"{key[:40]} stands there twice."})
+            raise InvalidRequest(fields={"labels": f"{key[:40]} occurs twice."})
         found[key] = value
     return found
 
@@ -211,7 +211,7 @@ def _port(text: str) -> int:
 
 def _runtime(text: str) -> RuntimeKind:
     if text not in set(RuntimeKind):
-        raise InvalidRequest(fields={"runtime": "Choose one of the offered ones."})
+        raise InvalidRequest(fields={"runtime": "Choose one of the options."})
     return RuntimeKind(text)
 
 

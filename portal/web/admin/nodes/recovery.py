@@ -70,12 +70,12 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
 
 def _adopt_message(user: User, row: OrphanContainer) -> str:
     job = do_adopt_orphan(user, row)
-    return f"{row.name} is adopted: it is the job {job.name} of {job.owner.username} now."
+    return f"{row.name} is adopted as the job {job.name} of {job.owner.username}."
 
 
 def _stop_message(user: User, row: OrphanContainer) -> str:
     do_stop_orphan(user, row)
-    return f"{row.name} is being stopped; it leaves this page once {row.node.name} says so."
+    return f"{row.name} is being stopped; it disappears from this page once {row.node.name} confirms it."
 
 
 def _confirm_and_run(

@@ -35,7 +35,7 @@ def save_topology(request: HttpRequest) -> HttpResponse:
         saved = do_save_topology(require_user(request.user), values["name"], levels, row)
     except InvalidRequest as refusal:
         return _render_page(request, row, values, problems=refusal.fields, status=400)
-    messages.success(request, f"The topology {saved.name} is saved. The next cycle places by it.")
+    messages.success(request, f"The topology {saved.name} is saved. The next cycle uses it.")
     return HttpResponseRedirect(reverse("topologies"))
 
 

@@ -26,9 +26,13 @@ class ProjectSettingRow(SettingRow):
         """Return effective value, its source and its pools; pools with the same value are grouped."""
         found: dict[tuple[str, str], list[str]] = {}
         for rule in self.project_setting.rules if self.project_setting else ():
-            said_by = f"{rule.source_text}, which allows no more" if rule.is_clamped else rule.source_text
-            found.setdefault((format_value(self.setting, rule.value), said_by), []).append(rule.pool.name)
-        return [(value, said_by, ", ".join(pools)) for (value, said_by), pools in found.items()]
+            set_by = (
+                f"{rule.source_text}, which allows nothing less strict"
+                if rule.is_clamped
+                else rule.source_text
+            )
+            found.setdefault((format_value(self.setting, rule.value), set_by), []).append(rule.pool.name)
+        return [(value, set_by, ", ".join(pools)) for (value, set_by), pools in found.items()]
 
     @property
     def bound_text(self) -> str:
@@ -60,7 +64,7 @@ class ProjectPolicyPanel:
         """
         version = parse_whole_number(posted.get("version", ""))
         if version is None:
-            raise InvalidRequest("This form is not one of ours; load the page again.")
+            raise InvalidRequest("The form is not valid; reload the page.")
         apply_posted(self.rows, posted)
         try:
             changes = posted_changes(self.rows)

@@ -52,7 +52,7 @@ def add_project(request: HttpRequest) -> HttpResponse:
         project = projects.do_create_project(user, name=values["name"], title=values["title"], parent=parent)
     except InvalidRequest as refusal:
         return _list(request, status=400, values=values, problems=refusal.fields)
-    messages.success(request, f"{project.name} is ready. Now give it people and a quota.")
+    messages.success(request, f"{project.name} is created. Add members and a quota next.")
     return HttpResponseRedirect(reverse("project", args=[project.public_id]))
 
 
@@ -75,7 +75,7 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
     everybody = User.objects.filter(username=name)
     who = (everybody if role == "none" else everybody.filter(is_active=True)).first()
     if who is None or (role != "none" and role not in {r.value for r in Role}):
-        problem = f"There is nobody called {name}." if who is None else "Choose a role."
+        problem = f"There is no user called {name}." if who is None else "Choose a role."
         return _page(request, project, status=400, problems={"username": problem}, values={"username": name})
     back = reverse("project", args=[public_id])
     out = role == "none"
@@ -85,11 +85,11 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
         else:
             projects.do_set_member(user, project, who, Role(role), choice=parse_choice(request))
     except ChoiceRequired as needed:
-        change = f"Take {who.username} out of" if out else f"Make {who.username} {role} of"
+        change = f"Remove {who.username} from" if out else f"Make {who.username} {role} of"
         return render_choice(request, needed, change=f"{change} {project.name}", back=back)
     if out:
         messages.success(
-            request, f"{who.username} is out of {project.name}. Their open workspaces there close now."
+            request, f"{who.username} is removed from {project.name}. Their open workspaces there are closed."
         )
     else:
         messages.success(request, f"{who.username} is now {role} of {project.name}.")
@@ -126,14 +126,14 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
     def change() -> str:
         if "archive" in request.POST:
             projects.do_change_project(user, project, archived_at=timezone.now())
-            return f"{project.name} is archived; nothing new starts in it."
+            return f"{project.name} is archived; no new jobs start in it."
         if "restore" in request.POST:
             projects.do_change_project(user, project, archived_at=None)
-            return f"{project.name} is open again."
+            return f"{project.name} is no longer archived."
         if "egress_allow" in request.POST:
             entries = request.POST["egress_allow"].replace(",", "\n").splitlines()
             projects.do_change_project(user, project, egress_allow=entries)
-            return "Saved. Jobs that start from now on follow it."
+            return "Saved. Applies to jobs that start from now on."
         projects.do_change_project(user, project, title=request.POST.get("title", "").strip()[:200])
         return "Saved."
 
@@ -154,7 +154,7 @@ def save_idle(request: HttpRequest, public_id: str) -> HttpResponse:
             request, project, status=409 if isinstance(refusal, PreconditionFailed) else 400, idle=idle
         )
     if changed:
-        messages.success(request, "Saved. The next look at workspaces follows it.")
+        messages.success(request, "Saved. Applies from the next idle check on.")
     return HttpResponseRedirect(reverse("project", args=[public_id]))
 
 

@@ -149,7 +149,7 @@ def save_quotas(request: HttpRequest) -> HttpResponse:
         return _page(request, sheet, pools, status=409, reason=reason)
     if edited:
         word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
-        messages.success(request, f"Saved the quota of {word}. It counts from the next cycle on.")
+        messages.success(request, f"Saved the quota of {word}. It takes effect with the next cycle.")
     return HttpResponseRedirect(f"{reverse('quotas')}?{_page_query(request.POST, pool)}")
 
 
@@ -164,7 +164,7 @@ def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
 
     def undo() -> str:
         do_undo_quota_change(require_user(request.user), change)
-        return f"Put back what {quota.project.name} had before."
+        return f"Restored the previous quota of {quota.project.name}."
 
     return run_and_redirect(request, undo, f"{reverse('quotas')}?pool={quota.pool.name}")
 
@@ -199,7 +199,7 @@ def _apply_posted(request: HttpRequest, sheet: QuotaSheet) -> list[QuotaLine]:
         key = line.row.project.public_id
         version, *values = request.POST[f"seen-{key}"].split(SEPARATOR)
         if len(values) != len(FIELDS) or not version.isascii() or not version.isdigit():
-            raise InvalidRequest("This form is not one of ours; load the page again.")
+            raise InvalidRequest("The form is not valid; reload the page.")
         changed = False
         for (name, cell), seen in zip(line.cells.items(), values, strict=True):
             posted = request.POST.get(f"{name}-{key}", seen).strip()
@@ -231,7 +231,8 @@ def _save(line: QuotaLine, save: Callable[[QuotaValues], Quota]) -> bool:
         return False
     except PreconditionFailed as refusal:
         line.problem = (
-            "Somebody else changed this line while you were editing it. Save again to put yours in place."
+            "Another user changed this line while you were editing it. Save again to replace their values "
+            "with yours."
         )
         line.version = int(refusal.details["version"])
         return False
@@ -272,7 +273,7 @@ def _page(
     status: int = 200,
     reason: str = "",
 ) -> HttpResponse:
-    asked = request.POST or request.GET
+    parameters = request.POST or request.GET
     history: list[QuotaChange] = []
     if sheet is not None:
         seen: set[int] = set()
@@ -294,8 +295,8 @@ def _page(
             "page": sheet.page if sheet else None,
             "search": sheet.search if sheet else "",
             "searchable": sheet is not None and len(sheet.grid.rows) > MIN_ROWS_FOR_SEARCH,
-            "number": asked.get("page", ""),
-            "place": _page_query(asked, sheet.grid.pool) if sheet else "",
+            "number": parameters.get("page", ""),
+            "place": _page_query(parameters, sheet.grid.pool) if sheet else "",
             "to": reverse("quotas"),
             "may_edit": require_user(request.user).is_admin,
             "reason": reason,

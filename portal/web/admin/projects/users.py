@@ -57,7 +57,7 @@ def revoke_invitation(request: HttpRequest, public_id: str) -> HttpResponse:
     if invitation is None:
         raise NotFound
     users.do_revoke_invitation(require_user(request.user), invitation)
-    messages.success(request, "The invitation does not work any more.")
+    messages.success(request, "The invitation is revoked.")
     if invitation.project is not None and not require_user(request.user).is_admin:
         return HttpResponseRedirect(reverse("project", args=[invitation.project.public_id]))
     return HttpResponseRedirect(reverse("users"))
@@ -89,7 +89,7 @@ def change_user(request: HttpRequest, public_id: str) -> HttpResponse:
     try:
         return run_and_redirect(request, change, reverse("users"))
     except ChoiceRequired as needed:
-        name = "Deactivate account of" if act == "close" else "Take the rights of an administrator from"
+        name = "Deactivate account of" if act == "close" else "Revoke administrator rights of"
         return render_choice(request, needed, change=f"{name} {user.username}", back=reverse("users"))
 
 

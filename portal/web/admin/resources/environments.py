@@ -84,15 +84,15 @@ def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
     values = {key: request.POST.get(key, "").strip() for key in (*TEXT_FIELDS, "projects")}
     values["enabled"] = request.POST.get("enabled", "")
     try:
-        words = _build_input(request, values)
-        saved = do_save_environment(require_user(request.user), words, row, choice=parse_choice(request))
+        changes = _build_input(request, values)
+        saved = do_save_environment(require_user(request.user), changes, row, choice=parse_choice(request))
     except ChoiceRequired as needed:
         back = reverse("environment", args=[public_id])
         return render_choice(request, needed, change=f"Save {values['name']}", back=back)
     except InvalidRequest as refusal:
         return _form(request, row, values, problems=refusal.fields, status=400)
     messages.success(
-        request, f"{saved.name} is saved. Nodes that lack its image fetch it before the first start."
+        request, f"{saved.name} is saved. Nodes without its image pull it before the first start."
     )
     return HttpResponseRedirect(reverse("environment", args=[saved.public_id]))
 
@@ -110,8 +110,8 @@ def prefetch_image(request: HttpRequest, public_id: str) -> HttpResponse:
     def act() -> str:
         nodes = do_prefetch_image(require_user(request.user), row, node)
         if not nodes:
-            return f"{row.title} is there already."
-        return f"{row.title} is brought to {plural(nodes, 'node')}."
+            return f"{row.title} is already present."
+        return f"{row.title} is being pulled on {plural(nodes, 'node')}."
 
     return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
@@ -126,10 +126,9 @@ def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
         user = require_user(request.user)
         if request.POST.get("act") == "update":
             pin = do_update_image(user, row, request.POST.get("image", "")).image_digest
-            return f"New jobs run {pin}. Jobs that were submitted keep theirs."
-        return (
-            f"{do_check_tag(user, row).name} pulls {row.image}. This page says when it names another image."
-        )
+            return f"New jobs run {pin}. Submitted jobs keep their image."
+        name = do_check_tag(user, row).name
+        return f"{name} pulls {row.image}. This page shows when the tag refers to another image."
 
     return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
@@ -142,7 +141,7 @@ def cancel_prefetch(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def act() -> str:
         nodes = do_cancel_prefetch(require_user(request.user), row)
-        return f"{plural(nodes, 'node')} will not fetch it ahead of a job. What has begun goes on."
+        return f"Queued pulls on {plural(nodes, 'node')} are cancelled. Pulls in progress continue."
 
     return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
@@ -193,8 +192,8 @@ def _driver_problem(node: Node, environment: Environment) -> str:
     if not node.agent_info.get("gpus"):
         return ""
     if not is_driver_sufficient(driver, environment.min_driver):
-        return f"Its driver is {driver}." if driver else "It tells no driver."
-    return "" if is_cuda_sufficient(cuda, environment.cuda) else f"Its driver knows CUDA {cuda}."
+        return f"Its driver is {driver}." if driver else "It reports no driver."
+    return "" if is_cuda_sufficient(cuda, environment.cuda) else f"Its driver supports CUDA {cuda}."
 
 
 def _form(
@@ -235,7 +234,7 @@ def _node_images(request: HttpRequest, row: Environment) -> dict[str, Any]:
         "waiting": any(state.pull_requested_at and state.state != "loading" for state in found),
         "moves": any(state.pull_requested_at or state.state == "loading" for state in found),
         "may_edit": may_edit,
-        "may_bring": may_edit and lacking and row.runtime in CONTAINER_RUNTIMES,
+        "may_pull": may_edit and lacking and row.runtime in CONTAINER_RUNTIMES,
         "may_check_tag": may_edit
         and row.runtime in CONTAINER_RUNTIMES
         and row.image

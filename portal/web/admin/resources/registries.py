@@ -33,7 +33,7 @@ def save_registry(request: HttpRequest) -> HttpResponse:
         row = do_save_login(require_user(request.user), values["host"], values["username"], password)
     except InvalidRequest as refusal:
         return _render_page(request, values, problems=refusal.fields, status=400)
-    messages.success(request, f"Nodes say from now on to {row.host} that they are {row.username}.")
+    messages.success(request, f"Nodes log in to {row.host} as {row.username} from now on.")
     return HttpResponseRedirect(reverse("registries"))
 
 
@@ -45,7 +45,7 @@ def remove_registry(request: HttpRequest, public_id: str) -> HttpResponse:
     def remove() -> str:
         host = row.host
         do_delete_login(require_user(request.user), row)
-        return f"The login of {host} is forgotten."
+        return f"The login of {host} is deleted."
 
     return run_and_redirect(request, remove, reverse("registries"))
 

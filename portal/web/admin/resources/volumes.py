@@ -29,12 +29,12 @@ from portal.web.admin.affected_jobs import parse_choice, render_choice
 
 TEXT_FIELDS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
 KIND_LABELS = {
-    VolumeKind.DATASET: "data set: a folder that no job changes",
-    VolumeKind.HOST_PATH: "folder: one that is there",
-    VolumeKind.NFS: "NFS share: must be mounted there",
+    VolumeKind.DATASET: "data set: a folder that jobs can only read",
+    VolumeKind.HOST_PATH: "folder: an existing folder",
+    VolumeKind.NFS: "NFS share: must be mounted on the nodes",
     VolumeKind.PROJECT: "project: a folder for each project",
-    VolumeKind.SCRATCH: "scratch: empty, gone with its task",
-    VolumeKind.HOME: "homes: where they are, and how large",
+    VolumeKind.SCRATCH: "scratch: empty, deleted when its task ends",
+    VolumeKind.HOME: "homes: their location and size limit",
 }
 
 
@@ -56,15 +56,15 @@ def save_volume(request: HttpRequest) -> HttpResponse:
     if row is not None:
         values |= {"name": row.name, "kind": row.kind}
     try:
-        words = _build_input(request, values)
-        saved = do_save_volume(require_user(request.user), words, row, choice=parse_choice(request))
+        changes = _build_input(request, values)
+        saved = do_save_volume(require_user(request.user), changes, row, choice=parse_choice(request))
     except ChoiceRequired as needed:
         return render_choice(
             request, needed, change=f"Save the volume {values['name']}", back=reverse("volumes")
         )
     except InvalidRequest as refusal:
         return _render(request, row, values, problems=refusal.fields, status=400)
-    messages.success(request, f"The volume {saved.name} is saved. Jobs that start from now on see it so.")
+    messages.success(request, f"The volume {saved.name} is saved. Applies to jobs that start from now on.")
     return HttpResponseRedirect(reverse("volumes"))
 
 
@@ -76,7 +76,7 @@ def remove_volume(request: HttpRequest, name: str) -> HttpResponse:
 
     def remove() -> str:
         do_delete_volume(require_user(request.user), row)
-        return f"The volume {row.name} is forgotten. Its files stay where they are."
+        return f"The volume {row.name} is deleted. Its files are kept."
 
     return run_and_redirect(request, remove, reverse("volumes"))
 
@@ -148,7 +148,7 @@ def _render(
         "editing": row,
         "values": values,
         "problems": problems or {},
-        "kinds": [(kind.value, words) for kind, words in KIND_LABELS.items()],
+        "kinds": [(kind.value, label) for kind, label in KIND_LABELS.items()],
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
     }

@@ -82,7 +82,7 @@ class SettingsPage:
         """The settings by topic, with a heading each."""
         deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
         rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
-        return [("Who starts where and when", deciding), ("Time limits and idle workspaces", rest)]
+        return [("Placement and start", deciding), ("Time limits and idle workspaces", rest)]
 
     @property
     def dirty_count(self) -> int:
@@ -117,7 +117,7 @@ def save_policy(request: HttpRequest) -> HttpResponse:
     page = _page(pool)
     version = parse_whole_number(request.POST.get("version", ""))
     if version is None:
-        raise InvalidRequest("This form is not one of ours; load the page again.")
+        raise InvalidRequest("The form is not valid; reload the page.")
     apply_posted(page.rows, request.POST)
     reason = request.POST.get("reason", "").strip()
     try:
@@ -133,7 +133,7 @@ def save_policy(request: HttpRequest) -> HttpResponse:
         messages.success(
             request,
             f"Saved {len(changes)} {'setting' if len(changes) == 1 else 'settings'} of {page.name}. "
-            "The next cycle follows them.",
+            "The next cycle uses them.",
         )
     return HttpResponseRedirect(_address(pool))
 

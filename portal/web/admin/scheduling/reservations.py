@@ -40,7 +40,7 @@ LOCAL_FORMAT = "%Y-%m-%dT%H:%M"
 PAST_LIMIT = 20
 PHASE_TITLES = {
     ReservationPhase.CURRENT: "Now",
-    ReservationPhase.UPCOMING: "To come",
+    ReservationPhase.UPCOMING: "Upcoming",
     ReservationPhase.PAST: "Past",
     ReservationPhase.CANCELLED: "Cancelled",
 }
@@ -78,7 +78,7 @@ def save_reservation(request: HttpRequest) -> HttpResponse:
         return _render(request, row, values, refused=refusal.message, status=409)
     stays = " until it begins" if saved.drain_at_start else ""
     messages.success(
-        request, f"{saved.name} is saved. The next cycle keeps to it; what runs there stays{stays}."
+        request, f"{saved.name} is saved. The next cycle applies it; running jobs continue{stays}."
     )
     return HttpResponseRedirect(reverse("calendar"))
 
@@ -87,7 +87,7 @@ def save_reservation(request: HttpRequest) -> HttpResponse:
 @require_POST
 def cancel_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
     return _run_action(
-        request, public_id, do_cancel_reservation, "is cancelled; it can be brought back until its end."
+        request, public_id, do_cancel_reservation, "is cancelled; it can be restored until its end."
     )
 
 
@@ -95,7 +95,7 @@ def cancel_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
 @require_POST
 def restore_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
     """Restore a cancelled reservation."""
-    return _run_action(request, public_id, do_restore_reservation, "stands again.")
+    return _run_action(request, public_id, do_restore_reservation, "is restored.")
 
 
 # -- internal --------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | Non
                 dt.datetime.strptime(values[name][:16], LOCAL_FORMAT).replace(tzinfo=here).astimezone(dt.UTC)
             )
         except (ValueError, OverflowError):
-            wrong[name] = "Give a day and a time, such as 2026-05-12T08:00."
+            wrong[name] = "Enter a date and a time, such as 2026-05-12T08:00."
     projects = []
     try:
         projects = get_projects(_split_names(values["projects"]))
