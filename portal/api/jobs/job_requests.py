@@ -151,7 +151,7 @@ class WorkspaceBody(SubmitBody):
 class JobBody(SubmitBody):
     """A new job."""
 
-    kind = serializers.ChoiceField([JobKind.TRAINING.value, JobKind.SERVICE.value], required=False)
+    kind = serializers.ChoiceField([JobKind.TRAINING.value], required=False)
     tasks = StrictIntegerField(required=False, min_value=1, max_value=MAX_TASKS)
     min_tasks = StrictIntegerField(
         required=False,
