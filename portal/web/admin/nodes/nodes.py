@@ -24,9 +24,9 @@ from portal.web.display.formatting import parse_whole_number
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
 ENGINE_TITLES: dict[EngineAccess, str] = {
-    "auto": "rootless where it can hold limits",
-    "rootless": "rootless",
-    "rootful": "rootful, by one sudoers line",
+    "auto": "automatic: rootless if the node can limit resources without root, else rootful",
+    "rootless": "always rootless (podman only)",
+    "rootful": "always rootful, by one sudoers line",
 }
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
