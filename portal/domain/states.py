@@ -38,11 +38,10 @@ class AttemptState(StrEnum):
 
 
 class JobKind(StrEnum):
-    """Interactive workspace, training run with an end, or service without an end."""
+    """Interactive workspace, or training run with an end."""
 
     WORKSPACE = "workspace"
     TRAINING = "training"
-    SERVICE = "service"
 
 
 class DesiredState(StrEnum):

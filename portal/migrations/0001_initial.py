@@ -1304,7 +1304,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['workspace', 'training', 'service'])), name='job_kind'),
+            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['workspace', 'training'])), name='job_kind'),
         ),
         migrations.AddConstraint(
             model_name='job',

@@ -30,7 +30,7 @@ VIEWS: dict[str, tuple[str, tuple[JobState, ...], bool | None]] = {
     "failed": ("Failed", (JobState.FAILED, JobState.TIMEOUT), None),
     "ended": ("Ended", (), False),
 }
-KINDS = {"workspace": "Workspaces", "training": "Training", "service": "Services"}
+KINDS = {"workspace": "Workspaces", "training": "Training"}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,31 @@
-// The keyboard: `/` and Ctrl-K open the palette, `g` and a letter go to a page, `?` lists the keys.
+// The keyboard: `/` searches, Ctrl-K opens the palette, `g` and a letter go to a page, `?` lists the keys.
 let g = 0;
 
 function typing(target) {
   return target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+}
+
+function row(keys, text) {
+  const term = document.createElement("dt");
+  for (const key of keys) {
+    const cap = document.createElement("kbd");
+    cap.textContent = key;
+    term.append(cap, " ");
+  }
+  const what = document.createElement("dd");
+  what.textContent = text;
+  return [term, what];
+}
+
+function showShortcuts() {
+  const dialog = document.getElementById("shortcuts");
+  if (!dialog) return;
+  const pages = [...document.querySelectorAll(".fw-side [data-key]")].flatMap((link) =>
+    row(["g", link.dataset.key], link.querySelector("[data-name]").textContent));
+  dialog.querySelector("[data-pages]").replaceChildren(...pages);
+  const field = document.querySelector("[data-page-search]");
+  dialog.querySelector("[data-slash]").textContent = field ? "Search this page" : "Search or go to a page";
+  dialog.showModal();
 }
 
 export function startKeys(openPalette) {
@@ -19,6 +42,7 @@ export function startKeys(openPalette) {
       if (field) { field.focus(); field.select(); } else openPalette();
       return;
     }
+    if (event.key === "?") { event.preventDefault(); showShortcuts(); return; }
     if (event.key === "g") { g = Date.now(); return; }
     if (Date.now() - g < 1500) {
       g = 0;

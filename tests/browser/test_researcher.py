@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 import pytest
 from django.db import transaction
@@ -194,6 +195,23 @@ def test_keys_and_palette(open_as, scene):
     expect(page.get_by_role("option", name="vit-h-pretrain")).to_be_visible()
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/jobs/{scene.jobs['vit-h-pretrain'].public_id}/")
+
+
+def test_the_list_of_keys_opens_and_each_page_key_works(open_as):
+    page = open_as("m-okafor")
+    page.goto("/")
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(keys).to_be_visible()
+    listed = keys.locator("[data-pages] kbd:last-child").all_inner_texts()
+    offered = [link.get_attribute("data-key") for link in page.locator(".fw-side [data-key]").all()]
+    assert listed == offered and len(listed) > 3
+    assert keys.get_by_text("Search or go to a page").count() == 2
+    page.keyboard.press("Escape")
+    expect(keys).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press(listed[1])
+    expect(page).not_to_have_url(re.compile(r"//[^/]+/$"))
 
 
 def test_colours_follow_the_system_or_the_choice(open_as):

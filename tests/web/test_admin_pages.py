@@ -468,3 +468,10 @@ def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     admin.post(address, {"act": "force-uncordon", "reason": "a new fan"})
     node.refresh_from_db()
     assert (node.state, node.state_reason) == ("ready", "")
+
+
+def test_each_engine_access_says_what_sets_it_apart(client_of):
+    page = client_of("admin").get(reverse("add-node"))
+    titles = dict(page.context["engines"])
+    assert titles["auto"].endswith("else rootful")
+    assert "podman only" in titles["rootless"] and "sudoers" in titles["rootful"]

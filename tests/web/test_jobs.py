@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
 import re
 import time
 
@@ -108,6 +109,10 @@ def test_the_failure_box_names_the_exit_and_says_what_to_do(scene, client_of):
     )
     for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 128"):
         assert words in page
+    (link,) = re.findall(r'href="(/launch/[^"]*memory_mib[^"]*)"', page)
+    form = client_of("member").get(html.unescape(link)).context["form"]
+    assert form["memory_gib"].value() == "128"
+    assert form["name"].value() == "dino-abl-b128"
     page = (
         client_of("member")
         .get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))

@@ -191,6 +191,35 @@ def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
     assert form.context["model"] == "NVIDIA A100-SXM4-80GB"
 
 
+def test_a_suggested_pool_or_topology_opens_the_form_changed(scene, client_of):
+    job = scene.jobs["depth-anything-ft"]
+    job.topology_constraint = {"topology": "dc", "required": "rack"}
+    job.save()
+    JobVerdict.objects.filter(job=job).update(
+        suggestion={"kind": "other_pool", "message": "m", "fields": {"pool": scene.pools["ada"].public_id}}
+    )
+
+    def form_of_suggestion():
+        page = client_of("m-okafor").get(reverse("job", args=[job.public_id])).content.decode()
+        (link,) = re.findall(r'href="([^"]*)">Launch with this change', page)
+        return client_of("m-okafor").get(link.replace("&amp;", "&")).context["form"]
+
+    form = form_of_suggestion()
+    assert form["pool"].value() == scene.pools["ada"].public_id
+    assert form["topology_required"].value() == "dc:rack"
+    JobVerdict.objects.filter(job=job).update(
+        suggestion={"kind": "relax_topology", "message": "m", "fields": {"topology_constraint": None}}
+    )
+    assert form_of_suggestion()["topology_required"].value() == ""
+
+
+def test_only_kinds_with_a_behaviour_of_their_own_are_offered(client_of, typed):
+    form = client_of("member").get(reverse("launch")).context["form"]
+    assert [value for value, _ in form.fields["kind"].choices] == ["workspace", "training"]
+    refused = client_of("member").post(reverse("launch"), typed | {"kind": "service"})
+    assert refused.status_code == 400 and "kind" in refused.context["form"].errors
+
+
 def test_unknown_overrides_are_left_out():
     assert initial_from_api_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
 

@@ -12,11 +12,11 @@ import errno
 import fcntl
 import os
 import struct
-from typing import Iterator, Optional
+from typing import Iterator
 
 _QUOTACTL_FD = 443  # same number on every supported architecture
 _PROJECT = 2
-_GET_INFO, _GET_QUOTA, _SET_QUOTA = 0x800005, 0x800007, 0x800008
+_GET_INFO, _SET_QUOTA = 0x800005, 0x800008
 _GET_FLAGS, _SET_FLAGS = 0x801C581F, 0x401C5820  # FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR
 _INHERIT = 0x200
 _FLAGS = "<IIIII8x"  # flags, extent size, extents, project, copy extent size
@@ -54,15 +54,6 @@ def set_limit(folder: str, project_id: int, mib: int) -> bool:
             raise
         return False
     return True
-
-
-def used_mib(folder: str, project_id: int) -> Optional[int]:
-    """Return the usage of a project id on the folder's file system; None when unsupported."""
-    answer = ctypes.create_string_buffer(struct.calcsize(_QUOTA))
-    with contextlib.suppress(OSError), _opened(folder) as descriptor:
-        _quotactl(descriptor, _GET_QUOTA, project_id, answer)
-        return int(struct.unpack(_QUOTA, answer.raw)[2]) // (1024 * 1024)
-    return None
 
 
 def _quotactl(descriptor: int, command: int, project_id: int, data: "ctypes.Array[ctypes.c_char]") -> None:

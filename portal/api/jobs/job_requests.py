@@ -137,7 +137,7 @@ class WorkspaceBody(SubmitBody):
 class JobBody(SubmitBody):
     """A new job."""
 
-    kinds: tuple[JobKind, ...] = (JobKind.TRAINING, JobKind.SERVICE)
+    kinds: tuple[JobKind, ...] = (JobKind.TRAINING,)
     command = serializers.ListField(
         child=StrictCharField(allow_blank=True, max_length=65_536),
         required=False,

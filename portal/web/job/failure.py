@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
@@ -23,12 +23,16 @@ EXIT_CODE_MEANINGS = {
 
 @dataclass(frozen=True)
 class SuggestedFix:
-    """A suggested fix: text, a note, and the URL of the page for it (empty: text only)."""
+    """A suggested fix: text, a note, and the page for it (empty: text only).
+
+    ``changes`` are launch form values that differ from the job's, by API name.
+    """
 
     title: str
     description: str
     action_label: str = ""
     action_view: str = ""
+    changes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,11 @@ def _title_and_fixes(
             else f"it had {memory(job.memory_mib)}"
         )
         raised = SuggestedFix(
-            f"Request more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch"
+            f"Request more memory, such as {memory(more)}",
+            f"Per task {used}.",
+            "Change and launch",
+            "launch",
+            {"memory_mib": more},
         )
         return "It ran out of memory", [raised, logs]
     if reason is EndReason.GPU_MEMORY_LIMIT_EXCEEDED:

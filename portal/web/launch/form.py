@@ -29,7 +29,6 @@ _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
     (JobKind.WORKSPACE.value, "Notebook"),
     (JobKind.TRAINING.value, "Job"),
-    (JobKind.SERVICE.value, "Service"),
 ]
 RECENT_JOBS = 8
 LAUNCHER_LABELS = {

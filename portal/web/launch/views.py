@@ -48,7 +48,6 @@ QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name",
 NAME_PREFIXES = {
     JobKind.WORKSPACE.value: "notebook",
     JobKind.TRAINING.value: "run",
-    JobKind.SERVICE.value: "service",
 }
 
 
@@ -127,6 +126,10 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
         found = list_templates(user).filter(public_id=query["template"]).first()
         start |= initial_from_template(found) if found else {}
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
+    if query.get("pool"):
+        start["pool"] = query["pool"]
+    if query.get("topology_constraint") == "":
+        start |= initial_from_api_fields({"topology_constraint": None})
     start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")
     if not start.get("project"):
         first = launchable_projects(user).first()

@@ -24,9 +24,9 @@ from portal.web.display.formatting import parse_whole_number
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
 ENGINE_TITLES: dict[EngineAccess, str] = {
-    "auto": "rootless if it can enforce limits",
-    "rootless": "rootless",
-    "rootful": "rootful, through a sudoers rule",
+    "auto": "automatic: rootless if the node can enforce limits without root, else rootful",
+    "rootless": "always rootless (podman only)",
+    "rootful": "always rootful, through a sudoers rule",
 }
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
