@@ -62,9 +62,9 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
 def query_would_start(request: dict[str, Any], wait_s: float = 1.0) -> dict[str, Any] | None:
     """Ask whether a request would start now.
 
-    Return ``{starts_now, unsatisfiable, where, verdict, alternatives, interval, victims}``, or None.
-    ``where`` are node names, ``interval`` Unix times; ``victims`` are the running jobs that would be evicted,
-    with the work that they would lose.
+    Return ``{starts_now, unsatisfiable, where, verdict, alternatives, interval, interval_missing, victims}``,
+    or None. ``where`` are node names, ``interval`` Unix times, ``interval_missing`` why there is none;
+    ``victims`` are the running jobs that would be evicted, with the work that they would lose.
 
     ``request`` holds the columns of a Job by name, with public ids for ``project``, ``user``, ``environment``
     and ``pool``; missing columns have the model's default.

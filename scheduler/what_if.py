@@ -19,7 +19,7 @@ from portal.valkey.client import valkey_client
 from scheduler.commit.verdict_store import change_fields, verdict_fields
 from scheduler.core.decide import decide, preview_request
 from scheduler.core.forecast.start_times import estimate_delay_impact
-from scheduler.core.model.plan import Eviction, RequestPreview, Verdict
+from scheduler.core.model.plan import Eviction, RequestPreview, StartInterval
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
     JobId,
@@ -28,6 +28,7 @@ from scheduler.core.model.snapshot import (
     Snapshot,
 )
 from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.forecast.request_forecast import forecast_request
 from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.snapshot.dependencies import unfinished_jobs
 from scheduler.snapshot.invalid_rows import use_valid_rows
@@ -92,7 +93,12 @@ def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str
     request = _duration_estimator.estimate(
         build_request_row(body, inputs), body.get("template"), inputs.policy
     )
-    return preview_fields(preview_request(inputs.snapshot, inputs.policy, request), inputs)
+    answer = preview_request(inputs.snapshot, inputs.policy, request)
+    start = forecast_request(inputs.snapshot, inputs.policy, request, answer, _duration_estimator)
+    return preview_fields(answer, inputs) | {
+        "interval": interval_fields(start.interval),
+        "interval_missing": start.missing_reason,
+    }
 
 
 def _recent_inputs() -> DecisionInput:
@@ -160,16 +166,15 @@ def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, A
         "where": sorted({names[place] for place in places}),
         "verdict": verdict_fields(answer.verdict) if answer.verdict else None,
         "alternatives": [change_fields(change) for change in answer.alternatives],
-        "interval": interval_fields(answer.verdict),
         "victims": [victim_fields(eviction, inputs.snapshot) for eviction in answer.evictions],
     }
 
 
-def interval_fields(verdict: Verdict | None) -> dict[str, float] | None:
+def interval_fields(interval: StartInterval | None) -> dict[str, float] | None:
     """Return the start interval in seconds since the epoch; None when unknown."""
-    if verdict is None or verdict.interval is None:
+    if interval is None:
         return None
-    return {"p10_s": verdict.interval.p10_s, "p50_s": verdict.interval.p50_s, "p90_s": verdict.interval.p90_s}
+    return {"p10_s": interval.p10_s, "p50_s": interval.p50_s, "p90_s": interval.p90_s}
 
 
 def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:

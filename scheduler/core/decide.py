@@ -70,7 +70,7 @@ def preview_request(snapshot: Snapshot, policy: Policy, request: PendingRow) -> 
         else decision.explainer.alternative_search.alternatives(decision.row(request.job))
     )
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
-    return RequestPreview(start is not None, start, verdict, alternatives, evictions)
+    return RequestPreview(start is not None, start, verdict, alternatives, evictions, plan)
 
 
 class _Decision:

@@ -12,11 +12,10 @@ from dataclasses import replace
 
 from django.db.models import F
 
-from portal.domain.reasons import NO_FORECAST_REASONS
 from portal.models import ClusterSettings, Forecast
 from scheduler.core.decide import decide
 from scheduler.core.forecast.calibration import MAX_RESIDUALS, WaitCalibration, WaitInterval
-from scheduler.core.forecast.start_times import QueueForecast, queue_pool_of
+from scheduler.core.forecast.start_times import QueueForecast, has_forecast, queue_pool_of
 from scheduler.core.model.plan import StartInterval
 from scheduler.core.model.snapshot import JobId, PendingRow, PoolId
 from scheduler.forecast.duration_estimates import DurationEstimator
@@ -68,10 +67,10 @@ def _forecast_intervals(
     for row in snapshot.pending:
         if (verdict := verdicts.get(row.job)) is None or row.job not in inputs.pending_row_ids:
             continue
-        if verdict.code in NO_FORECAST_REASONS or row.held or row.dependencies:
-            # its start depends on how other jobs end, so there is no forecast
-            found[row.job] = NoForecast.NOT_APPLICABLE
-        elif row.total_milli and (pool := queue_pool_of(row, verdict)) is not None:
+        if not has_forecast(row, verdict):
+            if row.total_milli:
+                found[row.job] = NoForecast.NOT_APPLICABLE
+        elif (pool := queue_pool_of(row, verdict)) is not None:
             waiting.setdefault(pool, []).append(row)
     state.pass_count += 1
     state.simulated_in_pass = {pool: state.simulated_in_pass.get(pool, 0) for pool in waiting}
@@ -91,13 +90,13 @@ def _forecast_intervals(
                 found[row.job] = NoForecast.NO_START_FOUND
             else:
                 interval = calibration.interval(row.total_milli, median_s)
-                found[row.job] = _absolute_interval(
+                found[row.job] = absolute_interval(
                     snapshot.now_s, interval, median_s, row.not_before_s or 0.0
                 )
     return found
 
 
-def _absolute_interval(
+def absolute_interval(
     now_s: float, interval: WaitInterval, median_s: float, not_before_s: float
 ) -> StartInterval:
     """Return the interval as times, none before ``not_before_s``, with the uncorrected simulated median."""

@@ -92,5 +92,6 @@ def test_what_does_not_fit_has_a_verdict():
 
 def test_without_an_engine_nothing_is_claimed():
     told = ask(JOB, answered=False)
-    nothing = {"interval": None, "victims": [], "lost_gpu_seconds": None, "alternatives": []}
-    assert told == {"feasible": True, "starts_now": None, "nodes": [], "verdict": None, **nothing}
+    nothing = {"starts_now": None, "verdict": None, "interval": None, "interval_missing": None}
+    empty = {"nodes": [], "victims": [], "alternatives": [], "lost_gpu_seconds": None}
+    assert told == {"feasible": True, **nothing, **empty}

@@ -9,14 +9,16 @@ import re
 import pytest
 from django.test import Client
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
-from portal.api.jobs import preview as api_preview
-from portal.models import Attempt, EngineQuery, Job, Membership, Quota
+from portal.models import Attempt, EngineQuery, Job, JobVerdict, Membership, Quota
 from portal.selectors.jobs.preemption_preview import preemption_candidates, total_lost_gpu_seconds
-from portal.services.jobs.submission import JobRequest, preview_query_body
+from portal.services.jobs.submission import JobRequest, do_submit_job, preview_query_body
 from portal.web.launch import preview
 from scheduler import what_if
 from scheduler.cycle import run_cycle
+from scheduler.forecast import request_forecast
+from scheduler.forecast.forecast_pass import run_forecast_pass
 from scheduler.what_if import answer_query
 from tests import factories
 
@@ -51,6 +53,7 @@ def scene(monkeypatch):
     """Four GPUs, promised to the project `owed`; the project `lent` has borrowed three of them."""
     factories.cluster_settings()
     monkeypatch.setattr(what_if, "_cached_inputs", None)
+    monkeypatch.setattr(request_forecast, "_cached_calibration", None)
     pool = factories.pool("main-pool")
     factories.node(pool)
     owner, other = factories.user("ada"), factories.user("eve")
@@ -151,13 +154,40 @@ def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
     (victim,) = told["victims"]
     assert victim["job"] is None and victim["milli"] == 1000
     assert told["lost_gpu_seconds"] == victim["lost_gpu_seconds"] > 3000
-    assert told["interval"] is None and told["starts_now"] is False
-    given = api_preview._serialize_interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
-    assert given == {
-        "p10_at": "1970-01-01T00:00:00Z",
-        "p50_at": "1970-01-01T00:01:00Z",
-        "p90_at": "1970-01-01T01:00:00Z",
-    }
+    assert told["starts_now"] is False and told["interval_missing"] is None
+    times = [parse_datetime(told["interval"][name]) for name in ("p10_at", "p50_at", "p90_at")]
+    assert times == sorted(times) and times[0] - timezone.now() < dt.timedelta(minutes=10)
+
+
+def test_interval_is_that_of_a_waiting_job(scene, engine) -> None:
+    """A request has the interval that the forecast pass gives the same job once it is submitted."""
+    Job.objects.filter(state="RUNNING").update(preemptible=False)
+    answer = ask(scene, gpus_per_task=4)
+    assert not answer["starts_now"] and answer["victims"] == []
+    client = Client()
+    client.force_login(scene["owner"])
+    page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
+    assert "Expected to start at <time" in page and "in 8 of 10 cases" in page
+    job = do_submit_job(scene["owner"], request(scene, gpus_per_task=4))
+    run_cycle("test", "me")
+    assert run_forecast_pass() == 1
+    stored = JobVerdict.objects.get(job=job)
+    now_s = timezone.now().timestamp()
+    for name in ("p10", "p50", "p90"):
+        submitted_s = getattr(stored, f"{name}_at").timestamp() - now_s
+        assert answer["interval"][f"{name}_s"] - now_s == pytest.approx(submitted_s, rel=0.02, abs=5)
+
+
+def test_request_without_forecast_gets_the_reason(scene, engine) -> None:
+    Job.objects.filter(state="RUNNING").update(preemptible=False)
+    Quota.objects.filter(project=scene["owed"]).update(guaranteed_milli=0, limit_milli=1000)
+    answer = ask(scene, gpus_per_task=2)
+    assert answer["interval"] is None and "could not start even after" in answer["interval_missing"]
+    waiting = JobRequest(
+        name="wanted", project=scene["lent"], environment=scene["batch"], command=["true"],
+        dependencies=(Job.objects.get(name="long-run"),),
+    )  # fmt: skip
+    assert "dependencies" in (answered(preview_query_body(scene["owner"], waiting))["interval_missing"] or "")
 
 
 def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:

@@ -59,7 +59,11 @@ class JobPreview(serializers.Serializer[Any]):
     nodes = serializers.ListField(child=serializers.CharField(), help_text="Nodes it would start on.")
     verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, message, details.")
     interval = PreviewInterval(
-        allow_null=True, help_text="When else; null: it starts now, or there is no estimate yet."
+        allow_null=True,
+        help_text="When it would start otherwise; null: it starts now, or there is no estimate.",
+    )
+    interval_missing = serializers.CharField(
+        allow_null=True, help_text="Why it would wait without an estimate; null: there is one, or no answer."
     )
     victims = PreviewVictim(many=True, help_text="Running jobs that would be asked to leave for it.")
     lost_gpu_seconds = serializers.FloatField(
@@ -104,6 +108,7 @@ class JobPreviewView(ApiView):
                 "verdict": verdict,
                 "alternatives": reported.get("alternatives", []),
                 "interval": _serialize_interval(reported.get("interval")),
+                "interval_missing": reported.get("interval_missing"),
                 "victims": [_serialize_victim(one) for one in leaving],
                 "lost_gpu_seconds": total_lost_gpu_seconds(leaving) if reported else None,
             }

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from django.db.models import Avg, Count, Q
 from django.utils import timezone
 
-from portal.domain.reasons import NO_FORECAST_REASONS
+from portal.domain.reasons import FORECAST_FINDS_NO_START, FORECAST_WITHOUT_GPUS, NO_FORECAST_REASONS
 from portal.models import Forecast, Job, JobVerdict
 
 ACCURACY_DAYS = 30
@@ -66,12 +66,9 @@ def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
     if message is not None or verdict.p50_at is not None:
         return message
     if not job.total_milli:
-        return "It requests no GPU, and forecasts predict only when GPUs become free."
+        return FORECAST_WITHOUT_GPUS
     if verdict.forecast_at is not None:
-        return (
-            "It could not start even after all running jobs and jobs ahead "
-            "have ended. The verdict states the reason."
-        )
+        return FORECAST_FINDS_NO_START
     return None
 
 

@@ -44,6 +44,8 @@ class LaunchPreview:
     field_errors: dict[str, str] = field(default_factory=dict)
     low: dt.datetime | None = None
     high: dt.datetime | None = None
+    middle: dt.datetime | None = None
+    interval_missing: str = ""
     victims: list[PreemptionCandidate] = field(default_factory=list)
 
     @property
@@ -104,12 +106,14 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     if answer.get("unsatisfiable"):
         return LaunchPreview("never", "This can never start here", message, ways)
     interval = answer.get("interval")
-    low, high = (
-        (_from_timestamp(interval["p10_s"]), _from_timestamp(interval["p90_s"])) if interval else (None, None)
+    low, middle, high = (
+        _from_timestamp(interval[name]) if interval else None for name in ("p10_s", "p50_s", "p90_s")
     )
-    if answer.get("victims"):
-        return LaunchPreview("waits", "Would preempt other jobs", message, ways, low=low, high=high)
-    return LaunchPreview("waits", "It would wait", message, ways, low=low, high=high)
+    title = "Would preempt other jobs" if answer.get("victims") else "It would wait"
+    missing = str(answer.get("interval_missing") or "")
+    return LaunchPreview(
+        "waits", title, message, ways, low=low, middle=middle, high=high, interval_missing=missing
+    )
 
 
 def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:

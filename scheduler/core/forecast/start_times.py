@@ -20,9 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from portal.domain.reasons import NO_FORECAST_REASONS
 from scheduler.core.forecast.capacity_buckets import BucketBuilder
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import (
+    MAX_STEPS,
     SIMULATION_RUNS,
     Closure,
     JobClass,
@@ -69,6 +71,12 @@ GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
 def draw_quantiles(number: int) -> list[float]:
     """Return the duration quantile of a job in each run, evenly spread over runs and jobs."""
     return [(number * GOLDEN + (run + 0.5) / SIMULATION_RUNS) % 1.0 for run in range(SIMULATION_RUNS)]
+
+
+def has_forecast(row: PendingRow, verdict: Verdict) -> bool:
+    """Return False for a job without GPUs, or one whose start depends on how other jobs end or on people."""
+    depends = verdict.code in NO_FORECAST_REASONS or row.held or bool(row.dependencies)
+    return not depends and bool(row.total_milli)
 
 
 def queue_pool_of(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
@@ -145,18 +153,18 @@ class QueueForecast:
         """The pending jobs with a queue position in this pool, in order."""
         return tuple(self._position)
 
-    def median_starts_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
+    def median_starts_s(self, jobs: Iterable[JobId], max_steps: int = MAX_STEPS) -> dict[JobId, float]:
         """Return the median start of each job over the runs, in seconds from now.
 
         It is infinite if the job does not start even after everything that runs or is ahead of it has ended.
-        Jobs that start later than the runs reach are left out.
+        Jobs that start later than the runs reach in ``max_steps`` are left out.
 
         Raises:
             KeyError: a job has no position here: it is held, has dependencies, or requests no GPU.
         """
         positions = {self._position[job]: job for job in jobs}
         found = {}
-        for position, runs in simulate_queue(self._simulation_input, positions).items():
+        for position, runs in simulate_queue(self._simulation_input, positions, max_steps=max_steps).items():
             known = sorted(start_s for start_s in runs if start_s is not None)
             if len(known) > len(runs) // 2:
                 found[positions[position]] = known[len(runs) // 2]

@@ -141,6 +141,8 @@ class RequestPreview:
     alternatives: tuple[Alternative, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     """The evictions that would make it start."""
+    plan: Plan = Plan()
+    """The plan of the whole queue, with the request in it."""
 
     @property
     def is_unsatisfiable(self) -> bool:
