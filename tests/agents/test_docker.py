@@ -222,7 +222,7 @@ time.sleep(600)"""
     path = docker(node, "inspect", "--format", "{{.LogPath}}", name).strip()
     deadline_s = time.monotonic() + 40
     while not (last := log_of(link, "jloud", (LOG_MIB << 20) - 1000)).endswith(
-        b"what follows is not kept.\n"
+        b"further output is discarded.\n"
     ):
         assert time.monotonic() < deadline_s, last[-300:]
         time.sleep(0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from functools import partial
+from functools import partialmethod
 
 import pytest
 from django.db.models import Count, F
@@ -13,7 +13,7 @@ from portal.models import Forecast, Job, JobVerdict, Node, Quota
 from portal.selectors.scheduling.forecasts import no_forecast_reason
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.lifecycle import job_control
-from scheduler.core.forecast.queue_simulation import simulate_queue
+from scheduler.core.forecast.start_times import QueueForecast
 from scheduler.core.model.plan import StartInterval
 from scheduler.core.model.snapshot import JobId
 from scheduler.cycle import run_cycle
@@ -76,9 +76,8 @@ def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene,
     job = [submit(scene, gpus_per_task=4) for _ in range(3)][-1]
     run_cycle("test", "me")
     assert run_forecast_pass()
-    monkeypatch.setattr(
-        "scheduler.core.forecast.start_times.simulate_queue", partial(simulate_queue, max_steps=1)
-    )
+    one_step = partialmethod(QueueForecast.median_starts_s, max_steps=1)
+    monkeypatch.setattr(QueueForecast, "median_starts_s", one_step)
     run_forecast_pass()
     standing = JobVerdict.objects.get(job=job)
     assert (standing.p10_at, standing.p50_at, standing.p90_at, standing.forecast_at) == (None,) * 4

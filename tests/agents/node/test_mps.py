@@ -254,7 +254,7 @@ def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) 
     real = [GpuInfo(UUID, 0, "NVIDIA H200", 140_000, False, OK)]
     why_not = mps.unavailable_reason(settings, real, str(STANDIN))
     assert why_not is None if says is None else why_not is not None and says in why_not
-    assert "pretend" in str(
+    assert "simulated" in str(
         mps.unavailable_reason(settings, [real[0]._replace(simulated=True)], str(STANDIN))
     )
     assert "is not installed" in str(mps.unavailable_reason(settings, real, None))

@@ -243,7 +243,7 @@ time.sleep(600)"""
         return base64.b64decode(link.request("logs", timeout_s=10, offset=offset, **where)["data_b64"])
 
     deadline_s = time.monotonic() + 20
-    while (last := piece(max(0, (1 << 20) - 1000)))[-20:].find(b"is not kept.") < 0:
+    while (last := piece(max(0, (1 << 20) - 1000)))[-20:].find(b"is discarded.") < 0:
         assert time.monotonic() < deadline_s
         assert size() <= 2 << 20
         time.sleep(0.05)
