@@ -55,7 +55,7 @@ def test_a_healthy_node_passes_every_step(node: RigNode, rig_cluster: RigCluster
 def test_another_host_key_stops_everything_after_it(node: RigNode, rig_cluster: RigCluster) -> None:
     steps = check(node, rig_cluster, host_key=read_public_key(rig_cluster.keys["watch"]))
     assert failed(steps) == ["host_key"]
-    assert steps["control"].message == "Not tried: host key failed."
+    assert steps["control"].message == "Skipped: host key failed."
     assert all(steps[name].outcome is StepOutcome.SKIPPED for name in STEPS[3:])
 
 
@@ -63,7 +63,7 @@ def test_an_unknown_name_and_a_dead_port_are_told_apart(node: RigNode, rig_clust
     assert failed(check(node, rig_cluster, host="no-such-node.invalid")) == ["resolve"]
     steps = check(node, rig_cluster, port=2222)
     assert failed(steps) == ["connect"]
-    assert "no sshd listens there" in steps["connect"].message
+    assert "no sshd listens on the port" in steps["connect"].message
 
 
 def test_a_missing_tunnel_key_is_named_and_the_others_pass(node: RigNode, rig_cluster: RigCluster) -> None:

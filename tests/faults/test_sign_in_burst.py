@@ -124,7 +124,7 @@ def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_whil
     for answer in answers:
         if answer.status_code == 429:
             assert answer.headers["retry-after"] == "1"
-            assert "Many people are signing in" in answer.text
+            assert "Too many users are signing in" in answer.text
     assert set(looking.result()) == {200}
     assert peak_mib(pid) - before_mib < 150, "two hashes of 19 MiB, and the threads of the requests"
 
@@ -140,7 +140,7 @@ def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_
     for _ in range(rate_limits.SIGN_IN.limit + 1):
         answer = Client().post("/sign-in/", fields)
         assert (answer.status_code, answer["Retry-After"]) == (429, "1")
-        assert "Many people are signing in" in answer.content.decode()
+        assert "Too many users are signing in" in answer.content.decode()
 
 
 @pytest.mark.django_db

@@ -243,7 +243,7 @@ def test_an_agent_killed_at_a_step_leaves_one_daemon_at_most_and_none_that_nobod
         (["podman"], False, None),
         (["process"], False, None),
         (["docker"], False, "not root"),
-        (["podman", "process"], False, "different places"),
+        (["podman", "process"], False, "different daemon paths"),
     ],
 )
 def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) -> None:

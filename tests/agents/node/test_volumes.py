@@ -88,9 +88,9 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
     mount = {"kind": "host_path", "target": "/volumes/x"}
     team = {"kind": "project", "folder": "vision22", "gid": GID, "source": str(lent / "teams")}
     for wrong, said in (
-        (mount | {"source": "/etc"}, "not under a folder that this node lends"),
-        (mount | {"source": str(lent / "out")}, "not under a folder that this node lends"),
-        (mount | {"source": f"{lent}/sets/../../.."}, "not under a folder that this node lends"),
+        (mount | {"source": "/etc"}, "not in a folder that this node allows for jobs"),
+        (mount | {"source": str(lent / "out")}, "not in a folder that this node allows for jobs"),
+        (mount | {"source": f"{lent}/sets/../../.."}, "not in a folder that this node allows for jobs"),
         (mount | {"source": str(lent / "nowhere")}, "is not a folder on this node"),
         (mount | {"source": str(lent / "a:b")}, "not of the form"),
         (mount | {"source": str(lent / "sets"), "filesystem": "nfs"}, "No nfs file system is mounted at"),
