@@ -92,7 +92,7 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
         (mount | {"source": str(lent / "out")}, "not in a folder that this node allows for jobs"),
         (mount | {"source": f"{lent}/sets/../../.."}, "not in a folder that this node allows for jobs"),
         (mount | {"source": str(lent / "nowhere")}, "is not a folder on this node"),
-        (mount | {"source": str(lent / "a:b")}, "not of the form"),
+        (mount | {"source": str(lent / "a:b")}, "source has an invalid format"),
         (mount | {"source": str(lent / "sets"), "filesystem": "nfs"}, "No nfs file system is mounted at"),
         (mount | team, "is not a folder on this node"),
         (mount | {"source": str(lent / "sets"), "target": "/run/fairway/x"}, "is not allowed"),
