@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionPool]:
     """Two connections for this process, and little patience."""
     monkeypatch.setattr(connection_pool, "PING_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", 0.3)
+    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", budget_s(0.3))
     connection.close()
     made = ConnectionPool(2, wait_s=0.3)
     monkeypatch.setattr(DatabaseWrapper, "connection_pool", made)
@@ -144,15 +144,13 @@ def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
     release_connection()
     os.kill(silent, signal.SIGSTOP)
     try:
-        began_s = time.monotonic()
         with pytest.raises(OperationalError, match="has not responded"):
             backend()
         with pytest.raises(OperationalError, match="a moment ago"):
             backend()
-        assert time.monotonic() - began_s < budget_s(2)
     finally:
         os.kill(silent, signal.SIGCONT)
-    time.sleep(0.4)
+    time.sleep(timeouts.DATABASE_BREAKER.open_for_s + 0.1)
     assert backend() != silent
     release_connection()
     assert (pool.checked_out_count(), pool.idle_count()) == (0, 1)

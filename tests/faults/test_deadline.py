@@ -138,15 +138,14 @@ async def test_a_failure_is_the_servers_to_tell() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_silent_database_is_given_up_and_left_alone_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "SERVER_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", 0.5)
-    began_s = time.monotonic()
+    open_for_s = budget_s(0.5)
+    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", open_for_s)
     with pytest.raises(OperationalError, match="has not responded"), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_sleep(5)")
-    assert time.monotonic() - began_s < budget_s(3)
+        cursor.execute("SELECT pg_sleep(60)")
     connection.close()
     with pytest.raises(OperationalError, match="a moment ago"):
         connection.ensure_connection()
-    time.sleep(0.6)
+    time.sleep(open_for_s + 0.1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         assert cursor.fetchone() == (1,)
