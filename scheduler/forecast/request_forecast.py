@@ -14,6 +14,7 @@ from portal.domain.reasons import (
     NO_FORECAST_REASONS,
 )
 from scheduler.core.forecast.calibration import WaitCalibration
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
 from scheduler.core.forecast.start_times import QueueForecast, has_forecast, queue_pool_of
 from scheduler.core.model.plan import RequestPreview, StartInterval
 from scheduler.core.model.policy import Policy
@@ -21,8 +22,11 @@ from scheduler.core.model.snapshot import PendingRow, Snapshot
 from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.forecast.forecast_pass import absolute_interval, load_calibration
 
-MAX_STEPS = 4_000
-"""Steps of each run: enough for the p95 of the bench within its target. The forecast pass continues further."""
+MAX_STEPS = 6_000
+"""Steps of each run. The forecast pass continues further."""
+JOB_RUNS = 4_200
+MIN_RUNS = 3
+"""A user waits for this forecast: the more jobs, the fewer runs. The ends of many jobs differ less between runs."""
 CALIBRATION_MAX_AGE_S = 60.0
 
 _cached_calibration: tuple[float, WaitCalibration] | None = None
@@ -49,6 +53,7 @@ def forecast_request(
     pool = queue_pool_of(request, verdict)
     if not has_forecast(request, verdict) or pool is None:
         return RequestForecast(None, NO_FORECAST_REASONS.get(verdict.code, FORECAST_WITHOUT_GPUS))
+    jobs = 1 + len(snapshot.pending) + len(snapshot.running)
     queue = QueueForecast(
         replace(snapshot, pending=(*snapshot.pending, request)),
         preview.plan,
@@ -56,6 +61,7 @@ def forecast_request(
         expectations.durations,
         policy,
         template_of=expectations.template_of,
+        runs=max(MIN_RUNS, min(SIMULATION_RUNS, JOB_RUNS // jobs)),
     )
     median_s = queue.median_starts_s([request.job], MAX_STEPS).get(request.job)
     if median_s is None:

@@ -30,6 +30,10 @@ from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
 from scheduler.core.shares.quota_ledger import PoolLedger
 
+SIMULATION_RUNS = 8
+MAX_STEPS = 2_000_000
+"""Bound on ends and job classes examined per run; the start of a job after that is unknown."""
+
 
 class JobOwner(NamedTuple):
     """The project and user that a job counts for, and its amounts."""
@@ -82,7 +86,9 @@ class SimulationInput:
         durations_s: Sequence[Sequence[float]],
         share_milli: Mapping[ProjectId, float],
         ledger: PoolLedger | None = None,
+        runs: int = SIMULATION_RUNS,
     ) -> None:
+        self.runs = runs
         self.buckets = buckets
         self.running = running
         self.job_classes = job_classes
@@ -170,11 +176,6 @@ class SimulationInput:
         )
 
 
-SIMULATION_RUNS = 8
-MAX_STEPS = 2_000_000
-"""Bound on ends and job classes examined per run; the start of a job after that is unknown."""
-
-
 def simulate_queue(
     simulation_input: SimulationInput,
     targets: Collection[int],
@@ -191,8 +192,8 @@ def simulate_queue(
         if not simulation_input.infeasible[simulation_input.class_of[position]]
     }
     found = [
-        _Simulation(simulation_input, play, feasible).starts_s(max_steps) if feasible else {}
-        for play in range(SIMULATION_RUNS)
+        _Simulation(simulation_input, run, feasible).starts_s(max_steps) if feasible else {}
+        for run in range(simulation_input.runs)
     ]
     return {position: [each.get(position, math.inf) for each in found] for position in targets}
 

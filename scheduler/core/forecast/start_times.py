@@ -68,9 +68,9 @@ GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
 """Shapes of a gang's tasks with their counts, and the total demand."""
 
 
-def draw_quantiles(number: int) -> list[float]:
+def draw_quantiles(number: int, runs: int = SIMULATION_RUNS) -> list[float]:
     """Return the duration quantile of a job in each run, evenly spread over runs and jobs."""
-    return [(number * GOLDEN + (run + 0.5) / SIMULATION_RUNS) % 1.0 for run in range(SIMULATION_RUNS)]
+    return [(number * GOLDEN + (run + 0.5) / runs) % 1.0 for run in range(runs)]
 
 
 def has_forecast(row: PendingRow, verdict: Verdict) -> bool:
@@ -102,7 +102,9 @@ class QueueForecast:
         consumed_s: Mapping[JobId, float] = MappingProxyType({}),
         template_of: Mapping[JobId, str | None] = MappingProxyType({}),
         known_ends_s: Mapping[JobId, float] = MappingProxyType({}),
+        runs: int = SIMULATION_RUNS,
     ) -> None:
+        self._runs = runs
         after = apply_plan(snapshot, plan)
         self._now_s = after.now_s
         self._durations = durations
@@ -146,6 +148,7 @@ class QueueForecast:
             [self._durations_s(row, position) for position, row in enumerate(rows)],
             {each.project: each.fair_share_milli for each in plan.share_breakdowns if each.pool == pool},
             self._ledger if self._ledger.can_block(all(row.preemptible for row in rows)) else None,
+            runs,
         )
 
     @property
@@ -189,9 +192,9 @@ class QueueForecast:
         owner = self._owner(row, ResourceVector(milli, cpu_milli, memory_mib))
         places = self._bucket_builder.slots_of(row.tasks)
         if row.stopping:
-            return RunningJob(owner, places, [EVICTION_S] * SIMULATION_RUNS)
+            return RunningJob(owner, places, [EVICTION_S] * self._runs)
         if (end_s := self._known_ends_s.get(row.job)) is not None:
-            return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * SIMULATION_RUNS)
+            return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * self._runs)
         ran_s = max(0.0, self._now_s - row.started_s)
         kind = DurationKey(row.project, row.user, self._template_of.get(row.job), milli)
         had_s = self._consumed_s.get(row.job, 0.0) + ran_s
@@ -249,7 +252,7 @@ class QueueForecast:
     ) -> list[float]:
         """Return the remaining time of a job in each run."""
         drawn = []
-        for part in draw_quantiles(number):
+        for part in draw_quantiles(number, self._runs):
             left_s = self._durations.remaining_s(kind, had_s, limit_s, part)
             drawn.append(max(DEFAULT_DURATION_S, 2.0 * part * had_s) if left_s is None else left_s)
         return drawn
