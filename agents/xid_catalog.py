@@ -20,7 +20,7 @@ class XidSeverity(StrEnum):
     FATAL = "fatal"  # the GPU is unusable and its tasks were ended
     QUARANTINE = "quarantine"  # the GPU gets no new work
     WARNING = "warning"  # the GPU keeps working and should be checked
-    APPLICATION = "program"  # caused by a program, or informational: no alert
+    APPLICATION = "application"  # caused by a program, or informational: no alert
 
 
 XID_MEANINGS: dict[int, str] = {

@@ -50,7 +50,7 @@ Requester = User | AnonymousUser | None
 class Permission(StrEnum):
     """What a user can do to a row."""
 
-    VIEW = "see"
+    VIEW = "view"
     SUBMIT = "submit"  # submit a job to a project
     CONTROL = "control"  # cancel, hold or edit a job
     ENTER = "enter"  # open a workspace, its terminal or its secrets

@@ -94,8 +94,8 @@ class WorkspaceIdleState:
 
 class IdleStep(StrEnum):
     NOTHING = "nothing"
-    START_COUNTDOWN = "begin"  # notify its users that it is idle, and of the suspension time if there is one
-    CANCEL_COUNTDOWN = "end"  # it is active, exempt, or not known to be idle any more
+    START_COUNTDOWN = "start_countdown"  # notify its users that it is idle, and of the suspension time if there is one
+    CANCEL_COUNTDOWN = "cancel_countdown"  # it is active, exempt, or not known to be idle any more
     SUSPEND = "suspend"
 
 

@@ -30,10 +30,10 @@ class ExceededQuota:
 class AssumeReleased(Enum):
     """Which releasing resources count as released already."""
 
-    NONE = "nobody"
-    EVICTED = "asked"
+    NONE = "none"
+    EVICTED = "evicted"
     """Those of evicted jobs; jobs that stop for other reasons still hold theirs."""
-    ALL = "everybody"
+    ALL = "all"
 
 
 class UserHoldings:
