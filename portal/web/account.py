@@ -16,9 +16,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_secrets
+from portal.access import AccessPolicy, visible_secrets
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
 from portal.services.accounts import tokens, users
@@ -37,6 +36,7 @@ from portal.valkey.rate_limits import (
 )
 from portal.web.display.formatting import duration
 from portal.web.sign_in import add_service_errors
+from portal.web.views import action, page
 
 TIME_ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
@@ -102,14 +102,12 @@ class SessionRow:
     browser: str
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def account(request: HttpRequest) -> HttpResponse:
-    return _page(request)
+@page(AccessPolicy.SIGNED_IN)
+def account(request: HttpRequest, user: User) -> HttpResponse:
+    return _page(request, user)
 
 
-def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpResponse:
-    user = require_user(request.user)
+def _page(request: HttpRequest, user: User, status: int = 200, **forms_given: Any) -> HttpResponse:
     context = {
         "name_form": NameForm(
             initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone},
@@ -125,10 +123,8 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
     return render(request, "account/page.html", context | forms_given, status=status)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def change_name(request: HttpRequest) -> HttpResponse:
-    user = require_user(request.user)
+@action(AccessPolicy.SIGNED_IN)
+def change_name(request: HttpRequest, user: User) -> HttpResponse:
     form = NameForm(request.POST, label_suffix="")
     if form.is_valid():
         try:
@@ -138,23 +134,21 @@ def change_name(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, "Saved.")
             return redirect("account")
-    return _page(request, 400, name_form=form)
+    return _page(request, user, 400, name_form=form)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
+@action(AccessPolicy.SIGNED_IN)
 @sensitive_post_parameters("old", "password")
-@require_POST
-def change_password(request: HttpRequest) -> HttpResponse:
+def change_password(request: HttpRequest, user: User) -> HttpResponse:
     """Change the password and end all other sessions. Wrong current passwords are rate-limited."""
-    user = require_user(request.user)
     form = PasswordForm(request.POST, label_suffix="")
     if not form.is_valid():
-        return _page(request, 400, password_form=form)
+        return _page(request, user, 400, password_form=form)
     counts = _password_rate_limits(request, user) if user.has_usable_password() else []
     wait_s = max((consume(rate, who) for rate, who in counts), default=0.0)
     if wait_s:
         form.add_error("old", f"Too many attempts. Wait {duration(wait_s + 1)}, then try again.")
-        answer = _page(request, 429, password_form=form)
+        answer = _page(request, user, 429, password_form=form)
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
     try:
@@ -165,7 +159,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
         for rate, who in counts:
             refund(rate, who)
     if form.errors:
-        return _page(request, 400, password_form=form)
+        return _page(request, user, 400, password_form=form)
     update_session_auth_hash(request, user)
     messages.success(request, "Your password is set. Your other sessions have ended.")
     return redirect("account")
@@ -181,11 +175,9 @@ def _password_rate_limits(request: HttpRequest, user: User) -> list[tuple[RateLi
     return [(SIGN_IN, f"{account}:{address}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, account)]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def create_token(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def create_token(request: HttpRequest, user: User) -> HttpResponse:
     """Create a token; its text appears only in this response."""
-    user = require_user(request.user)
     form = TokenForm(request.POST, label_suffix="")
     if form.is_valid():
         data = form.cleaned_data
@@ -198,23 +190,20 @@ def create_token(request: HttpRequest) -> HttpResponse:
         except FairwayError as refusal:
             form.add_error(None, refusal.message)
         else:
-            return _page(request, new_token=token, new_text=text)
-    return _page(request, 400, token_form=form)
+            return _page(request, user, new_token=token, new_text=text)
+    return _page(request, user, 400, token_form=form)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
-    tokens.do_revoke_token(require_user(request.user), public_id)
+@action(AccessPolicy.SIGNED_IN)
+def revoke_token(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    tokens.do_revoke_token(user, public_id)
     messages.success(request, "The token does not work any more.")
     return redirect("account")
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def end_sessions(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def end_sessions(request: HttpRequest, user: User) -> HttpResponse:
     """End all other sessions of the user; their sockets and workspaces close within seconds."""
-    user = require_user(request.user)
     here = session_id(request.session.session_key)
     others = [place.key for place in session_rows(user, here) if not place.is_current]
     with transaction.atomic():

@@ -10,11 +10,9 @@ from urllib.parse import urlencode
 from django.core.paginator import Paginator
 from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.access import AccessPolicy, visible_nodes
 from portal.domain.reasons import VerdictCode
 from portal.models import Cycle, Gpu, Job, JobVerdict, NodePool, User
 from portal.selectors.scheduling.forecasts import forecast_accuracy, no_forecast_reason
@@ -40,6 +38,7 @@ from portal.visibility import NameVisibility, visibility_of
 from portal.web.display.formatting import gpus as gpus_word
 from portal.web.display.formatting import time_zone
 from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
+from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
@@ -166,29 +165,26 @@ class QueueRow:
         return gpus_word(self.job.total_milli)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def queue(request: HttpRequest) -> HttpResponse:
-    """Render the page, or its live part for htmx, in a fixed number of queries."""
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def queue(request: HttpRequest, user: User) -> HttpResponse:
+    """Render the page in a fixed number of queries."""
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
     query = QueuePageQuery.read(request.GET, list(pools.values()))
     visibility = visibility_of(user)
-    page = Paginator(pending_jobs(visibility, query.filter), JOBS_PER_PAGE).get_page(query.page)
-    jobs = with_job_rows(page.object_list)
+    listed = Paginator(pending_jobs(visibility, query.filter), JOBS_PER_PAGE).get_page(query.page)
+    jobs = with_job_rows(listed.object_list)
     context = {
         "filters": query,
         "pools": list(pools.values()),
         "spans": [(key, name) for key, (name, _) in SPANS.items()],
-        "page": page,
+        "page": listed,
         "rows": queue_tree(visibility, jobs, pools),
         "requested_milli": total_requested_milli(),
         "measured": forecast_accuracy(),
         "decided_at": Cycle.objects.order_by("-id").values_list("started_at", flat=True).first(),
         "plot": timeline_plot(user, visibility, query),
     }
-    template = "queue/live.html" if request.headers.get("HX-Request") else "queue/page.html"
-    return render(request, template, context)
+    return render_live(request, "queue/page.html", "queue/live.html", context)
 
 
 def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str]) -> list[QueueRow]:

@@ -7,13 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, Permission, access_policy, can, require_user
+from portal.access import AccessPolicy, Permission, can
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
@@ -32,14 +30,6 @@ from portal.selectors.jobs.jobs import (
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
-from portal.services.jobs.submission import (
-    do_cancel_job,
-    do_hold_job,
-    do_resubmit_job,
-    do_resume_job,
-    do_suspend_job,
-)
-from portal.services.workspaces import access
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
 from portal.web.display.idle_text import idle_rule_text
@@ -48,6 +38,7 @@ from portal.web.job.failure import build_failure_summary
 from portal.web.job.fair_share_breakdown import fair_share_texts
 from portal.web.job.forecast_display import build_forecast_display
 from portal.web.job.time_limit import job_time_limit
+from portal.web.views import page, render_live
 
 TIMELINE_EVENTS = 60
 
@@ -67,39 +58,26 @@ class JobPhase:
 
 @dataclass(frozen=True)
 class RelatedJob:
-    """A related job; ``job`` is None where the viewer may not see it."""
-
-    job: Job | None
-
-    @classmethod
-    def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
-        return cls(job if job.public_id in visible_ids else None)
-
-
-@dataclass(frozen=True)
-class DependencyRow:
-    """A job before or after this one: name and state if the viewer may see it."""
+    """A related job with its state; ``job`` is None where the viewer may not see it."""
 
     job: Job | None
     icon: str
     label: str
 
     @classmethod
-    def visible_to(cls, job: Job, visible_ids: set[str]) -> DependencyRow:
-        look, word = STATE_DISPLAY[JobState(job.state)]
-        return cls(job if job.public_id in visible_ids else None, look, word)
+    def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
+        return cls(job if job.public_id in visible_ids else None, *STATE_DISPLAY[JobState(job.state)])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def job(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def job(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Render the overview, or its live parts for htmx; ``shown`` is the attempt that the browser displays."""
-    user = require_user(request.user)
     row = get_job(user, public_id)
-    template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
-    context = overview_context(user, row) | {"tab": "overview"}
-    shown = request.GET.get("shown", "")
-    return render(request, template, context | {"other_attempt": shown != str(row.attempt_count)})
+    context = overview_context(user, row) | {
+        "tab": "overview",
+        "other_attempt": request.GET.get("shown", "") != str(row.attempt_count),
+    }
+    return render_live(request, "job/overview.html", "job/live.html", context)
 
 
 def overview_context(user: User, found: Job) -> dict[str, Any]:
@@ -126,8 +104,8 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         if last and last.preempted_for
         else None,
         "preempted_jobs": [(one, RelatedJob.visible_to(one.job, visible)) for one in preempted_jobs],
-        "dependencies": [DependencyRow.visible_to(one, visible) for one in chain.dependencies],
-        "dependents": [DependencyRow.visible_to(one, visible) for one in chain.dependents],
+        "dependencies": [RelatedJob.visible_to(one, visible) for one in chain.dependencies],
+        "dependents": [RelatedJob.visible_to(one, visible) for one in chain.dependents],
         "failure": build_failure_summary(found, last),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
@@ -279,11 +257,9 @@ def _default_log_task(attempt: Attempt | None) -> Task | None:
     return failed[0] if failed else (tasks[0] if tasks else None)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def request_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Show environment and configuration: the request, and each attempt."""
-    user = require_user(request.user)
     found = get_job(user, public_id)
     shown = {
         "tab": "run",
@@ -310,77 +286,3 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         if name not in SHOWN_ELSEWHERE
         for value in [getattr(found, name)]
     ]
-
-
-# -- actions -----------------------------------------------------------------------------------------
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = do_cancel_job(user, get_job(user, public_id))
-    ended = found.state == JobState.CANCELLED
-    messages.success(
-        request,
-        f"{found.name} is stopped."
-        if ended
-        else f"{found.name} is stopping; its GPUs are released once its node confirms it.",
-    )
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def hold(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Hold or release a pending job."""
-    user = require_user(request.user)
-    held = request.POST.get("held") == "1"
-    do_hold_job(user, get_job(user, public_id), held)
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = do_suspend_job(user, get_job(user, public_id))
-    gone = found.state == JobState.SUSPENDED
-    messages.success(
-        request,
-        f"{found.name} is suspended."
-        if gone
-        else f"{found.name} is being suspended; its GPUs are released once its node confirms it.",
-    )
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def resume(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = do_resume_job(user, get_job(user, public_id))
-    messages.success(request, f"{found.name} is pending again.")
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def resubmit(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Submit a new job with the same request."""
-    user = require_user(request.user)
-    fresh = do_resubmit_job(user, get_job(user, public_id))
-    messages.success(request, f"{fresh.name} is submitted again.")
-    return redirect("job", public_id=fresh.public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def open_workspace(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Return a page that posts a single-use ticket to the workspace's own origin."""
-    user = require_user(request.user)
-    found = get_job(user, public_id)
-    address, ticket = access.do_open_workspace(user, found, request.session.session_key or "")
-    response = render(request, "job/open.html", {"job": found, "address": address, "ticket": ticket})
-    response.headers["Referrer-Policy"] = access.HANDOVER_REFERRER_POLICY
-    return response

@@ -5,22 +5,15 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_POST
 
-from portal.access import AccessPolicy, Permission, access_policy, can, require_user
+from portal.access import Permission, can
 from portal.domain.states import AttemptState
 from portal.models import Attempt, TimeLimitExtension, User
-from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.time_limits import extension_allowance, job_extensions, warning_lead_s
 from portal.selectors.scheduling.settings import effective_pool_settings
-from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extension
-from portal.web.actions import run_and_redirect
-from portal.web.display.formatting import duration
+from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.web.display.job_rows import JobRow
-from portal.web.parsing import parse_duration_s
 
 EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
 
@@ -62,28 +55,3 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
         requests=requests,
         may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in requests),
     )
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def request_extension(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = get_job(user, public_id)
-
-    def act() -> str:
-        extra_s = int(parse_duration_s(request.POST.get("extra_s", ""), "extra_s"))
-        extension = do_request_extension(user, found, extra_s, request.POST.get("reason", "").strip())
-        if extension.state == "granted":
-            return f"{found.name} is extended by {duration(extra_s)}: this delays no other job."
-        return (
-            f"An extension of {found.name} by {duration(extra_s)} is requested; "
-            f"it needs approval, because {_pending_reason(extension)}."
-        )
-
-    return run_and_redirect(request, act, reverse("job", args=[public_id]))
-
-
-def _pending_reason(extension: TimeLimitExtension) -> str:
-    if not extension.impact_known:
-        return "the scheduler did not determine in time which jobs it delays"
-    return "it would delay others"

@@ -10,15 +10,12 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import (
     AccessPolicy,
     Permission,
-    access_policy,
     can,
     project_parents,
-    require_user,
     visible_secrets,
 )
 from portal.domain.job_spec import job_fields, placement_fields
@@ -42,6 +39,7 @@ from portal.web.launch.form import LaunchForm, launchable_projects
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job, initial_from_template
 from portal.web.launch.preview import LaunchPreview, nearest_suggestions, preview_launch
 from portal.web.sign_in import add_service_errors
+from portal.web.views import action, form_page
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
@@ -70,11 +68,9 @@ class EnvironmentChoice:
     project_ids: list[str] | None
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_http_methods(["GET", "POST"])
-def launch(request: HttpRequest) -> HttpResponse:
+@form_page(AccessPolicy.SIGNED_IN)
+def launch(request: HttpRequest, user: User) -> HttpResponse:
     """Render and submit the form."""
-    user = require_user(request.user)
     if request.method == "GET":
         shown = _environment_choices(user)
         form = LaunchForm(user, initial=_initial(request, user, shown))
@@ -94,16 +90,14 @@ def launch(request: HttpRequest) -> HttpResponse:
             refusal = LaunchPreview("wrong", "Not launched", no.message)
         else:
             messages.success(request, f"{job.name} is submitted.")
-            return redirect("job", public_id=job.public_id)
+            return redirect("job", job.public_id)
     context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def preview(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def preview(request: HttpRequest, user: User) -> HttpResponse:
     """Return preview and review for the current form; requested on input, debounced."""
-    user = require_user(request.user)
     return render(
         request,
         "launch/preview.html",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from portal.domain.policy_settings import default_value
-from portal.errors import InvalidRequest
-from portal.models import Project, User
+from portal.models import Project
 from portal.selectors.scheduling.project_settings import ProjectSetting, project_settings_sheet
 from portal.selectors.scheduling.settings import SettingView
-from portal.services.cluster.policy_settings import do_change_policy
-from portal.web.admin.scheduling.policy import SettingRow, apply_posted, format_value, posted_changes
-from portal.web.display.formatting import parse_whole_number
+from portal.web.admin.scheduling.policy import SettingRow, SettingsForm, format_value
 
 
 @dataclass
@@ -43,39 +39,13 @@ class ProjectSettingRow(SettingRow):
         return f"{value} or stricter" if self.setting.options else f"at most {value}"
 
 
-class ProjectPolicyPanel:
+class ProjectPolicyPanel(SettingsForm):
     """The settings of a project, with posted values and errors."""
 
     def __init__(self, project: Project) -> None:
         sheet = project_settings_sheet(project)
-        self.project = project
-        self.version = sheet.version
+        super().__init__(project, sheet.version, [_setting_row(setting) for setting in sheet.settings])
         self.error = ""
-        self.rows = [_setting_row(setting) for setting in sheet.settings]
-
-    @property
-    def overridden_count(self) -> int:
-        return sum(line.setting.own_value is not None for line in self.rows)
-
-    def save(self, user: User, posted: Mapping[str, str]) -> bool:
-        """Save the posted changes and return whether there were any.
-
-        Raise InvalidRequest or PreconditionFailed, with the error noted at each setting.
-        """
-        version = parse_whole_number(posted.get("version", ""))
-        if version is None:
-            raise InvalidRequest("The form is not valid; reload the page.")
-        apply_posted(self.rows, posted)
-        try:
-            changes = posted_changes(self.rows)
-            do_change_policy(
-                user, self.project, changes, version=version, reason=posted.get("reason", "").strip()
-            )
-        except InvalidRequest as refusal:
-            for line in self.rows:
-                line.problem = refusal.fields.get(line.setting.name, "")
-            raise
-        return bool(changes)
 
 
 def _setting_row(setting: ProjectSetting) -> ProjectSettingRow:
