@@ -1,10 +1,9 @@
-"""The account page: name and time zone, password, API tokens and signed-in sessions."""
+"""The account page: name and time zone, password, API tokens, sessions and secrets; secrets of projects too."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-import zoneinfo
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +19,13 @@ from django.views.decorators.debug import sensitive_post_parameters
 from portal.access import AccessPolicy, visible_secrets
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
+from portal.selectors.projects.projects import get_project
 from portal.services.accounts import tokens, users
 from portal.services.accounts.session_store import session_id
 from portal.services.accounts.sessions import live_sessions
 from portal.services.accounts.tokens import SCOPE_DESCRIPTIONS, Scope
 from portal.services.audit import record_action
+from portal.services.projects.secrets import do_delete_secret, do_save_secret
 from portal.valkey.rate_limits import (
     SIGN_IN,
     SIGN_IN_ADDRESS,
@@ -35,40 +36,35 @@ from portal.valkey.rate_limits import (
     refund,
 )
 from portal.web.display.formatting import duration
+from portal.web.form_fields import (
+    new_password_field,
+    password_field,
+    select_input,
+    text_input,
+    time_zone_field,
+)
 from portal.web.sign_in import add_service_errors
-from portal.web.views import action, page
+from portal.web.views import action, page, refusals_as_messages
 
-TIME_ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
 
 
 class NameForm(forms.Form):
     full_name = forms.CharField(
-        label="Name", max_length=200, required=False,
-        widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
-    )  # fmt: skip
+        label="Name", max_length=200, required=False, widget=text_input(autocomplete="name")
+    )
     email = forms.CharField(
         label="E-mail", max_length=254, required=False,
         widget=forms.EmailInput({"class": "form-control", "autocomplete": "email"}),
     )  # fmt: skip
-    timezone = forms.ChoiceField(
-        label="Time zone", choices=TIME_ZONES, widget=forms.Select({"class": "form-select"}),
-        help_text="Pages show times in this time zone.",
-    )  # fmt: skip
+    timezone = time_zone_field("Pages show times in this time zone.")
 
 
 class PasswordForm(forms.Form):
     """The new password, and the current one if there is one."""
 
-    old = forms.CharField(
-        label="Current password", max_length=1024, strip=False, required=False,
-        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
-    )  # fmt: skip
-    password = forms.CharField(
-        label="New password", max_length=1024, strip=False,
-        help_text="At least 12 characters; a passphrase is best.",
-        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
-    )  # fmt: skip
+    old = password_field(label="Current password", required=False)
+    password = new_password_field("New password")
 
 
 class TokenForm(forms.Form):
@@ -83,18 +79,12 @@ class TokenForm(forms.Form):
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )
     days = forms.TypedChoiceField(
-        label="Expires after",
-        coerce=int,
-        choices=TOKEN_LIFETIMES,
-        initial=90,
-        widget=forms.Select({"class": "form-select"}),
+        label="Expires after", coerce=int, choices=TOKEN_LIFETIMES, initial=90, widget=select_input()
     )
 
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One signed-in browser."""
-
     key: str
     is_current: bool
     since: dt.datetime | None
@@ -185,10 +175,8 @@ def create_token(request: HttpRequest, user: User) -> HttpResponse:
             token, text = tokens.do_create_token(
                 user, name=data["name"], scopes=[Scope(scope) for scope in data["scopes"]], days=data["days"]
             )
-        except InvalidRequest as wrong:
-            add_service_errors(form, wrong)
         except FairwayError as refusal:
-            form.add_error(None, refusal.message)
+            add_service_errors(form, refusal)
         else:
             return _page(request, user, new_token=token, new_text=text)
     return _page(request, user, 400, token_form=form)
@@ -218,18 +206,17 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
     """Return the live sessions of a user, the current one first; session data is encoded, so all are read."""
     found = []
     for session in live_sessions().iterator():
-        facts = session.get_decoded()
-        if facts.get("_auth_user_id") != str(user.pk):
-            continue
-        found.append(
-            SessionRow(
-                session.session_key,
-                session.session_key == current_key,
-                parse_datetime(str(facts.get("since", ""))),
-                str(facts.get("address", "")),
-                browser_name(str(facts.get("agent", ""))),
+        data = session.get_decoded()
+        if data.get("_auth_user_id") == str(user.pk):
+            found.append(
+                SessionRow(
+                    session.session_key,
+                    session.session_key == current_key,
+                    parse_datetime(str(data.get("since", ""))),
+                    str(data.get("address", "")),
+                    browser_name(str(data.get("agent", ""))),
+                )
             )
-        )
     return sorted(
         found, key=lambda place: (not place.is_current, -(place.since.timestamp() if place.since else 0))
     )
@@ -237,14 +224,35 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
 
 def browser_name(agent: str) -> str:
     """Return a short name such as "Firefox on Linux" for a User-Agent."""
-    browsers = (("Edg/", "Edge"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
-    systems = (
-        ("Windows", "Windows"),
-        ("Android", "Android"),
-        ("iPhone", "iPhone"),
-        ("Mac OS", "macOS"),
-        ("Linux", "Linux"),
+    browsers = {"Edg/": "Edge", "Firefox/": "Firefox", "Chrome/": "Chrome", "Safari/": "Safari"}
+    systems = {system: system for system in ("Windows", "Android", "iPhone")}
+    systems |= {"Mac OS": "macOS", "Linux": "Linux"}
+    browser, system = (
+        next((name for mark, name in names.items() if mark in agent), "") for names in (browsers, systems)
     )
-    browser = next((name for mark, name in browsers if mark in agent), "")
-    system = next((name for mark, name in systems if mark in agent), "")
     return " on ".join(part for part in (browser, system) if part) or "unknown browser"
+
+
+# -- secrets, of the user and of projects ---------------------------------------------------------------
+
+
+@action(AccessPolicy.SIGNED_IN)
+@sensitive_post_parameters("value")
+def save_secret(request: HttpRequest, user: User, public_id: str = "") -> HttpResponse:
+    """Write a secret of the user, or of the project with this id."""
+    of = get_project(user, public_id) if public_id else user
+    name = request.POST.get("name", "").strip()
+    value = request.POST.get("value", "").replace("\r\n", "\n")
+    with refusals_as_messages(request):
+        do_save_secret(user, of, name, value)
+        messages.success(request, f"The secret {name} is saved. Jobs that start from now on get it.")
+    return redirect("project", public_id) if public_id else redirect("account")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def remove_secret(request: HttpRequest, user: User, name: str, public_id: str = "") -> HttpResponse:
+    of = get_project(user, public_id) if public_id else user
+    with refusals_as_messages(request):
+        do_delete_secret(user, of, name)
+        messages.success(request, f"The secret {name} is deleted. Jobs that use it will not start.")
+    return redirect("project", public_id) if public_id else redirect("account")

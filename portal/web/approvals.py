@@ -61,7 +61,6 @@ def approvals(request: HttpRequest, user: User) -> HttpResponse:
 
 @action(AccessPolicy.SIGNED_IN)
 def decide_extension(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Grant or refuse a request for more time."""
     found = get_extension(user, public_id)
     grant = request.POST.get("grant") == "1"
     with refusals_as_messages(request):

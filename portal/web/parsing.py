@@ -58,7 +58,6 @@ def parse_number(text: str, field: str) -> float:
 
 
 def parse_integer(text: str, field: str) -> int:
-    """Parse an integer with an optional sign."""
     return int(_digits(_WHOLE, text, field, "a whole number"))
 
 

@@ -98,7 +98,6 @@ class PositionedBar:
 
     @property
     def css(self) -> str:
-        """CSS custom properties of the bar."""
         return (
             f"x:{self.x:.2f};w:{self.width:.2f};y:{self.bar.line_index};"
             f"n:{self.bar.line_count};s:{self.past_percent:.2f}"
@@ -106,7 +105,6 @@ class PositionedBar:
 
     @property
     def start_interval_css(self) -> str:
-        """CSS custom properties of the start interval."""
         if self.start_interval is None:
             return ""
         return (
@@ -144,7 +142,6 @@ class QueueRow:
 
     @property
     def label(self) -> str:
-        """Short label of its verdict."""
         if self.job.held:
             return "Held"
         if self.verdict is None:
@@ -161,7 +158,6 @@ class QueueRow:
 
     @property
     def gpus(self) -> str:
-        """Requested GPUs."""
         return gpus_word(self.job.total_milli)
 
 
@@ -259,21 +255,22 @@ def _row_height_px(lane: TimelineLane) -> int:
 
 def _band_css(band: ReservationBand, start: dt.datetime, span_s: float) -> str:
     """Return the position of a reservation in the plot; empty when it is outside."""
-    x, end = (
-        max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100)) for at in (band.since, band.until)
-    )
+    x, end = (_percent(at, start, span_s) for at in (band.since, band.until))
     return f"x:{x:.2f};w:{end - x:.2f}" if end > x else ""
 
 
-def _position_bar(bar: TimelineBar, start: dt.datetime, span_s: float) -> PositionedBar:
-    def at(moment: dt.datetime) -> float:
-        return max(0.0, min(100.0, (moment - start).total_seconds() / span_s * 100))
+def _percent(at: dt.datetime, start: dt.datetime, span_s: float) -> float:
+    """Return the position of a moment in the plot."""
+    return max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100))
 
-    x = at(bar.since)
-    end = 100.0 if bar.until is None else max(at(bar.until), x)
+
+def _position_bar(bar: TimelineBar, start: dt.datetime, span_s: float) -> PositionedBar:
+    x = _percent(bar.since, start, span_s)
+    end = 100.0 if bar.until is None else max(_percent(bar.until, start, span_s), x)
     width = max(0.6, end - x)
     past = max(0.0, min(100.0, (100 * PAST_FRACTION - x) / width * 100))
     fade = None
-    if bar.low is not None and bar.high is not None and at(bar.low) < 100:
-        fade = (at(bar.low), max(0.4, at(bar.high) - at(bar.low)))
+    if bar.low is not None and bar.high is not None:
+        low, high = (_percent(at, start, span_s) for at in (bar.low, bar.high))
+        fade = (low, max(0.4, high - low)) if low < 100 else None
     return PositionedBar(bar, x, width, past, fade)

@@ -21,7 +21,6 @@ RESULTS_PER_KIND = 6
 
 @page(AccessPolicy.SIGNED_IN)
 def search(request: HttpRequest, user: User) -> JsonResponse:
-    """Return a few matches of each kind."""
     text = request.GET.get("q", "").strip()[:100]
     if len(text) < 2:
         return JsonResponse({"found": []})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, queue, search, secrets, sign_in
+from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
 from portal.web.job import actions, metrics, overview, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
@@ -20,12 +20,12 @@ urlpatterns = [
     path("account/password/", account.change_password, name="account-password"),
     path("account/tokens/", account.create_token, name="account-token"),
     path("account/tokens/<slug:public_id>/revoke/", account.revoke_token, name="account-token-revoke"),
-    path("account/secrets/", secrets.save_secret, name="save-secret"),
-    path("account/secrets/<slug:name>/delete/", secrets.remove_secret, name="remove-secret"),
-    path("projects/<slug:public_id>/secrets/", secrets.save_secret, name="save-project-secret"),
+    path("account/secrets/", account.save_secret, name="save-secret"),
+    path("account/secrets/<slug:name>/delete/", account.remove_secret, name="remove-secret"),
+    path("projects/<slug:public_id>/secrets/", account.save_secret, name="save-project-secret"),
     path(
         "projects/<slug:public_id>/secrets/<slug:name>/delete/",
-        secrets.remove_secret,
+        account.remove_secret,
         name="remove-project-secret",
     ),
     path("account/sessions/end/", account.end_sessions, name="account-sessions-end"),

@@ -48,7 +48,6 @@ def _report_end(request: HttpRequest, name: str, state: str) -> None:
 
 @action(AccessPolicy.SIGNED_IN)
 def hold(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Hold or release a pending job."""
     do_hold_job(user, get_job(user, public_id), request.POST.get("held") == "1")
     return redirect("job", public_id)
 
@@ -80,7 +79,6 @@ def open_workspace(request: HttpRequest, user: User, public_id: str) -> HttpResp
 
 @action(AccessPolicy.SIGNED_IN)
 def send_signal(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Send the chosen signal to every rank."""
     job, name = get_job(user, public_id), request.POST.get("signal", "")
     with refusals_as_messages(request):
         do_send_signal(user, job, name)

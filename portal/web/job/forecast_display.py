@@ -38,14 +38,12 @@ class ForecastDisplay:
 
     @property
     def span(self) -> dt.timedelta:
-        """Length of the bar from now on."""
         if self.verdict.p90_at is None:
             return dt.timedelta(0)
         return max(self.verdict.p90_at - timezone.now(), dt.timedelta(minutes=1)) * BAR_MARGIN
 
     @property
     def end(self) -> dt.datetime:
-        """Right end of the bar."""
         return timezone.now() + self.span
 
     @property

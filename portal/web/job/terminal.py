@@ -23,7 +23,6 @@ DEFAULT_COLUMNS, DEFAULT_ROWS = 80, 24
 
 @page(AccessPolicy.SIGNED_IN)
 def terminal(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Render the page for one rank."""
     found = get_job(user, public_id)
     require_permission(user, Permission.ENTER, found)
     context = job_page_context(user, found)

@@ -9,11 +9,12 @@ from django import forms
 
 from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.volumes import default_mount_path
+from portal.web.form_fields import text_area
 
 
 def _lines_field(label: str, help_text: str, **attrs: str) -> forms.CharField:
-    area = forms.Textarea({"class": "form-control", "rows": 2, "spellcheck": "false", **attrs})
-    return forms.CharField(label=label, max_length=65536, required=False, widget=area, help_text=help_text)
+    widget = text_area(2, spellcheck="false", **attrs)
+    return forms.CharField(label=label, max_length=65536, required=False, widget=widget, help_text=help_text)
 
 
 class DataForm(forms.Form):
@@ -39,15 +40,12 @@ class DataForm(forms.Form):
         return parse_volumes(self.cleaned_data["volumes"])
 
     def clean_secret_variables(self) -> list[dict[str, Any]]:
-        """Convert VARIABLE=SECRET lines to the API's format."""
         return parse_secrets(self.cleaned_data["secret_variables"], "variable")
 
     def clean_secret_files(self) -> list[dict[str, Any]]:
-        """Convert FILE=SECRET lines to the API's format."""
         return parse_secrets(self.cleaned_data["secret_files"], "file")
 
     def secrets(self) -> list[dict[str, Any]]:
-        """Secrets of both kinds of delivery."""
         return [*self.cleaned_data["secret_variables"], *self.cleaned_data["secret_files"]]
 
 
@@ -70,7 +68,6 @@ def parse_volumes(text: str) -> list[dict[str, Any]]:
 
 
 def format_volumes(given: Iterable[Mapping[str, Any]]) -> str:
-    """Format volumes of a job as typed."""
     return "\n".join(map(_format_volume, given))
 
 

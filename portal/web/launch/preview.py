@@ -27,8 +27,6 @@ ENGINE_TIMEOUT_S = 0.8
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A smaller request, as a message and its form fields."""
-
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
 

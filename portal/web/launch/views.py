@@ -70,7 +70,6 @@ class EnvironmentChoice:
 
 @form_page(AccessPolicy.SIGNED_IN)
 def launch(request: HttpRequest, user: User) -> HttpResponse:
-    """Render and submit the form."""
     if request.method == "GET":
         shown = _environment_choices(user)
         form = LaunchForm(user, initial=_initial(request, user, shown))
@@ -264,7 +263,6 @@ def size_presets(
 
 
 def _tightest_limit(share: QuotaUsage) -> int | None:
-    """Return the lower of the limits of the project and of one user."""
     return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
 
 
@@ -287,7 +285,6 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
 
 
 def rest_example(request: JobRequest) -> str:
-    """Return the request as an HTTP call."""
     body = json.dumps(rest_body(request), indent=1, ensure_ascii=False)
     headers = ("POST /api/v1/jobs", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
     return "\n".join([*headers, "Content-Type: application/json", "", body])

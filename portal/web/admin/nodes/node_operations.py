@@ -70,7 +70,6 @@ def rollout_page(request: HttpRequest, user: User, public_id: str) -> HttpRespon
 
 @action(AccessPolicy.ADMIN)
 def return_gpu_to_service(request: HttpRequest, user: User, public_id: str, uuid: str) -> HttpResponse:
-    """Return a lost or quarantined GPU to service."""
     gpu = find_row(Gpu.objects, node__public_id=public_id, uuid=uuid)
     do_return_gpu_to_service(user, gpu)
     messages.success(
@@ -140,7 +139,6 @@ def parse_labels(text: str) -> dict[str, str]:
 
 @action(AccessPolicy.ADMIN)
 def set_interface(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Set the interface at which ranks on other nodes reach this one."""
     node = find_row(Node.objects, "There is no such node.", public_id=public_id)
     name = request.POST.get("interface", "").strip()
     with refusals_as_messages(request):

@@ -59,7 +59,6 @@ def add_node(request: HttpRequest, user: User) -> HttpResponse:
 
 @action(AccessPolicy.ADMIN)
 def test_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Start a connection test of a node."""
     return _enroll(request, user, find_row(Node.objects, public_id=public_id), DEFAULTS["engine"])
 
 

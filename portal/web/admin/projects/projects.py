@@ -28,9 +28,9 @@ from portal.services.accounts import users
 from portal.services.lifecycle.rights_changes import ChoiceRequired
 from portal.services.projects import projects
 from portal.web.admin.affected_jobs import parse_choice, render_choice
-from portal.web.admin.projects.project_policy import ProjectPolicyPanel
 from portal.web.admin.projects.tree_pagination import MIN_ROWS_FOR_SEARCH, paginate_tree
 from portal.web.admin.projects.users import code_link, open_invitations, parse_role
+from portal.web.admin.scheduling.policy import ProjectPolicyPanel
 from portal.web.views import action, find_row, page, posted_values, refusals_as_messages, render_form
 
 
@@ -54,7 +54,6 @@ def add_project(request: HttpRequest, user: User) -> HttpResponse:
 
 @page(AccessPolicy.SIGNED_IN)
 def project_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Show one project: members, quotas, open invitations."""
     return _page(request, user, _project(user, public_id))
 
 
@@ -105,7 +104,6 @@ def invite_into(request: HttpRequest, user: User, public_id: str) -> HttpRespons
 
 @action(AccessPolicy.SIGNED_IN)
 def change_project(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Change the title of a project or its allowed network destinations, or archive it."""
     project = _project(user, public_id)
     changes: dict[str, Any] = {"title": request.POST.get("title", "").strip()[:200]}
     message = "Saved."
@@ -125,7 +123,6 @@ def change_project(request: HttpRequest, user: User, public_id: str) -> HttpResp
 
 @action(AccessPolicy.SIGNED_IN)
 def save_idle(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Save the project's idle settings, all or none."""
     project = _project(user, public_id)
     idle = ProjectPolicyPanel(project)
     try:

@@ -70,7 +70,6 @@ class QuotaCell:
 
     @property
     def dirty(self) -> bool:
-        """True when the editor changed the value."""
         return self.value != self.loaded
 
 
@@ -168,7 +167,6 @@ def save_quotas(request: HttpRequest, user: User) -> HttpResponse:
 
 @action(AccessPolicy.ADMIN)
 def undo_quota_change(request: HttpRequest, user: User, change_id: int) -> HttpResponse:
-    """Restore the values before the newest change of a quota."""
     change = find_row(QuotaChange.objects.select_related("quota__pool", "quota__project"), pk=change_id)
     with refusals_as_messages(request):
         do_undo_quota_change(user, change)

@@ -33,7 +33,6 @@ CHANGES: dict[str, dict[str, bool]] = {
 
 @page(AccessPolicy.ADMIN)
 def user_list(request: HttpRequest, user: User) -> HttpResponse:
-    """List users with their projects, and open invitations."""
     return _page(request)
 
 

@@ -42,7 +42,6 @@ TEXT_FIELDS = (*PLAIN_FIELDS, "runtime", "tool_command", "tool_port")
 
 @page(AccessPolicy.SIGNED_IN)
 def environment_list(request: HttpRequest, user: User) -> HttpResponse:
-    """List environments with the number of nodes that have each image."""
     offers = sorted(launchable_environments(user), key=lambda offer: offer.environment.name)
     return render(request, "admin/environments.html", {"offers": offers, "may_add": user.is_admin})
 

@@ -1,4 +1,4 @@
-"""The policy page: settings of the cluster and of each pool, their inheritance, and their edit."""
+"""Settings of the cluster, a pool or a project as a form, and the policy page, which shows the first two."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from portal.access import AccessPolicy
-from portal.domain.policy_settings import SettingValue, affects_decisions, format_number
+from portal.domain.policy_settings import SettingValue, affects_decisions, default_value, format_number
 from portal.errors import InvalidRequest, PreconditionFailed
 from portal.models import AuditEntry, Node, NodePool, Project, User
+from portal.selectors.scheduling.project_settings import ProjectSetting, project_settings_sheet
 from portal.selectors.scheduling.settings import SettingView, settings_sheet
 from portal.services.cluster.policy_settings import do_change_policy
 from portal.web.display.formatting import parse_whole_number
@@ -37,7 +38,6 @@ class SettingRow:
 
     @property
     def dirty(self) -> bool:
-        """True when the editor changed the value."""
         return self.entered != self.loaded
 
     @property
@@ -152,6 +152,47 @@ class PoolSettingsForm(SettingsForm):
         deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
         rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
         return [("Placement and start", deciding), ("Time limits and idle workspaces", rest)]
+
+
+@dataclass
+class ProjectSettingRow(SettingRow):
+    project_setting: ProjectSetting | None = None
+
+    @property
+    def effective(self) -> list[tuple[str, str, str]]:
+        """Return effective value, its source and its pools; pools with the same value are grouped."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for rule in self.project_setting.rules if self.project_setting else ():
+            set_by = (
+                f"{rule.source_text}, which allows nothing less strict"
+                if rule.is_clamped
+                else rule.source_text
+            )
+            found.setdefault((format_value(self.setting, rule.value), set_by), []).append(rule.pool.name)
+        return [(value, set_by, ", ".join(pools)) for (value, set_by), pools in found.items()]
+
+    @property
+    def bound_text(self) -> str:
+        """The least strict value that would have an effect, as text."""
+        if self.project_setting is None or self.project_setting.loosest_effective is None:
+            return ""
+        value = format_value(self.setting, self.project_setting.loosest_effective)
+        return f"{value} or stricter" if self.setting.options else f"at most {value}"
+
+
+class ProjectPolicyPanel(SettingsForm):
+    """The settings of a project, with posted values and errors."""
+
+    def __init__(self, project: Project) -> None:
+        sheet = project_settings_sheet(project)
+        super().__init__(project, sheet.version, [_setting_row(setting) for setting in sheet.settings])
+        self.error = ""
+
+
+def _setting_row(setting: ProjectSetting) -> ProjectSettingRow:
+    own = SettingView(setting.name, setting.own_value, default_value(setting.name), False)
+    text = format_value(own, setting.own_value)
+    return ProjectSettingRow(own, text, text, project_setting=setting)
 
 
 def parse_version(posted: Mapping[str, str]) -> int:

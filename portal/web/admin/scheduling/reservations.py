@@ -85,7 +85,6 @@ def cancel_reservation(request: HttpRequest, user: User, public_id: str) -> Http
 
 @action(AccessPolicy.ADMIN)
 def restore_reservation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Restore a cancelled reservation."""
     row = get_reservation(user, public_id)
     with refusals_as_messages(request):
         messages.success(request, f"{do_restore_reservation(user, row).name} is restored.")
@@ -143,7 +142,6 @@ def _split_names(text: str) -> list[str]:
 
 
 def _values(row: Reservation, here: dt.tzinfo) -> dict[str, str]:
-    """Return the form values of a reservation."""
     return {
         "name": row.name,
         "pool": row.pool.public_id,
