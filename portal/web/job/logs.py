@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
@@ -54,7 +55,7 @@ def lines(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     loss = log.connection_loss
     return JsonResponse(
         {
-            "lines": [[line.at or "", displayed_text(line), line.stream == "stderr"] for line in found.lines],
+            "lines": [_line_json(line) for line in found.lines],
             "from": found.start,
             "cursor": found.cursor,
             "size": found.size_bytes,
@@ -86,16 +87,7 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
         found = log_search.search([log for log in logs if rank in (None, log.rank)], pattern, start)
     except FairwayError as refusal:
         return JsonResponse({"refusal": refusal.message}, status=refusal.status)
-    matches = [
-        [
-            match.rank,
-            match.line.cursor,
-            match.line.at or "",
-            displayed_text(match.line),
-            match.line.stream == "stderr",
-        ]
-        for match in found.matches
-    ]
+    matches = [[match.rank, match.line.cursor, *_line_json(match.line)] for match in found.matches]
     return JsonResponse(
         {"matches": matches, "next": f"{found.next.rank}:{found.next.offset}" if found.next else ""}
     )
@@ -105,6 +97,11 @@ def displayed_text(line: LogLine) -> str:
     """Return the text that a terminal would show: after the last carriage return, without escapes."""
     text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
     return _TERMINAL_ESCAPES.sub("", text)[:MAX_LINE_CHARACTERS]
+
+
+def _line_json(line: LogLine) -> list[Any]:
+    """Return time, text, and whether it is an error message, as the page reads them."""
+    return [line.at or "", displayed_text(line), line.stream == "stderr"]
 
 
 def _get_log(request: HttpRequest, user: User, public_id: str) -> LogFile:

@@ -37,7 +37,20 @@ class DataForm(forms.Form):
 
     def clean_volumes(self) -> list[dict[str, Any]]:
         """Convert NAME [PATH] [ro] lines to the API's format."""
-        return parse_volumes(self.cleaned_data["volumes"])
+        found = []
+        for line in self.cleaned_data["volumes"].splitlines():
+            words = line.split()
+            read_only = len(words) > 1 and words[-1] == "ro"
+            words = words[:-1] if read_only else words
+            if not words:
+                continue
+            if len(words) > 2:
+                raise forms.ValidationError(
+                    f"\u201c{line.strip()[:40]}\u201d is not of the form NAME [PATH] [ro]."
+                )
+            target = words[1] if len(words) == 2 else None
+            found.append({"volume": words[0], "target": target, "read_only": read_only})
+        return found
 
     def clean_secret_variables(self) -> list[dict[str, Any]]:
         return parse_secrets(self.cleaned_data["secret_variables"], "variable")
@@ -47,24 +60,6 @@ class DataForm(forms.Form):
 
     def secrets(self) -> list[dict[str, Any]]:
         return [*self.cleaned_data["secret_variables"], *self.cleaned_data["secret_files"]]
-
-
-def parse_volumes(text: str) -> list[dict[str, Any]]:
-    """Convert NAME [PATH] [ro] lines to the API's format. Raise ValidationError."""
-    found = []
-    for line in text.splitlines():
-        words = line.split()
-        read_only = len(words) > 1 and words[-1] == "ro"
-        words = words[:-1] if read_only else words
-        if not words:
-            continue
-        if len(words) > 2:
-            raise forms.ValidationError(
-                f"\u201c{line.strip()[:40]}\u201d is not of the form NAME [PATH] [ro]."
-            )
-        target = words[1] if len(words) == 2 else None
-        found.append({"volume": words[0], "target": target, "read_only": read_only})
-    return found
 
 
 def format_volumes(given: Iterable[Mapping[str, Any]]) -> str:
