@@ -37,7 +37,7 @@ from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job, initial_from_template
-from portal.web.launch.preview import LaunchPreview, nearest_suggestions, preview_launch
+from portal.web.launch.preview import LaunchPreview, preview_launch, preview_unsatisfiable
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
@@ -82,9 +82,7 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         except InvalidRequest as wrong:
             add_service_errors(form, wrong)
         except Unsatisfiable as never:
-            refusal = LaunchPreview(
-                "never", "This can never start here", never.message, nearest_suggestions(never.details)
-            )
+            refusal = preview_unsatisfiable(never)
         except FairwayError as no:
             refusal = LaunchPreview("wrong", "Not launched", no.message)
         else:
