@@ -1,10 +1,9 @@
-"""The account page: name and time zone, password, API tokens and signed-in sessions."""
+"""The account page: name and time zone, password, API tokens, sessions and secrets; secrets of projects too."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-import zoneinfo
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +15,17 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_secrets
+from portal.access import AccessPolicy, visible_secrets
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
+from portal.selectors.projects.projects import get_project
 from portal.services.accounts import tokens, users
 from portal.services.accounts.session_store import session_id
 from portal.services.accounts.sessions import live_sessions
 from portal.services.accounts.tokens import SCOPE_DESCRIPTIONS, Scope
 from portal.services.audit import record_action
+from portal.services.projects.secrets import do_delete_secret, do_save_secret
 from portal.valkey.rate_limits import (
     SIGN_IN,
     SIGN_IN_ADDRESS,
@@ -36,39 +36,35 @@ from portal.valkey.rate_limits import (
     refund,
 )
 from portal.web.display.formatting import duration
+from portal.web.form_fields import (
+    new_password_field,
+    password_field,
+    select_input,
+    text_input,
+    time_zone_field,
+)
 from portal.web.sign_in import add_service_errors
+from portal.web.views import action, page, refusals_as_messages
 
-TIME_ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
 
 
 class NameForm(forms.Form):
     full_name = forms.CharField(
-        label="Name", max_length=200, required=False,
-        widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
-    )  # fmt: skip
+        label="Name", max_length=200, required=False, widget=text_input(autocomplete="name")
+    )
     email = forms.CharField(
         label="E-mail", max_length=254, required=False,
         widget=forms.EmailInput({"class": "form-control", "autocomplete": "email"}),
     )  # fmt: skip
-    timezone = forms.ChoiceField(
-        label="Time zone", choices=TIME_ZONES, widget=forms.Select({"class": "form-select"}),
-        help_text="Pages show times in this time zone.",
-    )  # fmt: skip
+    timezone = time_zone_field("Pages show times in this time zone.")
 
 
 class PasswordForm(forms.Form):
     """The new password, and the current one if there is one."""
 
-    old = forms.CharField(
-        label="Current password", max_length=1024, strip=False, required=False,
-        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
-    )  # fmt: skip
-    password = forms.CharField(
-        label="New password", max_length=1024, strip=False,
-        help_text="At least 12 characters; a passphrase is best.",
-        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
-    )  # fmt: skip
+    old = password_field(label="Current password", required=False)
+    password = new_password_field("New password")
 
 
 class TokenForm(forms.Form):
@@ -83,18 +79,12 @@ class TokenForm(forms.Form):
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )
     days = forms.TypedChoiceField(
-        label="Expires after",
-        coerce=int,
-        choices=TOKEN_LIFETIMES,
-        initial=90,
-        widget=forms.Select({"class": "form-select"}),
+        label="Expires after", coerce=int, choices=TOKEN_LIFETIMES, initial=90, widget=select_input()
     )
 
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One signed-in browser."""
-
     key: str
     is_current: bool
     since: dt.datetime | None
@@ -102,14 +92,12 @@ class SessionRow:
     browser: str
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def account(request: HttpRequest) -> HttpResponse:
-    return _page(request)
+@page(AccessPolicy.SIGNED_IN)
+def account(request: HttpRequest, user: User) -> HttpResponse:
+    return _page(request, user)
 
 
-def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpResponse:
-    user = require_user(request.user)
+def _page(request: HttpRequest, user: User, status: int = 200, **forms_given: Any) -> HttpResponse:
     context = {
         "name_form": NameForm(
             initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone},
@@ -125,10 +113,8 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
     return render(request, "account/page.html", context | forms_given, status=status)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def change_name(request: HttpRequest) -> HttpResponse:
-    user = require_user(request.user)
+@action(AccessPolicy.SIGNED_IN)
+def change_name(request: HttpRequest, user: User) -> HttpResponse:
     form = NameForm(request.POST, label_suffix="")
     if form.is_valid():
         try:
@@ -138,23 +124,21 @@ def change_name(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, "Saved.")
             return redirect("account")
-    return _page(request, 400, name_form=form)
+    return _page(request, user, 400, name_form=form)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
+@action(AccessPolicy.SIGNED_IN)
 @sensitive_post_parameters("old", "password")
-@require_POST
-def change_password(request: HttpRequest) -> HttpResponse:
+def change_password(request: HttpRequest, user: User) -> HttpResponse:
     """Change the password and end all other sessions. Wrong current passwords are rate-limited."""
-    user = require_user(request.user)
     form = PasswordForm(request.POST, label_suffix="")
     if not form.is_valid():
-        return _page(request, 400, password_form=form)
+        return _page(request, user, 400, password_form=form)
     counts = _password_rate_limits(request, user) if user.has_usable_password() else []
     wait_s = max((consume(rate, who) for rate, who in counts), default=0.0)
     if wait_s:
         form.add_error("old", f"Too many attempts. Wait {duration(wait_s + 1)}, then try again.")
-        answer = _page(request, 429, password_form=form)
+        answer = _page(request, user, 429, password_form=form)
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
     try:
@@ -165,7 +149,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
         for rate, who in counts:
             refund(rate, who)
     if form.errors:
-        return _page(request, 400, password_form=form)
+        return _page(request, user, 400, password_form=form)
     update_session_auth_hash(request, user)
     messages.success(request, "Your password is set. Your other sessions have ended.")
     return redirect("account")
@@ -181,11 +165,9 @@ def _password_rate_limits(request: HttpRequest, user: User) -> list[tuple[RateLi
     return [(SIGN_IN, f"{account}:{address}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, account)]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def create_token(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def create_token(request: HttpRequest, user: User) -> HttpResponse:
     """Create a token; its text appears only in this response."""
-    user = require_user(request.user)
     form = TokenForm(request.POST, label_suffix="")
     if form.is_valid():
         data = form.cleaned_data
@@ -193,28 +175,23 @@ def create_token(request: HttpRequest) -> HttpResponse:
             token, text = tokens.do_create_token(
                 user, name=data["name"], scopes=[Scope(scope) for scope in data["scopes"]], days=data["days"]
             )
-        except InvalidRequest as wrong:
-            add_service_errors(form, wrong)
         except FairwayError as refusal:
-            form.add_error(None, refusal.message)
+            add_service_errors(form, refusal)
         else:
-            return _page(request, new_token=token, new_text=text)
-    return _page(request, 400, token_form=form)
+            return _page(request, user, new_token=token, new_text=text)
+    return _page(request, user, 400, token_form=form)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
-    tokens.do_revoke_token(require_user(request.user), public_id)
+@action(AccessPolicy.SIGNED_IN)
+def revoke_token(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    tokens.do_revoke_token(user, public_id)
     messages.success(request, "The token does not work any more.")
     return redirect("account")
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def end_sessions(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def end_sessions(request: HttpRequest, user: User) -> HttpResponse:
     """End all other sessions of the user; their sockets and workspaces close within seconds."""
-    user = require_user(request.user)
     here = session_id(request.session.session_key)
     others = [place.key for place in session_rows(user, here) if not place.is_current]
     with transaction.atomic():
@@ -229,18 +206,17 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
     """Return the live sessions of a user, the current one first; session data is encoded, so all are read."""
     found = []
     for session in live_sessions().iterator():
-        facts = session.get_decoded()
-        if facts.get("_auth_user_id") != str(user.pk):
-            continue
-        found.append(
-            SessionRow(
-                session.session_key,
-                session.session_key == current_key,
-                parse_datetime(str(facts.get("since", ""))),
-                str(facts.get("address", "")),
-                browser_name(str(facts.get("agent", ""))),
+        data = session.get_decoded()
+        if data.get("_auth_user_id") == str(user.pk):
+            found.append(
+                SessionRow(
+                    session.session_key,
+                    session.session_key == current_key,
+                    parse_datetime(str(data.get("since", ""))),
+                    str(data.get("address", "")),
+                    browser_name(str(data.get("agent", ""))),
+                )
             )
-        )
     return sorted(
         found, key=lambda place: (not place.is_current, -(place.since.timestamp() if place.since else 0))
     )
@@ -248,14 +224,35 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
 
 def browser_name(agent: str) -> str:
     """Return a short name such as "Firefox on Linux" for a User-Agent."""
-    browsers = (("Edg/", "Edge"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
-    systems = (
-        ("Windows", "Windows"),
-        ("Android", "Android"),
-        ("iPhone", "iPhone"),
-        ("Mac OS", "macOS"),
-        ("Linux", "Linux"),
+    browsers = {"Edg/": "Edge", "Firefox/": "Firefox", "Chrome/": "Chrome", "Safari/": "Safari"}
+    systems = {system: system for system in ("Windows", "Android", "iPhone")}
+    systems |= {"Mac OS": "macOS", "Linux": "Linux"}
+    browser, system = (
+        next((name for mark, name in names.items() if mark in agent), "") for names in (browsers, systems)
     )
-    browser = next((name for mark, name in browsers if mark in agent), "")
-    system = next((name for mark, name in systems if mark in agent), "")
     return " on ".join(part for part in (browser, system) if part) or "unknown browser"
+
+
+# -- secrets, of the user and of projects ---------------------------------------------------------------
+
+
+@action(AccessPolicy.SIGNED_IN)
+@sensitive_post_parameters("value")
+def save_secret(request: HttpRequest, user: User, public_id: str = "") -> HttpResponse:
+    """Write a secret of the user, or of the project with this id."""
+    of = get_project(user, public_id) if public_id else user
+    name = request.POST.get("name", "").strip()
+    value = request.POST.get("value", "").replace("\r\n", "\n")
+    with refusals_as_messages(request):
+        do_save_secret(user, of, name, value)
+        messages.success(request, f"The secret {name} is saved. Jobs that start from now on get it.")
+    return redirect("project", public_id) if public_id else redirect("account")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def remove_secret(request: HttpRequest, user: User, name: str, public_id: str = "") -> HttpResponse:
+    of = get_project(user, public_id) if public_id else user
+    with refusals_as_messages(request):
+        do_delete_secret(user, of, name)
+        messages.success(request, f"The secret {name} is deleted. Jobs that use it will not start.")
+    return redirect("project", public_id) if public_id else redirect("account")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.shortcuts import redirect, render
 
-from portal.access import AccessPolicy, access_policy, approvable_extensions, project_ids, require_user
+from portal.access import AccessPolicy, approvable_extensions, project_ids
 from portal.domain.states import Role
 from portal.models import TimeLimitExtension, User
 from portal.selectors.jobs.idle import active_exemptions
 from portal.selectors.jobs.jobs import visible_job_ids
 from portal.selectors.jobs.time_limits import get_extension, list_extensions
 from portal.services.jobs.time_limits import do_decide_extension
-from portal.web.actions import run_and_redirect
+from portal.web.views import action, page, refusals_as_messages
 
 DECIDED_LIMIT = 20
 PENDING_LIMIT = 200
@@ -37,17 +36,13 @@ class ExtensionRequestRow:
         return self.row.delayed_count - len(self.delays)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def approvals(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def approvals(request: HttpRequest, user: User) -> HttpResponse:
     """List pending requests, recent decisions and current exemptions."""
-    user = require_user(request.user)
     waiting = list(list_extensions(user, pending_only=True)[:PENDING_LIMIT])
     decided = list(list_extensions(user, pending_only=False)[:DECIDED_LIMIT])
-    may, visible = (
-        approvable_extensions(user, waiting),
-        visible_job_ids(user, {one["job"] for row in waiting for one in row.delays}),
-    )
+    may = approvable_extensions(user, waiting)
+    visible = visible_job_ids(user, {one["job"] for row in waiting for one in row.delays})
     requests = [
         ExtensionRequestRow(
             row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in visible]
@@ -64,19 +59,15 @@ def approvals(request: HttpRequest) -> HttpResponse:
     return render(request, "approvals/page.html", context)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Grant or refuse a request for more time."""
-    user = require_user(request.user)
+@action(AccessPolicy.SIGNED_IN)
+def decide_extension(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     found = get_extension(user, public_id)
     grant = request.POST.get("grant") == "1"
-
-    def act() -> str:
+    with refusals_as_messages(request):
         do_decide_extension(user, found, grant=grant, answer=request.POST.get("answer", "").strip())
-        return f"The extension of {found.job.name} is {'granted' if grant else 'refused'}."
-
-    return run_and_redirect(request, act, reverse("approvals"))
+        decided = "granted" if grant else "refused"
+        messages.success(request, f"The extension of {found.job.name} is {decided}.")
+    return redirect("approvals")
 
 
 def managed_projects(user: User) -> set[int] | None:

@@ -7,14 +7,11 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.access import AccessPolicy, visible_nodes
 from portal.domain.node_operations import IMAGE_STORE_STEP, IMAGES_STEP, OperationKind
 from portal.domain.states import GpuHealth
-from portal.errors import NotFound
-from portal.models import AgentRollout, ClusterSettings, Node
+from portal.models import AgentRollout, ClusterSettings, Node, User
 from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
 from portal.selectors.nodes.alerts import claimed_gpu_alerts
 from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
@@ -23,16 +20,15 @@ from portal.selectors.nodes.gpu_topology import gpu_link_matrix
 from portal.selectors.nodes.nodes import latest_finished_operation
 from portal.selectors.scheduling.reservations import node_reservations
 from portal.valkey.sample_cache import latest_frames
+from portal.web.views import find_row, page, render_live
 
 INCIDENTS_SHOWN = 8
 LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def cluster(request: HttpRequest) -> HttpResponse:
-    """Render the map, or its live part for htmx."""
-    drawn = cluster_map(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def cluster(request: HttpRequest, user: User) -> HttpResponse:
+    drawn = cluster_map(user)
     search = request.GET.get("q", "").strip().lower()
     if search:
         drawn.boxes = [
@@ -43,8 +39,6 @@ def cluster(request: HttpRequest) -> HttpResponse:
             or search in box.node.pool.name
             or any(search in hold.name.lower() for hold in box.holder_spans)
         ]
-    template = "cluster/live.html" if request.headers.get("HX-Request") else "cluster/page.html"
-    user = require_user(request.user)
     context = {"map": drawn, "search": search, "may_add": user.is_admin}
     if user.is_admin:
         cluster_row = ClusterSettings.objects.filter(id=1).first()
@@ -55,25 +49,21 @@ def cluster(request: HttpRequest) -> HttpResponse:
             "behind": sum(box.has_newer_agent and box.node.reachable for box in drawn.boxes),
             "rollout": AgentRollout.objects.order_by("-id").first(),
         }
-    return render(request, template, context)
+    return render_live(request, "cluster/page.html", "cluster/live.html", context)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def node(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Show one node: GPUs, jobs, health, and actions for administrators."""
-    row = visible_nodes(request.user).select_related("pool").filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound
-    return node_page(request, row)
+    row = find_row(visible_nodes(user).select_related("pool"), public_id=public_id)
+    return node_page(request, user, row)
 
 
 def node_page(
-    request: HttpRequest, row: Node, *, typed_labels: str | None = None, status: int = 200
+    request: HttpRequest, user: User, row: Node, *, typed_labels: str | None = None, status: int = 200
 ) -> HttpResponse:
     """Render the page of a node; ``typed_labels`` is posted text that was refused."""
-    box = cluster_map(request.user, only=row).boxes[0]
-    user = require_user(request.user)
+    box = cluster_map(user, only=row).boxes[0]
     context = {
         "node": row,
         "box": box,
@@ -101,8 +91,7 @@ def node_page(
         "reached_by": node_gang_address(row, row.pool.fabric),
         "typed_labels": typed_labels,
     }
-    template = "cluster/node_live.html" if request.headers.get("HX-Request") else "cluster/node.html"
-    return render(request, template, context, status=status)
+    return render_live(request, "cluster/node.html", "cluster/node_live.html", context, status)
 
 
 def _foreign_processes(row: Node) -> list[dict[str, Any]]:
@@ -129,10 +118,6 @@ VERSION_LABELS = {
 """Labels of the versions in an agent's hello that the page shows; runtimes and driver have their own rows."""
 
 
-def _version_facts(reported: dict[str, str | None]) -> list[tuple[str, str]]:
-    return [(title, str(reported[name])) for name, title in VERSION_LABELS.items() if reported.get(name)]
-
-
 def _agent_fact(row: Node) -> str:
     if not row.agent_version:
         return "not seen yet"
@@ -153,18 +138,12 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
     runtimes = ", ".join(
         f"{r.get('kind')} {r.get('version') or ''}".strip() for r in hello.get("runtimes", [])
     )
+    host = f"{row.cpu_milli // 1000} cores, {row.memory_mib / 1024:.0f} GiB"
+    ssh = f"SSH to {row.host}:{row.port}, key pinned"
     facts = [
         ("Pool", row.pool.name),
-        (
-            "Host",
-            f"{row.cpu_milli // 1000} cores, {row.memory_mib / 1024:.0f} GiB" if row.cpu_milli else "unknown",
-        ),
-        (
-            "Link",
-            f"SSH to {row.host}:{row.port}, key pinned"
-            if row.transport == "ssh"
-            else "this machine, through a pipe",
-        ),
+        ("Host", host if row.cpu_milli else "unknown"),
+        ("Link", ssh if row.transport == "ssh" else "this machine, through a pipe"),
         ("Runtime", runtimes or row.runtime),
         ("Driver", _driver_fact(hello)),
         ("Agent", _agent_fact(row)),
@@ -176,15 +155,12 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
         facts.append(
             ("Network policies", "enforced" if enforced else "not enforced: only jobs with open egress")
         )
-    facts.extend(_version_facts(hello.get("versions") or {}))
+    versions = hello.get("versions") or {}
+    facts.extend((title, str(versions[name])) for name, title in VERSION_LABELS.items() if versions.get(name))
     if hello.get("disk_free_mib") is not None:
         facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
     if row.clock_skew_s is not None:
         synchronized = abs(row.clock_skew_s) < 0.5
-        facts.append(
-            (
-                "Clock",
-                "synchronized" if synchronized else f"{row.clock_skew_s:+.1f} s from the portal's clock",
-            )
-        )
+        skew = f"{row.clock_skew_s:+.1f} s from the portal's clock"
+        facts.append(("Clock", "synchronized" if synchronized else skew))
     return facts

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user
+from portal.access import AccessPolicy
 from portal.domain.states import JobKind
 from portal.models import Environment, User
 from portal.selectors.jobs.jobs import JobFilter, list_jobs
@@ -16,20 +14,13 @@ from portal.selectors.nodes import cluster_overview
 from portal.selectors.projects.quota_usage import user_quota_usage
 from portal.web.display.job_rows import JobRow, job_rows
 from portal.web.display.quota_bars import QuotaBar
+from portal.web.views import page, render_live
 
 RECENT_JOBS = 8
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def home(request: HttpRequest) -> HttpResponse:
-    """Render the page, or its live part for htmx."""
-    user = require_user(request.user)
-    template = "home/live.html" if request.htmx else "home/page.html"  # type: ignore[attr-defined]
-    return render(request, template, _context(user))
-
-
-def _context(user: User) -> dict[str, Any]:
+@page(AccessPolicy.SIGNED_IN)
+def home(request: HttpRequest, user: User) -> HttpResponse:
     living = list(list_jobs(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
     past = list(list_jobs(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT_JOBS])
     rows = job_rows(user, living + past)
@@ -39,7 +30,7 @@ def _context(user: User) -> dict[str, Any]:
     jobs = (live_jobs + ended)[: max(RECENT_JOBS, len(live_jobs))]
     strips = cluster_overview.free_capacity(user)
     shares = user_quota_usage(user)
-    return {
+    context = {
         "workspaces": workspaces,
         "jobs": jobs,
         "strips": strips,
@@ -50,6 +41,7 @@ def _context(user: User) -> dict[str, Any]:
         "steps": first_steps(live + ended, user),
         "has_project": bool(shares) or user.is_admin or user.memberships.exists(),
     }
+    return render_live(request, "home/page.html", "home/live.html", context)
 
 
 def _by_project(shares: list[Any]) -> list[tuple[str, list[QuotaBar]]]:

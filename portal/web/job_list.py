@@ -7,10 +7,9 @@ from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.shortcuts import redirect
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_jobs, visible_projects
+from portal.access import AccessPolicy, visible_jobs, visible_projects
 from portal.domain.states import JobKind, JobState
 from portal.errors import FairwayError
 from portal.models import Job, User
@@ -18,6 +17,7 @@ from portal.selectors.jobs.jobs import JobFilter, get_job, list_jobs
 from portal.services.jobs.submission import do_cancel_job
 from portal.web.display.formatting import plural
 from portal.web.display.job_rows import job_rows
+from portal.web.views import action, page, render_live
 
 PAGE_SIZE = 50
 MAX_BULK_CANCEL = 200
@@ -77,15 +77,12 @@ class JobListFilters:
         return found + ([f"name contains “{self.search}”"] if self.search else [])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def jobs(request: HttpRequest) -> HttpResponse:
-    """Render the page, or its table for htmx."""
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def jobs(request: HttpRequest, user: User) -> HttpResponse:
     filters = JobListFilters.read(request.GET)
-    page, older, newer = _page(list_jobs(user, filters.to_selector()), user, request.GET)
+    listed, older, newer = _page(list_jobs(user, filters.to_selector()), user, request.GET)
     context: dict[str, Any] = {
-        "rows": job_rows(user, page),
+        "rows": job_rows(user, listed),
         "filters": filters,
         "views": [(key, name) for key, (name, _, _) in VIEWS.items()],
         "kinds": KINDS.items(),
@@ -93,7 +90,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         "older": older,
         "newer": newer,
     }
-    return render(request, "jobs/list.html" if request.htmx else "jobs/page.html", context)  # type: ignore[attr-defined]
+    return render_live(request, "jobs/page.html", "jobs/list.html", context)
 
 
 def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]:
@@ -129,11 +126,9 @@ def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]
     return page, to("after", page[-1]) if more_older else "", to("before", page[0]) if more_newer else ""
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def bulk_cancel(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def bulk_cancel(request: HttpRequest, user: User) -> HttpResponse:
     """Cancel the chosen jobs that the user may cancel; report how many, and why not the others."""
-    user = require_user(request.user)
     stopped, refused = 0, []
     for public_id in request.POST.getlist("job")[:MAX_BULK_CANCEL]:
         try:

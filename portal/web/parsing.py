@@ -58,11 +58,10 @@ def parse_number(text: str, field: str) -> float:
 
 
 def parse_integer(text: str, field: str) -> int:
-    """Parse an integer with an optional sign."""
     return int(_digits(_WHOLE, text, field, "a whole number"))
 
 
-def format_gpu_input(milli: int | None) -> str:
+def format_gpu_input(milli: float | None) -> str:
     """Format thousandths as GPUs: "4", "0.5", "none"."""
     if milli is None:
         return "none"

@@ -10,11 +10,9 @@ from urllib.parse import urlencode
 from django.core.paginator import Paginator
 from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.access import AccessPolicy, visible_nodes
 from portal.domain.reasons import VerdictCode
 from portal.models import Cycle, Gpu, Job, JobVerdict, NodePool, User
 from portal.selectors.scheduling.forecasts import forecast_accuracy, no_forecast_reason
@@ -40,6 +38,7 @@ from portal.visibility import NameVisibility, visibility_of
 from portal.web.display.formatting import gpus as gpus_word
 from portal.web.display.formatting import time_zone
 from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
+from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
@@ -99,7 +98,6 @@ class PositionedBar:
 
     @property
     def css(self) -> str:
-        """CSS custom properties of the bar."""
         return (
             f"x:{self.x:.2f};w:{self.width:.2f};y:{self.bar.line_index};"
             f"n:{self.bar.line_count};s:{self.past_percent:.2f}"
@@ -107,7 +105,6 @@ class PositionedBar:
 
     @property
     def start_interval_css(self) -> str:
-        """CSS custom properties of the start interval."""
         if self.start_interval is None:
             return ""
         return (
@@ -145,7 +142,6 @@ class QueueRow:
 
     @property
     def label(self) -> str:
-        """Short label of its verdict."""
         if self.job.held:
             return "Held"
         if self.verdict is None:
@@ -162,33 +158,29 @@ class QueueRow:
 
     @property
     def gpus(self) -> str:
-        """Requested GPUs."""
         return gpus_word(self.job.total_milli)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def queue(request: HttpRequest) -> HttpResponse:
-    """Render the page, or its live part for htmx, in a fixed number of queries."""
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def queue(request: HttpRequest, user: User) -> HttpResponse:
+    """Render the page in a fixed number of queries."""
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
     query = QueuePageQuery.read(request.GET, list(pools.values()))
     visibility = visibility_of(user)
-    page = Paginator(pending_jobs(visibility, query.filter), JOBS_PER_PAGE).get_page(query.page)
-    jobs = with_job_rows(page.object_list)
+    listed = Paginator(pending_jobs(visibility, query.filter), JOBS_PER_PAGE).get_page(query.page)
+    jobs = with_job_rows(listed.object_list)
     context = {
         "filters": query,
         "pools": list(pools.values()),
         "spans": [(key, name) for key, (name, _) in SPANS.items()],
-        "page": page,
+        "page": listed,
         "rows": queue_tree(visibility, jobs, pools),
         "requested_milli": total_requested_milli(),
         "measured": forecast_accuracy(),
         "decided_at": Cycle.objects.order_by("-id").values_list("started_at", flat=True).first(),
         "plot": timeline_plot(user, visibility, query),
     }
-    template = "queue/live.html" if request.headers.get("HX-Request") else "queue/page.html"
-    return render(request, template, context)
+    return render_live(request, "queue/page.html", "queue/live.html", context)
 
 
 def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str]) -> list[QueueRow]:
@@ -263,21 +255,22 @@ def _row_height_px(lane: TimelineLane) -> int:
 
 def _band_css(band: ReservationBand, start: dt.datetime, span_s: float) -> str:
     """Return the position of a reservation in the plot; empty when it is outside."""
-    x, end = (
-        max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100)) for at in (band.since, band.until)
-    )
+    x, end = (_percent(at, start, span_s) for at in (band.since, band.until))
     return f"x:{x:.2f};w:{end - x:.2f}" if end > x else ""
 
 
-def _position_bar(bar: TimelineBar, start: dt.datetime, span_s: float) -> PositionedBar:
-    def at(moment: dt.datetime) -> float:
-        return max(0.0, min(100.0, (moment - start).total_seconds() / span_s * 100))
+def _percent(at: dt.datetime, start: dt.datetime, span_s: float) -> float:
+    """Return the position of a moment in the plot."""
+    return max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100))
 
-    x = at(bar.since)
-    end = 100.0 if bar.until is None else max(at(bar.until), x)
+
+def _position_bar(bar: TimelineBar, start: dt.datetime, span_s: float) -> PositionedBar:
+    x = _percent(bar.since, start, span_s)
+    end = 100.0 if bar.until is None else max(_percent(bar.until, start, span_s), x)
     width = max(0.6, end - x)
     past = max(0.0, min(100.0, (100 * PAST_FRACTION - x) / width * 100))
     fade = None
-    if bar.low is not None and bar.high is not None and at(bar.low) < 100:
-        fade = (at(bar.low), max(0.4, at(bar.high) - at(bar.low)))
+    if bar.low is not None and bar.high is not None:
+        low, high = (_percent(at, start, span_s) for at in (bar.low, bar.high))
+        fade = (low, max(0.4, high - low)) if low < 100 else None
     return PositionedBar(bar, x, width, past, fade)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from django.db.models import Q
 from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
-from django.views.decorators.http import require_safe
 
 from portal.access import (
     AccessPolicy,
-    access_policy,
-    require_user,
     visible_nodes,
     visible_projects,
     visible_users,
 )
+from portal.models import User
 from portal.selectors.jobs.jobs import JobFilter, list_jobs
+from portal.web.views import page
 
 RESULTS_PER_KIND = 6
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def search(request: HttpRequest) -> JsonResponse:
-    """Return a few matches of each kind."""
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def search(request: HttpRequest, user: User) -> JsonResponse:
     text = request.GET.get("q", "").strip()[:100]
     if len(text) < 2:
         return JsonResponse({"found": []})

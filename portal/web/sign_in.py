@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import zoneinfo
 from urllib.parse import urlencode
 
 from django import forms
@@ -36,6 +35,7 @@ from portal.valkey.rate_limits import (
     refund,
 )
 from portal.web.display.formatting import duration
+from portal.web.form_fields import new_password_field, password_field, text_input, time_zone_field
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +47,8 @@ KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
 class SignInForm(forms.Form):
     """Username and password; errors do not reveal which was wrong."""
 
-    username = forms.CharField(
-        max_length=63,
-        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
-    )
-    password = forms.CharField(
-        max_length=1024,
-        strip=False,
-        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "current-password"}),
-    )
+    username = forms.CharField(max_length=63, widget=text_input(autocomplete="username", autofocus=True))
+    password = password_field()
 
 
 @access_policy(AccessPolicy.PUBLIC)
@@ -137,7 +130,6 @@ def _loggable(name: str) -> str:
 
 
 def _is_known_browser(request: HttpRequest, name: str) -> bool:
-    """Return whether this browser signed in under this name before."""
     return (
         request.get_signed_cookie(
             KNOWN_BROWSER_COOKIE, "", salt=KNOWN_BROWSER_COOKIE, max_age=KNOWN_BROWSER_TTL_S
@@ -205,31 +197,16 @@ def sign_in_link(request: HttpRequest) -> HttpResponse:
 
 
 class InvitationForm(forms.Form):
-    """Account data of a new user."""
-
     username = forms.CharField(
         max_length=63,
         help_text="Lower-case letters, digits and hyphens. Your jobs and files carry this name.",
-        widget=forms.TextInput({"class": "form-control", "autocomplete": "username", "autofocus": True}),
+        widget=text_input(autocomplete="username", autofocus=True),
     )
     full_name = forms.CharField(
-        label="Your name",
-        max_length=200,
-        required=False,
-        widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
+        label="Your name", max_length=200, required=False, widget=text_input(autocomplete="name")
     )
-    password = forms.CharField(
-        max_length=1024,
-        strip=False,
-        help_text="At least 12 characters; a passphrase is best.",
-        widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
-    )
-    timezone = forms.ChoiceField(
-        label="Time zone",
-        choices=[(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())],
-        initial="UTC",
-        widget=forms.Select({"class": "form-select", "data-detect-time-zone": ""}),
-    )
+    password = new_password_field()
+    timezone = time_zone_field(**{"data-detect-time-zone": ""})
 
 
 @access_policy(AccessPolicy.PUBLIC)
@@ -259,23 +236,21 @@ def invitation(request: HttpRequest) -> HttpResponse:
                 password=data["password"],
                 time_zone=data["timezone"],
             )
-        except InvalidRequest as wrong:
-            add_service_errors(form, wrong)
         except TooManyRequests:
             raise  # answered by a page with Retry-After; the invitation stays open
         except FairwayError as refusal:
-            form.add_error(None, refusal.message)
+            add_service_errors(form, refusal)
         else:
             _start_session(request, user, by="invitation")
             return redirect("home")
-    return render(
-        request, "auth/invitation.html", {"form": form, "code": code, "invitation": found}, status=400
-    )
+    context = {"form": form, "code": code, "invitation": found}
+    return render(request, "auth/invitation.html", context, status=400)
 
 
-def add_service_errors(form: forms.Form, error: InvalidRequest) -> None:
+def add_service_errors(form: forms.Form, error: FairwayError) -> None:
     """Add the messages of a service to the fields they belong to."""
-    for name, message in error.fields.items():
+    fields = error.fields if isinstance(error, InvalidRequest) else {}
+    for name, message in fields.items():
         form.add_error(name if name in form.fields else None, message)
-    if not error.fields:
+    if not fields:
         form.add_error(None, error.message)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, queue, search, secrets, sign_in
-from portal.web.job import idle, metrics, overview, signals, terminal, time_limit
+from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
+from portal.web.job import actions, metrics, overview, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -20,12 +20,12 @@ urlpatterns = [
     path("account/password/", account.change_password, name="account-password"),
     path("account/tokens/", account.create_token, name="account-token"),
     path("account/tokens/<slug:public_id>/revoke/", account.revoke_token, name="account-token-revoke"),
-    path("account/secrets/", secrets.save_secret, name="save-secret"),
-    path("account/secrets/<slug:name>/delete/", secrets.remove_secret, name="remove-secret"),
-    path("projects/<slug:public_id>/secrets/", secrets.save_secret, name="save-project-secret"),
+    path("account/secrets/", account.save_secret, name="save-secret"),
+    path("account/secrets/<slug:name>/delete/", account.remove_secret, name="remove-secret"),
+    path("projects/<slug:public_id>/secrets/", account.save_secret, name="save-project-secret"),
     path(
         "projects/<slug:public_id>/secrets/<slug:name>/delete/",
-        secrets.remove_secret,
+        account.remove_secret,
         name="remove-project-secret",
     ),
     path("account/sessions/end/", account.end_sessions, name="account-sessions-end"),
@@ -44,19 +44,19 @@ urlpatterns = [
     path("jobs/<slug:public_id>/metrics/", metrics.metrics, name="job-metrics"),
     path("jobs/<slug:public_id>/metrics/series/", metrics.series, name="job-series"),
     path("jobs/<slug:public_id>/run/", overview.request_page, name="job-run"),
-    path("jobs/<slug:public_id>/cancel/", overview.cancel, name="job-cancel"),
-    path("jobs/<slug:public_id>/hold/", overview.hold, name="job-hold"),
-    path("jobs/<slug:public_id>/suspend/", overview.suspend, name="job-suspend"),
-    path("jobs/<slug:public_id>/resume/", overview.resume, name="job-resume"),
-    path("jobs/<slug:public_id>/extend/", time_limit.request_extension, name="job-extend"),
-    path("jobs/<slug:public_id>/snooze/", idle.snooze, name="job-snooze"),
-    path("jobs/<slug:public_id>/exempt/", idle.exempt, name="job-exempt"),
-    path("jobs/<slug:public_id>/signal/", signals.send_signal, name="job-signal"),
-    path("jobs/<slug:public_id>/resubmit/", overview.resubmit, name="job-resubmit"),
-    path("jobs/<slug:public_id>/open/", overview.open_workspace, name="job-open"),
+    path("jobs/<slug:public_id>/cancel/", actions.cancel, name="job-cancel"),
+    path("jobs/<slug:public_id>/hold/", actions.hold, name="job-hold"),
+    path("jobs/<slug:public_id>/suspend/", actions.suspend, name="job-suspend"),
+    path("jobs/<slug:public_id>/resume/", actions.resume, name="job-resume"),
+    path("jobs/<slug:public_id>/extend/", actions.request_extension, name="job-extend"),
+    path("jobs/<slug:public_id>/snooze/", actions.snooze, name="job-snooze"),
+    path("jobs/<slug:public_id>/exempt/", actions.exempt, name="job-exempt"),
+    path("jobs/<slug:public_id>/signal/", actions.send_signal, name="job-signal"),
+    path("jobs/<slug:public_id>/resubmit/", actions.resubmit, name="job-resubmit"),
+    path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
     path("approvals/", approvals.approvals, name="approvals"),
     path("approvals/<slug:public_id>/decide/", approvals.decide_extension, name="decide-extension"),
-    path("approvals/exemptions/<slug:public_id>/revoke/", idle.revoke_exemption, name="revoke-exemption"),
+    path("approvals/exemptions/<slug:public_id>/revoke/", actions.revoke_exemption, name="revoke-exemption"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),

@@ -9,18 +9,15 @@ from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_GET
 
-from portal.access import AccessPolicy, access_policy
-from portal.models import AuditEntry
+from portal.access import AccessPolicy
+from portal.models import AuditEntry, User
 from portal.web.display.formatting import cores, gpu_amount
+from portal.web.views import page
 
 KINDS = {
     "sign-ins": ("Sign-ins and sessions", Q(action__startswith="user.sign_") | Q(action="user.end_sessions")),
-    "refused": (
-        "Refused",
-        Q(action__in=("request.refused", "user.sign_in_failed", "user.sign_in_paused")),
-    ),
+    "refused": ("Refused", Q(action__in=("request.refused", "user.sign_in_failed", "user.sign_in_paused"))),
     "workspaces": (
         "Workspaces and terminals",
         Q(action="workspace.open") | Q(action__startswith="terminal."),
@@ -29,9 +26,8 @@ KINDS = {
 """Label and condition of each filter, by its value in the URL."""
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_GET
-def audit(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.ADMIN)
+def audit(request: HttpRequest, user: User) -> HttpResponse:
     """List entries, newest first; search by user, action, object or address."""
     search, kind = request.GET.get("q", "").strip(), request.GET.get("kind", "")
     rows = AuditEntry.objects.order_by("-id")
@@ -45,18 +41,15 @@ def audit(request: HttpRequest) -> HttpResponse:
             | Q(object_id=search)
         )
         rows = rows.filter(found | Q(address=search) if _is_address(search) else found)
-    page = Paginator(rows, 50).get_page(request.GET.get("page"))
-    return render(
-        request,
-        "admin/audit.html",
-        {
-            "page": page,
-            "rows": [(row, changed_fields(row)) for row in page],
-            "search": search,
-            "kind": kind,
-            "kinds": [(key, name) for key, (name, _) in KINDS.items()],
-        },
-    )
+    listed = Paginator(rows, 50).get_page(request.GET.get("page"))
+    context = {
+        "page": listed,
+        "rows": [(row, changed_fields(row)) for row in listed],
+        "search": search,
+        "kind": kind,
+        "kinds": [(key, name) for key, (name, _) in KINDS.items()],
+    }
+    return render(request, "admin/audit.html", context)
 
 
 def _is_address(text: str) -> bool:

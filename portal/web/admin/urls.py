@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from portal.web.admin import audit
-from portal.web.admin.nodes import alerts, node_network, node_operations, nodes, recovery, topologies
+from portal.web.admin.nodes import alerts, node_operations, nodes, recovery, topologies
 from portal.web.admin.projects import projects, quotas, users
 from portal.web.admin.resources import environments, registries, volumes
 from portal.web.admin.scheduling import policy, reservations, scheduler
@@ -31,12 +31,12 @@ urlpatterns = [
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
     path(
         "nodes/<slug:public_id>/gpus/<str:uuid>/return-to-service/",
-        nodes.return_gpu_to_service,
+        node_operations.return_gpu_to_service,
         name="return-gpu-to-service",
     ),
-    path("nodes/<slug:public_id>/labels/", nodes.set_labels, name="set-labels"),
-    path("nodes/<slug:public_id>/interface/", node_network.set_interface, name="set-interface"),
-    path("pools/<slug:public_id>/network/", node_network.set_pool_network, name="set-pool-network"),
+    path("nodes/<slug:public_id>/labels/", node_operations.set_labels, name="set-labels"),
+    path("nodes/<slug:public_id>/interface/", node_operations.set_interface, name="set-interface"),
+    path("pools/<slug:public_id>/network/", node_operations.set_pool_network, name="set-pool-network"),
     path("calendar/", reservations.calendar, name="calendar"),
     path("calendar/save/", reservations.save_reservation, name="save-reservation"),
     path("calendar/<slug:public_id>/cancel/", reservations.cancel_reservation, name="cancel-reservation"),
@@ -47,8 +47,12 @@ urlpatterns = [
     path("nodes/<slug:public_id>/operations/", node_operations.start_operation, name="start-node-operation"),
     path("rollouts/start/", node_operations.upgrade_all, name="upgrade-all"),
     path("rollouts/<slug:public_id>/", node_operations.rollout_page, name="rollout"),
-    path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
-    path("nodes/<slug:public_id>/operations/<slug:check_id>/", nodes.node_check, name="node-operation"),
+    path("nodes/<slug:public_id>/state/", node_operations.set_node_state, name="set-node-state"),
+    path(
+        "nodes/<slug:public_id>/operations/<slug:check_id>/",
+        node_operations.node_operation,
+        name="node-operation",
+    ),
     path("volumes/", volumes.volumes_page, name="volumes"),
     path("volumes/save/", volumes.save_volume, name="save-volume"),
     path("volumes/<slug:name>/remove/", volumes.remove_volume, name="remove-volume"),
@@ -57,8 +61,8 @@ urlpatterns = [
     path("registries/<slug:public_id>/remove/", registries.remove_registry, name="remove-registry"),
     path("recovery/", recovery.recovery_page, name="recovery"),
     path("recovery/nodes/<slug:public_id>/fence/", recovery.fence, name="recovery-fence"),
-    path("recovery/<slug:public_id>/adopt/", recovery.adopt, name="recovery-adopt"),
-    path("recovery/<slug:public_id>/stop/", recovery.stop, name="recovery-stop"),
+    path("recovery/<slug:public_id>/adopt/", recovery.decide, {"act": "adopt"}, name="recovery-adopt"),
+    path("recovery/<slug:public_id>/stop/", recovery.decide, {"act": "stop"}, name="recovery-stop"),
     path("environments/", environments.environment_list, name="environments"),
     path("environments/add/", environments.save_environment, name="add-environment"),
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),

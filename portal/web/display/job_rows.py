@@ -53,8 +53,6 @@ STATE_DISPLAY = END_STATE_DISPLAY | {
 
 @dataclass
 class JobRow:
-    """A job with its live attempt, for templates."""
-
     job: Job
     attempt: Attempt | None = None
     tasks: list[Task] = field(default_factory=list)
@@ -120,7 +118,6 @@ class JobRow:
 
     @property
     def state_display(self) -> tuple[str, str]:
-        """Icon and label of the state."""
         job = self.job
         if self.ended:
             return END_STATE_DISPLAY[JobState(job.state)]
@@ -256,7 +253,6 @@ class JobRow:
 
     @property
     def deadline(self) -> dt.datetime | None:
-        """When its time limit ends it."""
         return None if self.ended else ends_at(self.job, self.attempt)
 
     @property

@@ -21,7 +21,7 @@ from portal.selectors.scheduling.cycles import scheduler_alert
 
 @dataclass(frozen=True)
 class NavItem:
-    """An entry of the sidebar. ``key`` is pressed after ``g``; ``counter`` is a field of ``NavCounters``."""
+    """An entry of the sidebar. ``key`` is pressed after ``g``; ``counter`` names the number beside it."""
 
     name: str
     view: str
@@ -106,31 +106,6 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
 """The sidebar by group. New pages are added here (docs/recipes.md, "Add a page")."""
 
 
-@dataclass(frozen=True)
-class NavCounters:
-    """Counters beside entries, read only when a whole page is rendered."""
-
-    gpus: int
-    free: int
-    simulated: int
-    my_active_jobs: int
-    waiting: int
-    alerts: int = 0
-    """Unacknowledged GPU alerts; administrators only."""
-
-    def counter_text(self, name: str) -> str:
-        """Return the counter of this name as text; empty when there is nothing to show."""
-        if name == "jobs":
-            return str(self.my_active_jobs) if self.my_active_jobs else ""
-        if name == "waiting":
-            return str(self.waiting) if self.waiting else ""
-        if name == "alerts":
-            return str(self.alerts) if self.alerts else ""
-        if name == "free":
-            return f"{self.free} free" if self.gpus else ""
-        return ""
-
-
 def navigation_context(request: HttpRequest) -> dict[str, Any]:
     """Return the context of every template; the queries run only where the frame is rendered."""
     account = getattr(request, "user", None)
@@ -141,35 +116,6 @@ def navigation_context(request: HttpRequest) -> dict[str, Any]:
 def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]:
     if user is None:
         return {"groups": [], "tabs": [], "simulated": 0}
-    figures = get_nav_counters(user)
-    match = request.resolver_match
-    here = (match.view_name if match else "") or ""
-    groups = [
-        (title, [_nav_row(place, here, figures) for place in places if user.is_admin or not place.admin_only])
-        for title, places in NAVIGATION.items()
-    ]
-    groups = [(title, rows) for title, rows in groups if rows]
-    tabs = [row for _, rows in groups for row in rows if row["item"].in_tab_bar]
-    return {
-        "groups": groups,
-        "tabs": tabs[:5],
-        "simulated": figures.simulated,
-        "gpus": figures.gpus,
-        "recovery": recovery_status() if user.is_admin else None,
-        "scheduler_alert": scheduler_alert() if user.is_admin else None,
-    }
-
-
-def _nav_row(item: NavItem, view_name: str, counters: NavCounters) -> dict[str, Any]:
-    return {
-        "item": item,
-        "current": view_name == item.view or view_name in item.active_views,
-        "counter": counters.counter_text(item.counter),
-    }
-
-
-def get_nav_counters(user: User) -> NavCounters:
-    """Read GPUs, the user's live jobs and pending jobs in three queries; for administrators also alerts."""
     gpus = (
         Gpu.objects.filter(present=True)
         .exclude(node__state=NodeState.RETIRED.value)
@@ -179,7 +125,40 @@ def get_nav_counters(user: User) -> NavCounters:
             simulated=Count("pk", filter=Q(simulated=True)),
         )
     )
-    live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in LIVE_JOB_STATES]).count()
-    waiting = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).count()
-    alarms = open_alert_count() if user.is_admin else 0
-    return NavCounters(gpus["all"], gpus["free"], gpus["simulated"], live, waiting, alarms)
+    counters = _counters(user) | {"free": f"{gpus['free']} free" if gpus["all"] else ""}
+    match = request.resolver_match
+    here = (match.view_name if match else "") or ""
+    groups: list[tuple[str, list[dict[str, Any]]]] = [
+        (
+            title,
+            [
+                {
+                    "item": item,
+                    "current": here == item.view or here in item.active_views,
+                    "counter": counters.get(item.counter) or "",
+                }
+                for item in items
+                if user.is_admin or not item.admin_only
+            ],
+        )
+        for title, items in NAVIGATION.items()
+    ]
+    return {
+        "groups": groups,
+        "tabs": [row for _, rows in groups for row in rows if row["item"].in_tab_bar],
+        "simulated": gpus["simulated"],
+        "gpus": gpus["all"],
+        "recovery": recovery_status() if user.is_admin else None,
+        "scheduler_alert": scheduler_alert() if user.is_admin else None,
+    }
+
+
+def _counters(user: User) -> dict[str, int | str]:
+    """Return the user's live jobs, pending jobs of all, and for administrators unacknowledged alerts."""
+    live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in LIVE_JOB_STATES])
+    waiting = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
+    return {
+        "jobs": live.count(),
+        "waiting": waiting.count(),
+        "alerts": open_alert_count() if user.is_admin else 0,
+    }

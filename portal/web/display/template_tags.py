@@ -134,9 +134,7 @@ def user_time_zone(context: Context) -> dt.tzinfo:
     return formatting.time_zone(getattr(context.get("user"), "timezone", ""))
 
 
-def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> SafeString:
-    if at is None:
-        return SafeString("–")
+def _time(context: Context, at: dt.datetime, text: str, habit: str = "") -> SafeString:
     return format_html(
         '<time datetime="{}" title="{}"{}>{}</time>',
         at.astimezone(dt.UTC).isoformat(timespec="seconds"),
@@ -152,9 +150,8 @@ def ago(context: Context, at: dt.datetime | None) -> SafeString:
     if at is None:
         return SafeString("never")
     seconds = (timezone.now() - at).total_seconds()
-    return _time(
-        context, at, "just now" if seconds < 5 else f"{formatting.duration(seconds)} ago", "data-ago"
-    )
+    text = "just now" if seconds < 5 else f"{formatting.duration(seconds)} ago"
+    return _time(context, at, text, "data-ago")
 
 
 @register.simple_tag(takes_context=True)
@@ -171,19 +168,16 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
     if at is None:
         return SafeString("no limit")
     seconds = (at - timezone.now()).total_seconds()
-    return _time(
-        context, at, f"{formatting.duration(seconds)} left" if seconds > 0 else "time is up", "data-left"
-    )
+    text = f"{formatting.duration(seconds)} left" if seconds > 0 else "time is up"
+    return _time(context, at, text, "data-left")
 
 
 @register.simple_tag(takes_context=True)
 def clock(context: Context, at: dt.datetime | None) -> SafeString:
     """Render the time of day in the reader's zone, with the day when it is not today."""
-    return (
-        _time(context, at, formatting.short_time(at, user_time_zone(context), timezone.now()), "")
-        if at
-        else SafeString("–")
-    )
+    if at is None:
+        return SafeString("–")
+    return _time(context, at, formatting.short_time(at, user_time_zone(context), timezone.now()))
 
 
 @register.simple_tag(takes_context=True)
@@ -191,7 +185,7 @@ def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeStr
     """Render two times of day; a common day appears once."""
     here = user_time_zone(context)
     same = low.astimezone(here).date() == high.astimezone(here).date()
-    later = _time(context, high, f"{high.astimezone(here):%H:%M}", "") if same else clock(context, high)
+    later = _time(context, high, f"{high.astimezone(here):%H:%M}") if same else clock(context, high)
     return format_html("{} – {}", clock(context, low), later)
 
 

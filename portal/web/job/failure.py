@@ -30,8 +30,7 @@ class SuggestedFix:
 
     title: str
     description: str
-    action_label: str = ""
-    action_view: str = ""
+    view: str = ""
     changes: dict[str, int] = field(default_factory=dict)
 
 
@@ -41,6 +40,52 @@ class FailureSummary:
     cause: str
     exit_name: str
     fixes: list[SuggestedFix]
+
+
+READ_LOG = SuggestedFix(
+    "Read the last lines of its log", "The program's error message usually names the cause.", "job-logs"
+)
+EDIT = SuggestedFix(
+    "Change the request and launch it", "The form opens filled with this job's values.", "launch"
+)
+RESUBMIT = SuggestedFix("Resubmit the same request", "It joins the queue as a new job.", "resubmit")
+CONTACT = SuggestedFix("Contact an administrator", "The cause is in the cluster, not in your program.")
+LARGER_SHARE = SuggestedFix(
+    "Request a larger share, or the whole GPU",
+    "Or limit the GPU memory of the program: frameworks have a setting for it.",
+    "launch",
+)
+USE_VOLUME = SuggestedFix(
+    "Write large files to a volume",
+    "Its home, a project's volume or a scratch folder; the limit counts /tmp and the image's own folders.",
+    "launch",
+)
+LONGER = SuggestedFix(
+    "Request a longer time limit", "Or save checkpoints and continue from the last one.", "launch"
+)
+KILLED = SuggestedFix(
+    "Look for the cause of the kill",
+    "It was killed with SIGKILL, often because it ran out of memory.",
+    "job-logs",
+)
+NOT_STARTED = ("It could not be started", [CONTACT, RESUBMIT])
+NODE_FAILED = ("Its node failed", [RESUBMIT])
+BY_REASON: dict[EndReason, tuple[str, list[SuggestedFix]]] = {
+    EndReason.GPU_MEMORY_LIMIT_EXCEEDED: ("It used more than its share of a GPU", [LARGER_SHARE, READ_LOG]),
+    EndReason.DISK_LIMIT_EXCEEDED: ("It wrote too much to the node's disk", [USE_VOLUME, READ_LOG]),
+    EndReason.TIME_LIMIT: ("It reached its time limit", [LONGER, RESUBMIT]),
+    EndReason.READINESS_TIMEOUT: ("Its server never answered", [READ_LOG, RESUBMIT]),
+    EndReason.IMAGE_MISSING: NOT_STARTED,
+    EndReason.START_REFUSED: NOT_STARTED,
+    EndReason.DISK_FULL: NOT_STARTED,
+    EndReason.RENDEZVOUS_UNREACHABLE: ("Its nodes could not reach each other", [CONTACT, RESUBMIT]),
+    EndReason.NODE_REBOOTED: NODE_FAILED,
+    EndReason.NODE_FENCED: NODE_FAILED,
+    EndReason.CONTAINER_LOST: NODE_FAILED,
+    EndReason.GPU_LOST: NODE_FAILED,
+    EndReason.MPS_DAEMON_LOST: NODE_FAILED,
+}
+"""Title and fixes of each reason for which nothing else of the job matters."""
 
 
 def exit_name(code: int | None) -> str:
@@ -65,97 +110,26 @@ def build_failure_summary(job: Job, last: Attempt | None) -> FailureSummary | No
 def _title_and_fixes(
     job: Job, last: Attempt | None, reason: EndReason, code: int | None
 ) -> tuple[str, list[SuggestedFix]]:
-    logs = SuggestedFix(
-        "Read the last lines of its log",
-        "The program's error message usually names the cause.",
-        "Open the log",
-        "job-logs",
-    )
-    edit = SuggestedFix(
-        "Change the request and launch it",
-        "The form opens filled with this job's values.",
-        "Change and launch",
-        "launch",
-    )
-    same = SuggestedFix("Resubmit the same request", "It joins the queue as a new job.", "", "resubmit")
-    peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
+    if reason in BY_REASON:
+        return BY_REASON[reason]
     if reason is EndReason.OUT_OF_MEMORY:
-        more = job.memory_mib * 2
-        used = (
-            f"it used {memory(peak)} of {memory(job.memory_mib)}"
-            if peak
-            else f"it had {memory(job.memory_mib)}"
-        )
-        raised = SuggestedFix(
-            f"Request more memory, such as {memory(more)}",
-            f"Per task {used}.",
-            "Change and launch",
-            "launch",
-            {"memory_mib": more},
-        )
-        return "It ran out of memory", [raised, logs]
-    if reason is EndReason.GPU_MEMORY_LIMIT_EXCEEDED:
-        larger = SuggestedFix(
-            "Request a larger share, or the whole GPU",
-            "Or limit the GPU memory of the program: frameworks have a setting for it.",
-            "Change and launch",
-            "launch",
-        )
-        return "It used more than its share of a GPU", [larger, logs]
-    if reason is EndReason.DISK_LIMIT_EXCEEDED:
-        elsewhere = SuggestedFix(
-            "Write large files to a volume",
-            "Its home, a project's volume or a scratch folder; the limit counts /tmp and the image's own folders.",
-            "Change and launch",
-            "launch",
-        )
-        return "It wrote too much to the node's disk", [elsewhere, logs]
-    if reason is EndReason.TIME_LIMIT:
-        longer = SuggestedFix(
-            "Request a longer time limit",
-            "Or save checkpoints and continue from the last one.",
-            "Change and launch",
-            "launch",
-        )
-        return "It reached its time limit", [longer, same]
-    if reason is EndReason.READINESS_TIMEOUT:
-        return "Its server never answered", [logs, same]
-    if reason in {EndReason.IMAGE_MISSING, EndReason.START_REFUSED, EndReason.DISK_FULL}:
-        reported = SuggestedFix(
-            "Contact an administrator", "The cause is in the cluster, not in your program."
-        )
-        return "It could not be started", [reported, same]
-    if reason is EndReason.RENDEZVOUS_UNREACHABLE:
-        reported = SuggestedFix(
-            "Contact an administrator", "The cause is in the cluster, not in your program."
-        )
-        return "Its nodes could not reach each other", [reported, same]
-    if reason in {
-        EndReason.NODE_REBOOTED,
-        EndReason.NODE_FENCED,
-        EndReason.CONTAINER_LOST,
-        EndReason.GPU_LOST,
-        EndReason.MPS_DAEMON_LOST,
-    }:
-        return "Its node failed", [same]
+        return "It ran out of memory", [_more_memory(job, last), READ_LOG]
     if code == 127:
-        spelled = SuggestedFix(
-            "Check the command's spelling",
-            f"“{_first_word(job)}” is not in the environment {job.environment.name}.",
-            "Change and launch",
-            "launch",
-        )
-        return "The command was not found", [spelled, logs]
+        word = str(job.command[0]) if job.command else "the tool"
+        where = f"“{word}” is not in the environment {job.environment.name}."
+        return "The command was not found", [
+            SuggestedFix("Check the command's spelling", where, "launch"),
+            READ_LOG,
+        ]
     if code == 137:
-        killed = SuggestedFix(
-            "Look for the cause of the kill",
-            "It was killed with SIGKILL, often because it ran out of memory.",
-            "Open the log",
-            "job-logs",
-        )
-        return "It was killed", [killed, edit]
-    return "The command failed", [logs, edit, same]
+        return "It was killed", [KILLED, EDIT]
+    return "The command failed", [READ_LOG, EDIT, RESUBMIT]
 
 
-def _first_word(job: Job) -> str:
-    return str(job.command[0]) if job.command else "the tool"
+def _more_memory(job: Job, last: Attempt | None) -> SuggestedFix:
+    peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
+    had = memory(job.memory_mib)
+    used = f"it used {memory(peak)} of {had}" if peak else f"it had {had}"
+    more = job.memory_mib * 2
+    title = f"Request more memory, such as {memory(more)}"
+    return SuggestedFix(title, f"Per task {used}.", "launch", {"memory_mib": more})

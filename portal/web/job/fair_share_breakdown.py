@@ -25,12 +25,10 @@ class FairShareText:
 
     @property
     def total(self) -> str:
-        """The sum of the steps in GPUs."""
         return format_gpus(sum(step["amount_milli"] for step in self.source.steps))
 
     @property
     def conclusion(self) -> str:
-        """The consequence for the project now."""
         breakdown = self.source
         held, share = breakdown.allocated_milli, breakdown.fair_share_milli
         if held < breakdown.guaranteed_milli:

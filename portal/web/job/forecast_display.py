@@ -23,12 +23,9 @@ BAR_MARGIN = 1.15
 
 @dataclass(frozen=True)
 class ForecastDisplay:
-    """The start interval of a pending job. ``low`` is None when there is no estimate yet."""
+    """The start interval in the verdict of a pending job; it is missing when there is no estimate yet."""
 
-    earliest: dt.datetime | None
-    median: dt.datetime | None
-    latest: dt.datetime | None
-    made_at: dt.datetime | None
+    verdict: JobVerdict
     accuracy: ForecastAccuracy
     missing_reason: str | None = None
     """Why there is no forecast, if known; earlier forecasts are invalid then."""
@@ -37,29 +34,26 @@ class ForecastDisplay:
     @property
     def overdue(self) -> bool:
         """True when the interval is over."""
-        return self.latest is not None and self.latest < timezone.now()
+        return self.verdict.p90_at is not None and self.verdict.p90_at < timezone.now()
 
     @property
     def span(self) -> dt.timedelta:
-        """Length of the bar from now on."""
-        if self.latest is None:
+        if self.verdict.p90_at is None:
             return dt.timedelta(0)
-        return max(self.latest - timezone.now(), dt.timedelta(minutes=1)) * BAR_MARGIN
+        return max(self.verdict.p90_at - timezone.now(), dt.timedelta(minutes=1)) * BAR_MARGIN
 
     @property
     def end(self) -> dt.datetime:
-        """Right end of the bar."""
         return timezone.now() + self.span
 
     @property
     def bar(self) -> tuple[float, float]:
         """Start and end of the interval on the bar, percent."""
-        if self.earliest is None or self.latest is None:
+        earliest, latest = self.verdict.p10_at, self.verdict.p90_at
+        if earliest is None or latest is None:
             return 0.0, 0.0
         whole = self.span.total_seconds()
-        low, high = (
-            (at - timezone.now()).total_seconds() / whole * 100 for at in (self.earliest, self.latest)
-        )
+        low, high = ((at - timezone.now()).total_seconds() / whole * 100 for at in (earliest, latest))
         return max(0.0, min(98.0, low)), max(2.0, min(100.0, high))
 
 
@@ -69,10 +63,7 @@ def build_forecast_display(user: User, job: Job, verdict: JobVerdict) -> Forecas
     named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
     names = {row.public_id: row.name for row in list_jobs(user).filter(public_id__in=named)} if named else {}
     return ForecastDisplay(
-        verdict.p10_at,
-        verdict.p50_at,
-        verdict.p90_at,
-        verdict.forecast_at,
+        verdict,
         forecast_accuracy(),
         no_forecast_reason(job, verdict),
         [(move, revision_reasons(move, names)) for move in moves],

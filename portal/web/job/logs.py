@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission, require_user
+from portal.access import AccessPolicy, Permission, require_permission
 from portal.errors import FairwayError
 from portal.log_download import log_download_response
-from portal.models import Attempt
+from portal.models import Attempt, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import lines as log_lines
 from portal.selectors.logs import search as log_search
@@ -20,6 +20,7 @@ from portal.selectors.logs.lines import LogFile, LogLine
 from portal.selectors.logs.search import LogSearchQuery, SearchCursor
 from portal.web.display.formatting import parse_whole_number
 from portal.web.job.overview import job_page_context
+from portal.web.views import page
 
 MAX_LINES = 1000
 MAX_LINE_CHARACTERS = 4000
@@ -29,64 +30,53 @@ _TERMINAL_ESCAPES = re.compile(
 """Terminal escape sequences. No match extends past the next escape, so malformed lines need one pass."""
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def logs(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def logs(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     found = get_job(user, public_id)
     require_permission(user, Permission.READ_LOGS, found)
     context = job_page_context(user, found)
     rank = request.GET.get("rank", "")
-    return render(
-        request,
-        "job/logs.html",
-        context
-        | {
-            "tab": "logs",
-            "last": _get_attempt(context["attempts"], request.GET.get("attempt", "")),
-            "rank": rank if parse_whole_number(rank) is not None else "",
-        },
-    )
+    shown = {
+        "tab": "logs",
+        "last": _get_attempt(context["attempts"], request.GET.get("attempt", "")),
+        "rank": rank if parse_whole_number(rank) is not None else "",
+    }
+    return render(request, "job/logs.html", context | shown)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def lines(request: HttpRequest, public_id: str) -> JsonResponse:
+@page(AccessPolicy.SIGNED_IN)
+def lines(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     """Return lines of one rank from a cursor on; without a cursor, the end of the log."""
-    log = _get_log(request, public_id)
+    log = _get_log(request, user, public_id)
     cursor = parse_whole_number(request.GET.get("cursor", ""))
-    page = (
+    found = (
         log_lines.read_lines(log, cursor, MAX_LINES) if cursor is not None else log_lines.tail(log, MAX_LINES)
     )
+    loss = log.connection_loss
     return JsonResponse(
         {
-            "lines": [[line.at or "", displayed_text(line), line.stream == "stderr"] for line in page.lines],
-            "from": page.start,
-            "cursor": page.cursor,
-            "size": page.size_bytes,
-            "complete": page.complete,
+            "lines": [_line_json(line) for line in found.lines],
+            "from": found.start,
+            "cursor": found.cursor,
+            "size": found.size_bytes,
+            "complete": found.complete,
             "dropped": log.truncated_bytes,
             "removed": log.is_expired,
-            "lost": log.connection_loss.message if log.connection_loss else "",
-            "since": log.connection_loss.since.isoformat()
-            if log.connection_loss and log.connection_loss.since
-            else "",
+            "lost": loss.message if loss else "",
+            "since": loss.since.isoformat() if loss and loss.since else "",
         }
     )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
+@page(AccessPolicy.SIGNED_IN)
+def download(request: HttpRequest, user: User, public_id: str) -> HttpResponseBase:
     """Return one rank's log as a text file, whole or a range, without the engine's timestamps."""
-    return log_download_response(request, _get_log(request, public_id), job=public_id)
+    return log_download_response(request, _get_log(request, user, public_id), job=public_id)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def search(request: HttpRequest, public_id: str) -> JsonResponse:
+@page(AccessPolicy.SIGNED_IN)
+def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     """Return matching lines of one or all ranks; ``next`` is the next cursor, blank at the end."""
-    user = require_user(request.user)
     job, query = get_job(user, public_id), request.GET
     attempt, rank = parse_whole_number(query.get("attempt", "")), parse_whole_number(query.get("rank", ""))
     logs = log_lines.list_logs(user, job, attempt)
@@ -97,16 +87,7 @@ def search(request: HttpRequest, public_id: str) -> JsonResponse:
         found = log_search.search([log for log in logs if rank in (None, log.rank)], pattern, start)
     except FairwayError as refusal:
         return JsonResponse({"refusal": refusal.message}, status=refusal.status)
-    matches = [
-        [
-            match.rank,
-            match.line.cursor,
-            match.line.at or "",
-            displayed_text(match.line),
-            match.line.stream == "stderr",
-        ]
-        for match in found.matches
-    ]
+    matches = [[match.rank, match.line.cursor, *_line_json(match.line)] for match in found.matches]
     return JsonResponse(
         {"matches": matches, "next": f"{found.next.rank}:{found.next.offset}" if found.next else ""}
     )
@@ -118,15 +99,14 @@ def displayed_text(line: LogLine) -> str:
     return _TERMINAL_ESCAPES.sub("", text)[:MAX_LINE_CHARACTERS]
 
 
-def _get_log(request: HttpRequest, public_id: str) -> LogFile:
-    user = require_user(request.user)
-    rank, attempt = request.GET.get("rank", ""), request.GET.get("attempt", "")
-    return log_lines.get_log(
-        user,
-        get_job(user, public_id),
-        parse_whole_number(rank) or 0,
-        parse_whole_number(attempt),
-    )
+def _line_json(line: LogLine) -> list[Any]:
+    """Return time, text, and whether it is an error message, as the page reads them."""
+    return [line.at or "", displayed_text(line), line.stream == "stderr"]
+
+
+def _get_log(request: HttpRequest, user: User, public_id: str) -> LogFile:
+    rank, attempt = (parse_whole_number(request.GET.get(name, "")) for name in ("rank", "attempt"))
+    return log_lines.get_log(user, get_job(user, public_id), rank or 0, attempt)
 
 
 def _get_attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:

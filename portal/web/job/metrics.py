@@ -8,53 +8,40 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
-from portal.errors import NotFound
-from portal.models import Gpu, Job, Node
+from portal.access import AccessPolicy, visible_nodes
+from portal.models import Gpu, Job, Node, User
 from portal.selectors.jobs.jobs import attempt_energy_joules, get_job
 from portal.selectors.nodes.metric_series import MetricSeries, read_job_series, read_node_series
 from portal.web.job.overview import job_page_context
+from portal.web.views import find_row, page
 
 SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400}
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def metrics(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def metrics(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     span = request.GET.get("span", "1h")
     context = job_page_context(user, get_job(user, public_id))
     chosen = span if span in SPANS else "1h"
     used = [joules for each in context["attempts"] if (joules := attempt_energy_joules(each)) is not None]
-    return render(
-        request,
-        "job/metrics.html",
-        context | {"tab": "metrics", "span": chosen, "spans": SPANS, "joules": sum(used) if used else None},
-    )
+    shown = {"tab": "metrics", "span": chosen, "spans": SPANS, "joules": sum(used) if used else None}
+    return render(request, "job/metrics.html", context | shown)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def series(request: HttpRequest, public_id: str) -> JsonResponse:
+@page(AccessPolicy.SIGNED_IN)
+def series(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     """Return the data of the newest attempt's charts: times, and a series for each GPU and rank."""
-    user = require_user(request.user)
     found = get_job(user, public_id)
     span_s = SPANS.get(request.GET.get("span", "1h"), 3600)
     until = found.ended_at or timezone.now()
     return JsonResponse(chart_data(found, read_job_series(user, found, until - dt.timedelta(seconds=span_s))))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def node_series(request: HttpRequest, public_id: str) -> JsonResponse:
+@page(AccessPolicy.SIGNED_IN)
+def node_series(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     """Return the data of a node's chart: a series for each GPU over the last hour."""
-    user = require_user(request.user)
-    found = visible_nodes(user).filter(public_id=public_id).first()
-    if found is None:
-        raise NotFound
-    minutes = read_node_series(user, found)
+    minutes = read_node_series(user, find_row(visible_nodes(user), public_id=public_id))
     names = {gpu.uuid: f"GPU {gpu.index}" for gpu in minutes.gpus}
     lines = {"gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus}}
     return JsonResponse({"at": minutes.minutes_s, "gpus": names, "lines": lines})

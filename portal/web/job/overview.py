@@ -7,18 +7,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, Permission, access_policy, can, require_user
+from portal.access import AccessPolicy, Permission, can
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
-from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, User
+from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -30,16 +28,11 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts
+from portal.selectors.jobs.time_limits import extension_allowance, job_extensions, warning_lead_s
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
-from portal.services.jobs.submission import (
-    do_cancel_job,
-    do_hold_job,
-    do_resubmit_job,
-    do_resume_job,
-    do_suspend_job,
-)
-from portal.services.workspaces import access
+from portal.selectors.scheduling.settings import effective_pool_settings
+from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
 from portal.web.display.idle_text import idle_rule_text
@@ -47,9 +40,13 @@ from portal.web.display.job_rows import STATE_DISPLAY, JobRow, current_verdict, 
 from portal.web.job.failure import build_failure_summary
 from portal.web.job.fair_share_breakdown import fair_share_texts
 from portal.web.job.forecast_display import build_forecast_display
-from portal.web.job.time_limit import job_time_limit
+from portal.web.views import page, render_live
 
 TIMELINE_EVENTS = 60
+EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
+FAILED_ATTEMPT_STATES = frozenset(
+    {AttemptState.FAILED, AttemptState.OUT_OF_MEMORY, AttemptState.NODE_FAIL, AttemptState.TIMEOUT}
+)
 
 
 @dataclass(frozen=True)
@@ -67,39 +64,26 @@ class JobPhase:
 
 @dataclass(frozen=True)
 class RelatedJob:
-    """A related job; ``job`` is None where the viewer may not see it."""
-
-    job: Job | None
-
-    @classmethod
-    def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
-        return cls(job if job.public_id in visible_ids else None)
-
-
-@dataclass(frozen=True)
-class DependencyRow:
-    """A job before or after this one: name and state if the viewer may see it."""
+    """A related job with its state; ``job`` is None where the viewer may not see it."""
 
     job: Job | None
     icon: str
     label: str
 
     @classmethod
-    def visible_to(cls, job: Job, visible_ids: set[str]) -> DependencyRow:
-        look, word = STATE_DISPLAY[JobState(job.state)]
-        return cls(job if job.public_id in visible_ids else None, look, word)
+    def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
+        return cls(job if job.public_id in visible_ids else None, *STATE_DISPLAY[JobState(job.state)])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def job(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def job(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Render the overview, or its live parts for htmx; ``shown`` is the attempt that the browser displays."""
-    user = require_user(request.user)
     row = get_job(user, public_id)
-    template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
-    context = overview_context(user, row) | {"tab": "overview"}
-    shown = request.GET.get("shown", "")
-    return render(request, template, context | {"other_attempt": shown != str(row.attempt_count)})
+    context = overview_context(user, row) | {
+        "tab": "overview",
+        "other_attempt": request.GET.get("shown", "") != str(row.attempt_count),
+    }
+    return render_live(request, "job/overview.html", "job/live.html", context)
 
 
 def overview_context(user: User, found: Job) -> dict[str, Any]:
@@ -126,8 +110,8 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         if last and last.preempted_for
         else None,
         "preempted_jobs": [(one, RelatedJob.visible_to(one.job, visible)) for one in preempted_jobs],
-        "dependencies": [DependencyRow.visible_to(one, visible) for one in chain.dependencies],
-        "dependents": [DependencyRow.visible_to(one, visible) for one in chain.dependents],
+        "dependencies": [RelatedJob.visible_to(one, visible) for one in chain.dependencies],
+        "dependents": [RelatedJob.visible_to(one, visible) for one in chain.dependents],
         "failure": build_failure_summary(found, last),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
@@ -140,6 +124,45 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "default_log_task": _default_log_task(last),
         "rendezvous": rendezvous_text(last) if found.is_gang else "",
     }
+
+
+@dataclass(frozen=True)
+class JobTimeLimit:
+    ends_at: dt.datetime
+    ends_soon: bool
+    """True when users are warned of the deadline."""
+    extensible_s: int
+    """Seconds that members may still add."""
+    requests: list[TimeLimitExtension]
+    """Requests for more time, newest first."""
+    may_decide: bool
+
+    @property
+    def pending_request(self) -> TimeLimitExtension | None:
+        return next((one for one in self.requests if one.state == "waiting"), None)
+
+    @property
+    def choices(self) -> list[int]:
+        """Extensions to offer, in seconds."""
+        return [each for each in EXTENSION_CHOICES_S if each <= self.extensible_s] or (
+            [self.extensible_s] if self.extensible_s >= MIN_EXTENSION_S else []
+        )
+
+
+def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimit | None:
+    """Return the time limit of a running job; None where there is none."""
+    if row.deadline is None or last is None or row.stopping or last.state != AttemptState.RUNNING:
+        return None
+    settings = effective_pool_settings([last.pool])[last.pool_id]
+    lead_s = warning_lead_s(row.job.time_limit_s or 0, float(settings["time_limit_warning_s"]))
+    requests = job_extensions(row.job)
+    return JobTimeLimit(
+        ends_at=row.deadline,
+        ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
+        extensible_s=extension_allowance(row.job, float(settings["max_extension_s"])).remaining_s,
+        requests=requests,
+        may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in requests),
+    )
 
 
 def rendezvous_text(attempt: Attempt | None) -> str:
@@ -180,33 +203,23 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
 def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
     """Return the durations of the newest attempt's phases."""
     job, now = row.job, timezone.now()
-    waits = row.job.state == JobState.PENDING
-    begun = None if waits else (last.created_at if last else None)
-    queued_from = (
-        job.pending_since
-        if waits or last is None or job.pending_since <= last.created_at
-        else job.submitted_at
-    )
-    queued = _phase("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
-    ahead = ["Starting", "Server", "Open"] if row.is_workspace else ["Starting", "Running"]
-    if begun is None or last is None:
-        return [queued, *([] if row.ended else _upcoming_phases(ahead))]
-    ended = last.ended_at
-    bad = AttemptState(last.state) in {
-        AttemptState.FAILED,
-        AttemptState.OUT_OF_MEMORY,
-        AttemptState.NODE_FAIL,
-        AttemptState.TIMEOUT,
-    }
-    starting = _phase("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
-    if last.running_at is None:
-        return [queued, starting, *([] if ended else _upcoming_phases(ahead[1:]))]
-    if not row.is_workspace:
-        return [queued, starting, _phase("Running", last.running_at, ended, now, bad=bad)]
-    server = _phase("Server", last.running_at, last.ready_at or ended, now, bad=bad and last.ready_at is None)
-    if last.ready_at is None:
-        return [queued, starting, server, *([] if ended else _upcoming_phases(ahead[2:]))]
-    return [queued, starting, server, _phase("Open", last.ready_at, ended, now, bad=bad)]
+    attempt = None if job.state == JobState.PENDING else last
+    names = ("Starting", "Server", "Open") if row.is_workspace else ("Starting", "Running")
+    starts = (attempt.created_at, attempt.running_at, attempt.ready_at) if attempt else (None, None, None)
+    stages = list(zip(names, starts, strict=False))
+    reached = [(name, start) for name, start in stages if start is not None]
+    is_later = attempt is not None and job.pending_since > attempt.created_at
+    queued_from = job.submitted_at if is_later else job.pending_since
+    ended_at = attempt.ended_at if attempt else job.ended_at if row.ended else None
+    failed = attempt is not None and AttemptState(attempt.state) in FAILED_ATTEMPT_STATES
+    ends = [start for _, start in reached] + [ended_at]
+    phases = [_phase("Waiting", queued_from, ends[0], now)]
+    for number, (name, start) in enumerate(reached, 1):
+        is_last = number == len(reached)
+        phases.append(_phase(name, start, ends[number], now, bad=failed and is_last))
+    if ended_at is None:
+        phases += _upcoming_phases([name for name, start in stages if start is None])
+    return phases
 
 
 def _phase(
@@ -279,11 +292,9 @@ def _default_log_task(attempt: Attempt | None) -> Task | None:
     return failed[0] if failed else (tasks[0] if tasks else None)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def request_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Show environment and configuration: the request, and each attempt."""
-    user = require_user(request.user)
     found = get_job(user, public_id)
     shown = {
         "tab": "run",
@@ -300,7 +311,6 @@ SHOWN_ELSEWHERE = {
 
 
 def request_rows(found: Job) -> list[tuple[str, str]]:
-    """Return the request by field, with the API's names."""
     return [
         (
             name,
@@ -310,77 +320,3 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         if name not in SHOWN_ELSEWHERE
         for value in [getattr(found, name)]
     ]
-
-
-# -- actions -----------------------------------------------------------------------------------------
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = do_cancel_job(user, get_job(user, public_id))
-    ended = found.state == JobState.CANCELLED
-    messages.success(
-        request,
-        f"{found.name} is stopped."
-        if ended
-        else f"{found.name} is stopping; its GPUs are released once its node confirms it.",
-    )
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def hold(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Hold or release a pending job."""
-    user = require_user(request.user)
-    held = request.POST.get("held") == "1"
-    do_hold_job(user, get_job(user, public_id), held)
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = do_suspend_job(user, get_job(user, public_id))
-    gone = found.state == JobState.SUSPENDED
-    messages.success(
-        request,
-        f"{found.name} is suspended."
-        if gone
-        else f"{found.name} is being suspended; its GPUs are released once its node confirms it.",
-    )
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def resume(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-    found = do_resume_job(user, get_job(user, public_id))
-    messages.success(request, f"{found.name} is pending again.")
-    return redirect("job", public_id=public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def resubmit(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Submit a new job with the same request."""
-    user = require_user(request.user)
-    fresh = do_resubmit_job(user, get_job(user, public_id))
-    messages.success(request, f"{fresh.name} is submitted again.")
-    return redirect("job", public_id=fresh.public_id)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def open_workspace(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Return a page that posts a single-use ticket to the workspace's own origin."""
-    user = require_user(request.user)
-    found = get_job(user, public_id)
-    address, ticket = access.do_open_workspace(user, found, request.session.session_key or "")
-    response = render(request, "job/open.html", {"job": found, "address": address, "ticket": ticket})
-    response.headers["Referrer-Policy"] = access.HANDOVER_REFERRER_POLICY
-    return response

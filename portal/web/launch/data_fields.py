@@ -9,75 +9,60 @@ from django import forms
 
 from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.volumes import default_mount_path
+from portal.web.form_fields import text_area
+
+
+def _lines_field(label: str, help_text: str, **attrs: str) -> forms.CharField:
+    widget = text_area(2, spellcheck="false", **attrs)
+    return forms.CharField(label=label, max_length=65536, required=False, widget=widget, help_text=help_text)
 
 
 class DataForm(forms.Form):
     """Volumes and secrets, one per line."""
 
-    volumes = forms.CharField(
-        label="Volumes", max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "rows": 2, "spellcheck": "false"}),
-        help_text="One per line: NAME is mounted at /volumes/NAME, NAME /path at /path; append ro for read only.",
-    )  # fmt: skip
-    secret_variables = forms.CharField(
-        label="Secrets as variables", max_length=65536, required=False,
-        widget=forms.Textarea(
-            {"class": "form-control", "rows": 2, "spellcheck": "false", "placeholder": "HUB_TOKEN=hub-token"}
-        ),
-        help_text="One VARIABLE=SECRET per line; project/SECRET is a secret of the project.",
-    )  # fmt: skip
-    secret_files = forms.CharField(
-        label="Secrets as files", max_length=65536, required=False,
-        widget=forms.Textarea(
-            {"class": "form-control", "rows": 2, "spellcheck": "false", "placeholder": "key.pem=deploy-key"}
-        ),
-        help_text="One FILE=SECRET per line; the files are in /run/fairway.",
-    )  # fmt: skip
+    volumes = _lines_field(
+        "Volumes",
+        "One per line: NAME is mounted at /volumes/NAME, NAME /path at /path; append ro for read only.",
+    )
+    secret_variables = _lines_field(
+        "Secrets as variables",
+        "One VARIABLE=SECRET per line; project/SECRET is a secret of the project.",
+        placeholder="HUB_TOKEN=hub-token",
+    )
+    secret_files = _lines_field(
+        "Secrets as files",
+        "One FILE=SECRET per line; the files are in /run/fairway.",
+        placeholder="key.pem=deploy-key",
+    )
 
     def clean_volumes(self) -> list[dict[str, Any]]:
         """Convert NAME [PATH] [ro] lines to the API's format."""
-        try:
-            return parse_volumes(self.cleaned_data["volumes"])
-        except ValueError as wrong:
-            raise forms.ValidationError(str(wrong)) from wrong
+        found = []
+        for line in self.cleaned_data["volumes"].splitlines():
+            words = line.split()
+            read_only = len(words) > 1 and words[-1] == "ro"
+            words = words[:-1] if read_only else words
+            if not words:
+                continue
+            if len(words) > 2:
+                raise forms.ValidationError(
+                    f"\u201c{line.strip()[:40]}\u201d is not of the form NAME [PATH] [ro]."
+                )
+            target = words[1] if len(words) == 2 else None
+            found.append({"volume": words[0], "target": target, "read_only": read_only})
+        return found
 
     def clean_secret_variables(self) -> list[dict[str, Any]]:
-        """Convert VARIABLE=SECRET lines to the API's format."""
-        return self._secrets("secret_variables", "variable")
+        return parse_secrets(self.cleaned_data["secret_variables"], "variable")
 
     def clean_secret_files(self) -> list[dict[str, Any]]:
-        """Convert FILE=SECRET lines to the API's format."""
-        return self._secrets("secret_files", "file")
-
-    def _secrets(self, field: str, way: str) -> list[dict[str, Any]]:
-        try:
-            return parse_secrets(self.cleaned_data[field], way)
-        except ValueError as wrong:
-            raise forms.ValidationError(str(wrong)) from wrong
+        return parse_secrets(self.cleaned_data["secret_files"], "file")
 
     def secrets(self) -> list[dict[str, Any]]:
-        """Secrets of both kinds of delivery."""
         return [*self.cleaned_data["secret_variables"], *self.cleaned_data["secret_files"]]
 
 
-def parse_volumes(text: str) -> list[dict[str, Any]]:
-    """Convert NAME [PATH] [ro] lines to the API's format. Raise ValueError with a message."""
-    found = []
-    for line in text.splitlines():
-        words = line.split()
-        read_only = len(words) > 1 and words[-1] == "ro"
-        words = words[:-1] if read_only else words
-        if not words:
-            continue
-        if len(words) > 2:
-            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not of the form NAME [PATH] [ro].")
-        target = words[1] if len(words) == 2 else None
-        found.append({"volume": words[0], "target": target, "read_only": read_only})
-    return found
-
-
 def format_volumes(given: Iterable[Mapping[str, Any]]) -> str:
-    """Format volumes of a job as typed."""
     return "\n".join(map(_format_volume, given))
 
 
@@ -90,7 +75,7 @@ def _format_volume(each: Mapping[str, Any]) -> str:
 def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
     """Convert TARGET=SECRET or TARGET=project/SECRET lines to the API's format.
 
-    ``delivery`` is "variable" or "file". Raise ValueError with a message.
+    ``delivery`` is "variable" or "file". Raise ValidationError.
     """
     found = []
     for line in text.splitlines():
@@ -98,7 +83,7 @@ def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
             continue
         target, sign, name = (part.strip() for part in line.partition("="))
         if not (target and sign and name):
-            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
+            raise forms.ValidationError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
         of, slash, rest = name.partition("/")
         owner = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
         found.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.db.models import Q, QuerySet
@@ -19,8 +19,9 @@ from portal.selectors.nodes.nodes import list_templates
 from portal.services.jobs.dependencies import unknown_job_message
 from portal.services.jobs.submission import JobRequest
 from portal.web.display.formatting import MAX_DIGITS
+from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.data_fields import DataForm
-from portal.web.launch.spec_fields import build_spec_fields, request_values, select_input, text_input
+from portal.web.launch.spec_fields import build_spec_fields, request_values
 
 SHELL = ["/bin/sh", "-c"]
 _SHELL_SYNTAX = re.compile(r"[|&;<>()$`\n*?~#]")
@@ -59,15 +60,7 @@ class DurationField(forms.CharField):
         return int(float(found[1]) * _UNIT_SECONDS[(found[2] or "h").lower()])
 
 
-if TYPE_CHECKING:
-    _RowChoice = forms.ModelChoiceField[Any]
-    _RowChoices = forms.ModelMultipleChoiceField[Any]
-else:
-    _RowChoice = forms.ModelChoiceField
-    _RowChoices = forms.ModelMultipleChoiceField
-
-
-class PublicIdChoiceField(_RowChoice):
+class PublicIdChoiceField(forms.ModelChoiceField):  # type: ignore[type-arg]
     """A choice whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +70,7 @@ class PublicIdChoiceField(_RowChoice):
         return str(getattr(thing, "title", "") or thing.name)
 
 
-class PublicIdMultipleChoiceField(_RowChoices):
+class PublicIdMultipleChoiceField(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]
     """A multiple choice whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -128,12 +121,12 @@ class LaunchForm(DataForm):
     )  # fmt: skip
     command = forms.CharField(
         max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
+        widget=text_area(4, spellcheck="false"),
         help_text="A command with pipes, variables or several lines is run by /bin/sh -c.",
     )  # fmt: skip
     env = forms.CharField(
         label="Variables", max_length=65536, required=False,
-        widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
+        widget=text_area(3, placeholder="NAME=value"),
         help_text="One NAME=value per line.",
     )  # fmt: skip
     time_limit_s = DurationField(
@@ -197,7 +190,6 @@ class LaunchForm(DataForm):
 
     @property
     def jobs_only_names(self) -> set[str]:
-        """Names of fields that workspaces do not have."""
         return {rule.form_name for rule in job_fields(self.request_type).values() if rule.jobs_only}
 
     def _section(self, section: str) -> list[forms.BoundField]:
@@ -241,7 +233,6 @@ class LaunchForm(DataForm):
         return data
 
     def clean_env(self) -> dict[str, str]:
-        """Return NAME=value lines as a dictionary."""
         found: dict[str, str] = {}
         for line in self.cleaned_data["env"].splitlines():
             if not line.strip() or line.lstrip().startswith("#"):
@@ -253,7 +244,6 @@ class LaunchForm(DataForm):
         return found
 
     def clean_dependency_ids(self) -> list[Job]:
-        """Return the jobs of these ids."""
         keys = re.split(r"[\s,;]+", self.cleaned_data["dependency_ids"].strip())
         keys = list(dict.fromkeys(key for key in keys if key))
         seen = {job.public_id: job for job in visible_jobs(self.user).filter(public_id__in=keys)}
@@ -263,12 +253,10 @@ class LaunchForm(DataForm):
         return [seen[key] for key in keys]
 
     def all_dependencies(self) -> list[Job]:
-        """Return chosen and typed jobs without duplicates."""
         data = self.cleaned_data
         return list(dict.fromkeys([*data["dependencies"], *data["dependency_ids"]]))
 
     def clean_command(self) -> list[str]:
-        """Return the command as an argument list."""
         text = self.cleaned_data["command"].replace("\r\n", "\n").strip()
         if not text:
             return []
@@ -280,7 +268,6 @@ class LaunchForm(DataForm):
             raise forms.ValidationError("A quotation mark is not closed.") from problem
 
     def to_job_request(self) -> JobRequest:
-        """Return the valid form as a request."""
         data = self.cleaned_data
         values = request_values(self.request_type, data)
         values |= {name: data[name] for name in _REQUEST_VALUES}

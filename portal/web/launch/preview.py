@@ -27,8 +27,6 @@ ENGINE_TIMEOUT_S = 0.8
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A smaller request, as a message and its form fields."""
-
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -71,12 +69,7 @@ def preview_launch(
     try:
         validate_request(user, request)
     except Unsatisfiable as never:
-        return LaunchPreview(
-            "never",
-            "This can never start here",
-            never.message,
-            suggestions=nearest_suggestions(never.details),
-        )
+        return preview_unsatisfiable(never)
     except InvalidRequest as wrong:
         return LaunchPreview("wrong", "Not ready yet", wrong.message, field_errors=wrong.fields)
     except FairwayError as refusal:
@@ -131,9 +124,14 @@ def _from_timestamp(seconds: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
-def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
-    """Return the nearest feasible request in a refusal, as form fields."""
-    nearest = facts.get("nearest")
+def preview_unsatisfiable(refusal: Unsatisfiable) -> LaunchPreview:
+    """Return the refusal with the nearest feasible request."""
+    suggestions = _nearest_suggestions(refusal.details)
+    return LaunchPreview("never", "This can never start here", refusal.message, suggestions)
+
+
+def _nearest_suggestions(details: dict[str, Any]) -> list[Suggestion]:
+    nearest = details.get("nearest")
     if not isinstance(nearest, dict):
         return []
     fields = initial_from_api_fields(nearest)

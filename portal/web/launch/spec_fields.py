@@ -10,20 +10,13 @@ from django import forms
 
 from portal.domain.job_spec import JobField, JobSpec, job_fields
 from portal.web.display.formatting import duration, parse_whole_number
+from portal.web.form_fields import select_input, text_input
 
 BOUNDS_MESSAGES = {
     "min_value": "Must be at least %(limit_value)s.",
     "max_value": "Must be at most %(limit_value)s.",
     "invalid": "Must be a number.",
 }
-
-
-def text_input(**attrs: Any) -> forms.TextInput:
-    return forms.TextInput({"class": "form-control", "autocomplete": "off", **attrs})
-
-
-def select_input() -> forms.Select:
-    return forms.Select({"class": "form-select"})
 
 
 def build_spec_fields(spec: type[JobSpec]) -> dict[str, forms.Field]:

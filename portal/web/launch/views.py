@@ -10,15 +10,12 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import (
     AccessPolicy,
     Permission,
-    access_policy,
     can,
     project_parents,
-    require_user,
     visible_secrets,
 )
 from portal.domain.job_spec import job_fields, placement_fields
@@ -40,8 +37,9 @@ from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job, initial_from_template
-from portal.web.launch.preview import LaunchPreview, nearest_suggestions, preview_launch
+from portal.web.launch.preview import LaunchPreview, preview_launch, preview_unsatisfiable
 from portal.web.sign_in import add_service_errors
+from portal.web.views import action, form_page
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
@@ -70,11 +68,8 @@ class EnvironmentChoice:
     project_ids: list[str] | None
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_http_methods(["GET", "POST"])
-def launch(request: HttpRequest) -> HttpResponse:
-    """Render and submit the form."""
-    user = require_user(request.user)
+@form_page(AccessPolicy.SIGNED_IN)
+def launch(request: HttpRequest, user: User) -> HttpResponse:
     if request.method == "GET":
         shown = _environment_choices(user)
         form = LaunchForm(user, initial=_initial(request, user, shown))
@@ -87,23 +82,19 @@ def launch(request: HttpRequest) -> HttpResponse:
         except InvalidRequest as wrong:
             add_service_errors(form, wrong)
         except Unsatisfiable as never:
-            refusal = LaunchPreview(
-                "never", "This can never start here", never.message, nearest_suggestions(never.details)
-            )
+            refusal = preview_unsatisfiable(never)
         except FairwayError as no:
             refusal = LaunchPreview("wrong", "Not launched", no.message)
         else:
             messages.success(request, f"{job.name} is submitted.")
-            return redirect("job", public_id=job.public_id)
+            return redirect("job", job.public_id)
     context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_POST
-def preview(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.SIGNED_IN)
+def preview(request: HttpRequest, user: User) -> HttpResponse:
     """Return preview and review for the current form; requested on input, debounced."""
-    user = require_user(request.user)
     return render(
         request,
         "launch/preview.html",
@@ -270,7 +261,6 @@ def size_presets(
 
 
 def _tightest_limit(share: QuotaUsage) -> int | None:
-    """Return the lower of the limits of the project and of one user."""
     return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
 
 
@@ -293,7 +283,6 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
 
 
 def rest_example(request: JobRequest) -> str:
-    """Return the request as an HTTP call."""
     body = json.dumps(rest_body(request), indent=1, ensure_ascii=False)
     headers = ("POST /api/v1/jobs", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
     return "\n".join([*headers, "Content-Type: application/json", "", body])

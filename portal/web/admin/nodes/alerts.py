@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.shortcuts import redirect
 
-from portal.access import AccessPolicy, access_policy, require_user
+from portal.access import AccessPolicy
+from portal.models import User
 from portal.selectors.nodes.alerts import AlertView, alerts, invalid_rows
 from portal.services.nodes.alerts import do_acknowledge_alert, do_acknowledge_invalid_row
-from portal.web.actions import run_and_redirect
+from portal.web.views import action, page, refusals_as_messages, render_live
 
 OPEN_ALERTS_LIMIT = 200
 ACKNOWLEDGED_LIMIT = 30
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_safe
-def alerts_page(request: HttpRequest) -> HttpResponse:
-    """Render the page, or its live part for htmx."""
-    template = "admin/alerts_live.html" if request.headers.get("HX-Request") else "admin/alerts.html"
+@page(AccessPolicy.ADMIN)
+def alerts_page(request: HttpRequest, user: User) -> HttpResponse:
     found = [AlertView(row) for row in alerts()[:OPEN_ALERTS_LIMIT]]
     context = {
         "invalid": invalid_rows()[:OPEN_ALERTS_LIMIT],
@@ -28,31 +25,22 @@ def alerts_page(request: HttpRequest) -> HttpResponse:
         "notes": [each for each in found if not each.needs_attention],
         "seen": [AlertView(row) for row in alerts(acknowledged=True)[:ACKNOWLEDGED_LIMIT]],
     }
-    return render(request, template, context)
+    return render_live(request, "admin/alerts.html", "admin/alerts_live.html", context)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def acknowledge(request: HttpRequest, public_id: str) -> HttpResponse:
-    user = require_user(request.user)
-
-    def act() -> str:
+@action(AccessPolicy.ADMIN)
+def acknowledge(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    with refusals_as_messages(request):
         row = do_acknowledge_alert(user, public_id, request.POST.get("note", ""))
-        return (
-            f"{AlertView(row).name} on {row.gpu.node.name} is acknowledged; the next one raises a new alert."
-        )
-
-    return run_and_redirect(request, act, reverse("alerts"))
+        where = f"{AlertView(row).name} on {row.gpu.node.name}"
+        messages.success(request, f"{where} is acknowledged; the next one raises a new alert.")
+    return redirect("alerts")
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def acknowledge_invalid_row(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def acknowledge_invalid_row(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Acknowledge an invalid row; it stays on the page until it is valid."""
-    user = require_user(request.user)
-
-    def act() -> str:
+    with refusals_as_messages(request):
         do_acknowledge_invalid_row(user, public_id, request.POST.get("note", ""))
-        return "Acknowledged. The alert ends once the row is valid again."
-
-    return run_and_redirect(request, act, reverse("alerts"))
+        messages.success(request, "Acknowledged. The alert ends once the row is valid again.")
+    return redirect("alerts")

@@ -1,57 +1,167 @@
-"""Operations of administrators on one or all nodes: upgrade the agent, check, collect garbage."""
+"""Actions of administrators on nodes, GPUs and pools: operations, states, labels, networks; and agent rollouts."""
 
 from __future__ import annotations
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_GET, require_POST
 
-from portal.access import AccessPolicy, access_policy, require_user
+from portal.access import AccessPolicy
+from portal.domain.gang_fabric import GangFabric
 from portal.domain.node_operations import CONTROL_CHANNEL_OPERATIONS, OperationKind
-from portal.errors import FairwayError, NotFound
-from portal.models import AgentRollout, Node
+from portal.domain.states import NodeState
+from portal.errors import InvalidRequest, NotFound
+from portal.models import AgentRollout, Gpu, Node, NodeOperation, NodePool, User
+from portal.services.nodes import nodes
+from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
+from portal.services.nodes.gpus import do_return_gpu_to_service
 from portal.services.nodes.operations import do_request_operation, do_upgrade_all
+from portal.services.nodes.quarantine import do_clear_node_quarantine
+from portal.services.nodes.topologies import do_set_labels
+from portal.services.nodes.uncordon import do_uncordon_node
+from portal.web.cluster import node_page
+from portal.web.views import action, find_row, page, refusals_as_messages, render_live
+
+STATES = {"cordon": NodeState.CORDONED, "drain": NodeState.DRAINED, "retire": NodeState.RETIRED}
+"""New state of a node, by the value of the button."""
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def start_operation(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def start_operation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Start an operation on a node and show its steps as they finish."""
-    node = Node.objects.filter(public_id=public_id).first()
+    node = find_row(Node.objects, public_id=public_id)
     kind = request.POST.get("act", "")
-    if node is None or kind not in {act.value for act in CONTROL_CHANNEL_OPERATIONS}:
+    if kind not in {act.value for act in CONTROL_CHANNEL_OPERATIONS}:
         raise NotFound
-    try:
-        check = do_request_operation(require_user(request.user), node, OperationKind(kind))
-    except FairwayError as refusal:
-        messages.error(request, refusal.message)
-        return HttpResponseRedirect(reverse("node", args=[public_id]))
-    return HttpResponseRedirect(reverse("node-operation", args=[public_id, check.public_id]))
+    to = ["node", public_id]
+    with refusals_as_messages(request):
+        check = do_request_operation(user, node, OperationKind(kind))
+        to = ["node-operation", public_id, check.public_id]
+    return redirect(*to)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def upgrade_all(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.ADMIN)
+def node_operation(request: HttpRequest, user: User, public_id: str, check_id: str) -> HttpResponse:
+    """Show the finished steps of an operation; the fragment polls until it is complete."""
+    rows = NodeOperation.objects.select_related("node")
+    check = find_row(rows, public_id=check_id, node__public_id=public_id)
+    context = {"check": check, "node": check.node}
+    return render_live(request, "admin/node_operation.html", "admin/node_operation_steps.html", context)
+
+
+@action(AccessPolicy.ADMIN)
+def upgrade_all(request: HttpRequest, user: User) -> HttpResponse:
     """Start to upgrade every node with another agent version, and show the progress."""
-    try:
-        rollout = do_upgrade_all(require_user(request.user))
-    except FairwayError as refusal:
-        messages.error(request, refusal.message)
-        return HttpResponseRedirect(reverse("cluster"))
-    return HttpResponseRedirect(reverse("rollout", args=[rollout.public_id]))
+    to = ["cluster"]
+    with refusals_as_messages(request):
+        to = ["rollout", do_upgrade_all(user).public_id]
+    return redirect(*to)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_GET
-def rollout_page(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.ADMIN)
+def rollout_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Show a rollout; the fragment polls until it is complete."""
-    rollout = AgentRollout.objects.filter(public_id=public_id).first()
-    if rollout is None:
-        raise NotFound
+    rollout = find_row(AgentRollout.objects, public_id=public_id)
     checks = rollout.operations.select_related("node").order_by("node__name")
-    template = (
-        "admin/agent_rollout_live.html" if request.headers.get("HX-Request") else "admin/agent_rollout.html"
+    context = {"rollout": rollout, "checks": checks}
+    return render_live(request, "admin/agent_rollout.html", "admin/agent_rollout_live.html", context)
+
+
+@action(AccessPolicy.ADMIN)
+def return_gpu_to_service(request: HttpRequest, user: User, public_id: str, uuid: str) -> HttpResponse:
+    gpu = find_row(Gpu.objects, node__public_id=public_id, uuid=uuid)
+    do_return_gpu_to_service(user, gpu)
+    messages.success(
+        request, f"GPU {gpu.index} accepts jobs again." if gpu.present else "The GPU is removed."
     )
-    return render(request, template, {"rollout": rollout, "checks": checks})
+    return redirect("node", public_id)
+
+
+@action(AccessPolicy.ADMIN)
+def set_node_state(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Cordon, drain, fence, retire or uncordon a node, or clear its quarantine."""
+    node = find_row(Node.objects, public_id=public_id)
+    act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
+    if act in ("uncordon", "force-uncordon") and reason == node.state_reason:
+        reason = ""  # the reason explained why the node was out of service
+    answer = redirect("cluster") if act == "retire" else redirect("node", public_id)
+    with refusals_as_messages(request):
+        if act == "uncordon":
+            check = do_uncordon_node(user, node, reason=reason)
+            return redirect("node-operation", public_id, check.public_id) if check else answer
+        messages.success(request, _change_state(user, node, act, reason))
+    return answer
+
+
+def _change_state(user: User, node: Node, act: str, reason: str) -> str:
+    """Do what the button ``act`` says, and return the message about it."""
+    if act == "force-uncordon":
+        do_uncordon_node(user, node, reason=reason, force=True)
+        return f"{node.name} is now ready."
+    if act == "fence":
+        ended = nodes.do_fence_node(user, node, reason=reason)
+        return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
+    if act == "clear-quarantine":
+        do_clear_node_quarantine(user, node, reason=reason)
+        return f"The quarantine of {node.name} is cleared."
+    if act not in STATES:
+        raise NotFound
+    nodes.do_set_node_state(user, node, STATES[act], reason=reason)
+    return f"{node.name} is now {STATES[act].value}."
+
+
+@action(AccessPolicy.ADMIN)
+def set_labels(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Replace the labels of a node by the posted ones, one key=value per line."""
+    node, text = find_row(Node.objects, public_id=public_id), request.POST.get("labels", "")
+    try:
+        do_set_labels(user, node, parse_labels(text))
+    except InvalidRequest as refusal:
+        messages.error(request, refusal.message)
+        return node_page(request, user, node, typed_labels=text, status=400)
+    messages.success(request, f"The labels of {node.name} are saved. The next cycle uses them.")
+    return redirect("node", public_id)
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Parse lines of key=value. Raise InvalidRequest for a malformed line and for a duplicate key."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        key, sign, value = (part.strip() for part in line.partition("="))
+        if not sign:
+            raise InvalidRequest(fields={"labels": f"“{line[:40]}” is not key=value."})
+        if key in found:
+            raise InvalidRequest(fields={"labels": f"{key[:40]} occurs twice."})
+        found[key] = value
+    return found
+
+
+@action(AccessPolicy.ADMIN)
+def set_interface(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    node = find_row(Node.objects, "There is no such node.", public_id=public_id)
+    name = request.POST.get("interface", "").strip()
+    with refusals_as_messages(request):
+        do_set_interface(user, node, name)
+        through = name or "the interface that its agent detects"
+        messages.success(request, f"Gangs that start from now on reach {node.name} through {through}.")
+    return redirect("node", public_id)
+
+
+@action(AccessPolicy.ADMIN)
+def set_pool_network(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Set whether gangs may use the host network, with which network, fabric devices and adapters."""
+    pool = find_row(NodePool.objects, "There is no such pool.", public_id=public_id)
+    allowed = "allow_host_network" in request.POST
+    fabric = GangFabric(
+        interface=request.POST.get("fabric_interface", "").strip(),
+        network=request.POST.get("fabric_network", "").strip(),
+        devices=tuple(request.POST.get("fabric_devices", "").split()),
+        adapters=request.POST.get("fabric_adapters", "").strip(),
+    )
+    with refusals_as_messages(request):
+        do_set_gang_fabric(user, pool, allowed=allowed, fabric=fabric)
+        may = "may use" if allowed else "may not use"
+        owner = f"the network {fabric.network} in" if allowed and fabric.network else "the host network in"
+        messages.success(request, f"Gangs {may} {owner} {pool.name}. Running jobs are not changed.")
+    return redirect(f"{reverse('policy')}?pool={pool.name}")

@@ -1,26 +1,20 @@
-"""Adds nodes with a confirmed host key and a live test, and takes nodes into and out of service."""
+"""Adds nodes with a confirmed host key and a live test."""
 
 from __future__ import annotations
 
-from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
-from django.urls import reverse
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
 from agents.enrolment import ENGINE_ACCESS_MODES, RUNTIME_KINDS, EngineAccess
-from portal.access import AccessPolicy, access_policy, require_user
-from portal.domain.states import NodeState, NodeTransport, RuntimeKind
-from portal.errors import FairwayError, InvalidRequest, NotFound
-from portal.models import Gpu, Node, NodeOperation, NodePool
+from portal.access import AccessPolicy
+from portal.domain.states import NodeTransport, RuntimeKind
+from portal.errors import InvalidRequest
+from portal.models import Node, NodePool, User
 from portal.services.nodes import enrolment, nodes, operations
-from portal.services.nodes.gpus import do_return_gpu_to_service
-from portal.services.nodes.quarantine import do_clear_node_quarantine
-from portal.services.nodes.topologies import do_set_labels
-from portal.services.nodes.uncordon import do_uncordon_node
-from portal.web.actions import run_and_redirect
-from portal.web.cluster import node_page
 from portal.web.display.formatting import parse_whole_number
+from portal.web.views import action, find_row, form_page, render_form
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
 ENGINE_TITLES: dict[EngineAccess, str] = {
@@ -31,9 +25,8 @@ ENGINE_TITLES: dict[EngineAccess, str] = {
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_http_methods(["GET", "POST"])
-def add_node(request: HttpRequest) -> HttpResponse:
+@form_page(AccessPolicy.ADMIN)
+def add_node(request: HttpRequest, user: User) -> HttpResponse:
     """Ask for an address, then show the host key to confirm with the script, then run the live test."""
     values = DEFAULTS | {key: request.POST[key].strip() for key in FIELDS if key in request.POST}
     if request.method == "GET":
@@ -47,11 +40,11 @@ def add_node(request: HttpRequest) -> HttpResponse:
         if "confirmed" not in request.POST:
             key = enrolment.get_host_key(values.get("host", ""), port)
             script = enrolment.get_script(values.get("host", ""), **choices)
-            return _form(request, values, host_key=key.line, fingerprint=key.fingerprint, script=script)
+            return _form(request, values, host_key=key, script=script)
         node = nodes.do_create_node(
-            require_user(request.user),
+            user,
             name=values.get("name", ""),
-            pool=_pool(request, values),
+            pool=_pool(user, values),
             link=NodeTransport.SSH,
             host=values.get("host", ""),
             port=port,
@@ -60,131 +53,19 @@ def add_node(request: HttpRequest) -> HttpResponse:
             runtime=_runtime(values["runtime"]),
         )
     except InvalidRequest as refusal:
-        return _form(request, values, problems=refusal.fields, message=refusal.message, status=400)
-    return _enroll(request, node, engine=values["engine"])
+        return _form(request, values, refusal)
+    return _enroll(request, user, node, values["engine"])
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def return_gpu_to_service(request: HttpRequest, public_id: str, uuid: str) -> HttpResponse:
-    """Return a lost or quarantined GPU to service."""
-    gpu = Gpu.objects.filter(node__public_id=public_id, uuid=uuid).first()
-    if gpu is None:
-        raise NotFound
-    do_return_gpu_to_service(require_user(request.user), gpu)
-    messages.success(
-        request, f"GPU {gpu.index} accepts jobs again." if gpu.present else "The GPU is removed."
-    )
-    return HttpResponseRedirect(reverse("node", args=[public_id]))
-
-
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def test_node(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Start a connection test of a node."""
-    return _enroll(request, _node(public_id))
-
-
-@access_policy(AccessPolicy.ADMIN)
-@require_GET
-def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpResponse:
-    """Show the finished steps of a test; the fragment polls until it is complete."""
-    check = (
-        NodeOperation.objects.select_related("node")
-        .filter(public_id=check_id, node__public_id=public_id)
-        .first()
-    )
-    if check is None:
-        raise NotFound
-    template = (
-        "admin/node_operation_steps.html"
-        if request.headers.get("HX-Request")
-        else "admin/node_operation.html"
-    )
-    return render(request, template, {"check": check, "node": check.node})
-
-
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Cordon, drain, fence, retire or uncordon a node, or clear its quarantine."""
-    node, user = _node(public_id), require_user(request.user)
-    act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
-    if act in ("uncordon", "force-uncordon") and reason == node.state_reason:
-        reason = ""  # the reason explained why the node was out of service
-    states = {
-        "cordon": NodeState.CORDONED,
-        "drain": NodeState.DRAINED,
-        "retire": NodeState.RETIRED,
-    }
-
-    if act == "uncordon":
-        return _start_return_check(request, node, reason)
-
-    def change() -> str:
-        if act == "force-uncordon":
-            do_uncordon_node(user, node, reason=reason, force=True)
-            return f"{node.name} is now ready."
-        if act == "fence":
-            ended = nodes.do_fence_node(user, node, reason=reason)
-            return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
-        if act == "clear-quarantine":
-            do_clear_node_quarantine(user, node, reason=reason)
-            return f"The quarantine of {node.name} is cleared."
-        if act not in states:
-            raise NotFound
-        nodes.do_set_node_state(user, node, states[act], reason=reason)
-        return f"{node.name} is now {states[act].value}."
-
-    back = reverse("cluster") if act == "retire" else reverse("node", args=[public_id])
-    return run_and_redirect(request, change, back)
-
-
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def set_labels(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Replace the labels of a node by the posted ones, one key=value per line."""
-    node, text = _node(public_id), request.POST.get("labels", "")
-    try:
-        do_set_labels(require_user(request.user), node, parse_labels(text))
-    except InvalidRequest as refusal:
-        messages.error(request, refusal.message)
-        return node_page(request, node, typed_labels=text, status=400)
-    messages.success(request, f"The labels of {node.name} are saved. The next cycle uses them.")
-    return HttpResponseRedirect(reverse("node", args=[public_id]))
-
-
-def parse_labels(text: str) -> dict[str, str]:
-    """Parse lines of key=value. Raise InvalidRequest for a malformed line and for a duplicate key."""
-    found: dict[str, str] = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
-        key, sign, value = (part.strip() for part in line.partition("="))
-        if not sign:
-            raise InvalidRequest(fields={"labels": f"“{line[:40]}” is not key=value."})
-        if key in found:
-            raise InvalidRequest(fields={"labels": f"{key[:40]} occurs twice."})
-        found[key] = value
-    return found
+@action(AccessPolicy.ADMIN)
+def test_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    return _enroll(request, user, find_row(Node.objects, public_id=public_id), DEFAULTS["engine"])
 
 
 # -- internal --------------------------------------------------------------------------------------
 
 
-def _start_return_check(request: HttpRequest, node: Node, reason: str) -> HttpResponse:
-    """Start the check after which the node returns to service, and show it."""
-    there = reverse("node", args=[node.public_id])
-    try:
-        check = do_uncordon_node(require_user(request.user), node, reason=reason)
-    except FairwayError as refusal:
-        messages.error(request, refusal.message)
-    else:
-        if check is not None:
-            there = reverse("node-operation", args=[node.public_id, check.public_id])
-    return HttpResponseRedirect(there)
-
-
-def _enroll(request: HttpRequest, node: Node, engine: str = DEFAULTS["engine"]) -> HttpResponse:
-    user = require_user(request.user)
+def _enroll(request: HttpRequest, user: User, node: Node, engine: str) -> HttpResponse:
     password = request.POST.get("sudo_password", "")
     if password:
         account = request.POST.get("sudo_account", "").strip()
@@ -192,14 +73,7 @@ def _enroll(request: HttpRequest, node: Node, engine: str = DEFAULTS["engine"]) 
         check = enrolment.do_enrol_by_sudo(user, node, login)
     else:
         check = operations.do_start_connection_test(user, node)
-    return HttpResponseRedirect(reverse("node-operation", args=[node.public_id, check.public_id]))
-
-
-def _node(public_id: str) -> Node:
-    node = Node.objects.filter(public_id=public_id).first()
-    if node is None:
-        raise NotFound
-    return node
+    return redirect("node-operation", node.public_id, check.public_id)
 
 
 def _port(text: str) -> int:
@@ -215,10 +89,10 @@ def _runtime(text: str) -> RuntimeKind:
     return RuntimeKind(text)
 
 
-def _pool(request: HttpRequest, values: dict[str, str]) -> NodePool:
+def _pool(user: User, values: dict[str, str]) -> NodePool:
     if values.get("new_pool"):
         existing = NodePool.objects.filter(name=values["new_pool"]).first()
-        return existing or nodes.do_create_pool(require_user(request.user), values["new_pool"])
+        return existing or nodes.do_create_pool(user, values["new_pool"])
     pool = NodePool.objects.filter(public_id=values.get("pool", "")).first()
     if pool is None:
         raise InvalidRequest(fields={"pool": "Choose a pool, or name a new one."})
@@ -226,25 +100,12 @@ def _pool(request: HttpRequest, values: dict[str, str]) -> NodePool:
 
 
 def _form(
-    request: HttpRequest,
-    values: dict[str, str],
-    *,
-    host_key: str = "",
-    fingerprint: str = "",
-    script: str = "",
-    problems: dict[str, str] | None = None,
-    message: str = "",
-    status: int = 200,
+    request: HttpRequest, values: dict[str, str], refusal: InvalidRequest | None = None, **found: Any
 ) -> HttpResponse:
-    context = {
-        "values": values,
+    """Render the form; ``found`` is the host key and the script, once the machine answered."""
+    context = found | {
         "pools": NodePool.objects.order_by("name"),
         "runtimes": RUNTIME_KINDS,
         "engines": [(engine, ENGINE_TITLES[engine]) for engine in ENGINE_ACCESS_MODES],
-        "host_key": host_key,
-        "fingerprint": fingerprint,
-        "script": script,
-        "problems": problems or {},
-        "message": message if not problems else "",
     }
-    return render(request, "admin/node_add.html", context, status=status)
+    return render_form(request, "admin/node_add.html", context, values, refusal)

@@ -2,54 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user
-from portal.errors import FairwayError, NotFound
+from portal.access import AccessPolicy
+from portal.errors import FairwayError
 from portal.models import Node, OrphanContainer, User
 from portal.selectors.nodes.recovery import UnreconciledNode, orphan_views, recovery_status
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 from portal.services.nodes.nodes import do_fence_node
+from portal.web.views import find_row, form_page, page, render_live
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_safe
-def recovery_page(request: HttpRequest) -> HttpResponse:
-    """Show what is missing before jobs start again, by node; or the live part for htmx."""
-    template = "admin/recovery_live.html" if request.headers.get("HX-Request") else "admin/recovery.html"
-    return render(request, template, {"recovery": recovery_status()})
+@page(AccessPolicy.ADMIN)
+def recovery_page(request: HttpRequest, user: User) -> HttpResponse:
+    """Show what is missing before jobs start again, by node."""
+    context = {"recovery": recovery_status()}
+    return render_live(request, "admin/recovery.html", "admin/recovery_live.html", context)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_http_methods(["GET", "POST"])
-def adopt(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Ask for confirmation, then adopt the container as a job."""
-    return _confirm_and_run(request, public_id, "adopt", _adopt_message)
+@form_page(AccessPolicy.ADMIN)
+def decide(request: HttpRequest, user: User, public_id: str, act: str) -> HttpResponse:
+    """Ask for confirmation, then adopt the container as a job, or stop it on its node."""
+    row = find_row(OrphanContainer.objects.select_related("node"), public_id=public_id)
+    refusal = None
+    if request.method == "POST":
+        try:
+            message = _adopt(user, row) if act == "adopt" else _stop(user, row)
+        except FairwayError as refused:
+            refusal = refused
+        else:
+            messages.success(request, message)
+            return redirect("recovery")
+    ranks = OrphanContainer.objects.filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
+    others = orphan_views(list(ranks.exclude(pk=row.pk).select_related("node").order_by("rank")))
+    context = {"held": orphan_views([row])[0], "others": others, "act": act, "refusal": refusal}
+    return render(request, "admin/recovery_decision.html", context, status=refusal.status if refusal else 200)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_http_methods(["GET", "POST"])
-def stop(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Ask for confirmation, then stop the container on its node."""
-    return _confirm_and_run(request, public_id, "stop", _stop_message)
+def _adopt(user: User, row: OrphanContainer) -> str:
+    job = do_adopt_orphan(user, row)
+    return f"{row.name} is adopted as the job {job.name} of {job.owner.username}."
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_http_methods(["GET", "POST"])
-def fence(request: HttpRequest, public_id: str) -> HttpResponse:
+def _stop(user: User, row: OrphanContainer) -> str:
+    do_stop_orphan(user, row)
+    return f"{row.name} is being stopped; it disappears from this page once {row.node.name} confirms it."
+
+
+@form_page(AccessPolicy.ADMIN)
+def fence(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Ask how the administrator verified it, then fence an unreachable node."""
-    node = Node.objects.filter(public_id=public_id).first()
-    if node is None:
-        raise NotFound
+    node = find_row(Node.objects, public_id=public_id)
     reason, refusal = request.POST.get("reason", ""), None
     if request.method == "POST":
         try:
-            ended = do_fence_node(require_user(request.user), node, reason=reason)
+            ended = do_fence_node(user, node, reason=reason)
         except FairwayError as refused:
             refusal = refused
         else:
@@ -63,41 +72,3 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
         "tasks": node.task_rows.filter(container_removed=False).count(),
     }
     return render(request, "admin/recovery_fence.html", context, status=refusal.status if refusal else 200)
-
-
-# -- internal --------------------------------------------------------------------------------------
-
-
-def _adopt_message(user: User, row: OrphanContainer) -> str:
-    job = do_adopt_orphan(user, row)
-    return f"{row.name} is adopted as the job {job.name} of {job.owner.username}."
-
-
-def _stop_message(user: User, row: OrphanContainer) -> str:
-    do_stop_orphan(user, row)
-    return f"{row.name} is being stopped; it disappears from this page once {row.node.name} confirms it."
-
-
-def _confirm_and_run(
-    request: HttpRequest, public_id: str, act: str, do: Callable[[User, OrphanContainer], str]
-) -> HttpResponse:
-    """Render the confirmation, or run ``do`` and show its message or the refusal."""
-    row = OrphanContainer.objects.select_related("node").filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound
-    if request.method == "GET":
-        return _render_confirmation(request, row, act)
-    try:
-        messages.success(request, do(require_user(request.user), row))
-    except FairwayError as refusal:
-        return _render_confirmation(request, row, act, refusal)
-    return redirect("recovery")
-
-
-def _render_confirmation(
-    request: HttpRequest, row: OrphanContainer, act: str, refusal: FairwayError | None = None
-) -> HttpResponse:
-    ranks = OrphanContainer.objects.filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
-    others = orphan_views(list(ranks.exclude(pk=row.pk).select_related("node").order_by("rank")))
-    context = {"held": orphan_views([row])[0], "others": others, "act": act, "refusal": refusal}
-    return render(request, "admin/recovery_decision.html", context, status=refusal.status if refusal else 200)

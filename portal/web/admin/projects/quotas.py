@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.paginator import Page
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.shortcuts import render
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_GET, require_POST
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_projects
+from portal.access import AccessPolicy, visible_projects
 from portal.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
-from portal.models import NodePool, Quota, QuotaChange, User
+from portal.models import NodePool, QuotaChange, User
 from portal.selectors.projects.quota_grid import QuotaGrid, QuotaGridRow, pools_with_gpus, quota_grid
 from portal.services.projects.projects import (
     DEFAULT_QUOTA_VALUES,
@@ -29,7 +28,6 @@ from portal.services.projects.projects import (
     do_change_quota,
     do_undo_quota_change,
 )
-from portal.web.actions import run_and_redirect
 from portal.web.admin.projects.tree_pagination import (
     MAX_SEARCH_LENGTH,
     MIN_ROWS_FOR_SEARCH,
@@ -37,29 +35,41 @@ from portal.web.admin.projects.tree_pagination import (
     paginate_tree,
 )
 from portal.web.parsing import format_gpu_input, parse_gpu_limit, parse_gpu_milli, parse_integer, parse_weight
+from portal.web.views import action, find_row, page, refusals_as_messages
 
 SEPARATOR = ";"
-FIELDS = ("guaranteed", "limit", "user_limit", "weight", "priority")
-TITLES = {"user_limit": "Per user"}
+FIELDS: dict[str, Callable[[str, str], float | None]] = {
+    "guaranteed_milli": parse_gpu_milli,
+    "limit_milli": parse_gpu_limit,
+    "user_limit_milli": parse_gpu_limit,
+    "weight": parse_weight,
+    "priority": parse_integer,
+}
+"""How the text of each field of ``QuotaValues`` is read."""
+TITLES = {"user_limit_milli": "Per user"}
 
 
 @dataclass
 class QuotaCell:
     """One editable number: stored value, posted value, and the value of a concurrent edit."""
 
-    name: str
+    field: str
     value: str
     loaded: str
     problem: str = ""
     concurrent_value: str = ""
 
     @property
+    def name(self) -> str:
+        """The field without its unit, as the form names it."""
+        return self.field.removesuffix("_milli")
+
+    @property
     def title(self) -> str:
-        return TITLES.get(self.name, self.name.capitalize())
+        return TITLES.get(self.field, self.name.capitalize())
 
     @property
     def dirty(self) -> bool:
-        """True when the editor changed the value."""
         return self.value != self.loaded
 
 
@@ -112,25 +122,29 @@ def build_posted_sheet(grid: QuotaGrid, posted: QueryDict) -> QuotaSheet:
 
 
 def _line(row: QuotaGridRow) -> QuotaLine:
-    shown = _row_values(row)
-    return QuotaLine(row, {name: QuotaCell(name, shown[name], shown[name]) for name in FIELDS}, row.version)
+    shown = {name: _format(name, getattr(row, name)) for name in FIELDS}
+    return QuotaLine(row, {name: QuotaCell(name, text, text) for name, text in shown.items()}, row.version)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_GET
-def quotas(request: HttpRequest) -> HttpResponse:
+def _format(name: str, value: float | None) -> str:
+    """Format the value of a field as a user types it."""
+    if name.endswith("_milli"):
+        return format_gpu_input(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def quotas(request: HttpRequest, user: User) -> HttpResponse:
     """Show the quotas of one pool: users see those of their projects, administrators edit all."""
     pools = pools_with_gpus()
     pool = _pool(request.GET.get("pool", ""), pools)
-    sheet = build_sheet(quota_grid(request.user, pool), request.GET) if pool else None
-    return _page(request, sheet, pools)
+    sheet = build_sheet(quota_grid(user, pool), request.GET) if pool else None
+    return _page(request, user, sheet, pools)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def save_quotas(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def save_quotas(request: HttpRequest, user: User) -> HttpResponse:
     """Save the changed cells of one pool, all or none."""
-    user = require_user(request.user)
     pools = pools_with_gpus()
     pool = _pool(request.POST.get("pool", ""), pools)
     if pool is None:
@@ -138,35 +152,26 @@ def save_quotas(request: HttpRequest) -> HttpResponse:
     reason = request.POST.get("reason", "").strip()
     sheet = build_posted_sheet(quota_grid(user, pool), request.POST)
     edited = _apply_posted(request, sheet)
-    failed = False
     try:
         with transaction.atomic():
-            for line in edited:
-                failed |= not _save(line, partial(_change, user, pool, line, reason))
-            if failed:
+            saved = [_save(user, pool, line, reason) for line in edited]
+            if not all(saved):
                 raise Conflict("Nothing was saved.")
     except Conflict:
-        return _page(request, sheet, pools, status=409, reason=reason)
+        return _page(request, user, sheet, pools, status=409)
     if edited:
         word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
         messages.success(request, f"Saved the quota of {word}. It takes effect with the next cycle.")
-    return HttpResponseRedirect(f"{reverse('quotas')}?{_page_query(request.POST, pool)}")
+    return redirect(f"{reverse('quotas')}?{_page_query(request.POST, pool)}")
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
-    """Restore the values before the newest change of a quota."""
-    change = QuotaChange.objects.select_related("quota__pool", "quota__project").filter(pk=change_id).first()
-    if change is None:
-        raise NotFound
-    quota = change.quota
-
-    def undo() -> str:
-        do_undo_quota_change(require_user(request.user), change)
-        return f"Restored the previous quota of {quota.project.name}."
-
-    return run_and_redirect(request, undo, f"{reverse('quotas')}?pool={quota.pool.name}")
+@action(AccessPolicy.ADMIN)
+def undo_quota_change(request: HttpRequest, user: User, change_id: int) -> HttpResponse:
+    change = find_row(QuotaChange.objects.select_related("quota__pool", "quota__project"), pk=change_id)
+    with refusals_as_messages(request):
+        do_undo_quota_change(user, change)
+        messages.success(request, f"Restored the previous quota of {change.quota.project.name}.")
+    return redirect(f"{reverse('quotas')}?pool={change.quota.pool.name}")
 
 
 # -- internal --------------------------------------------------------------------------------------
@@ -174,16 +179,6 @@ def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
 
 def _pool(name: str, pools: list[NodePool]) -> NodePool | None:
     return next((pool for pool in pools if pool.name == name), pools[0] if pools and not name else None)
-
-
-def _row_values(row: QuotaGridRow) -> dict[str, str]:
-    return {
-        "guaranteed": format_gpu_input(row.guaranteed_milli),
-        "limit": format_gpu_input(row.limit_milli),
-        "user_limit": format_gpu_input(row.user_limit_milli),
-        "weight": f"{row.weight:g}",
-        "priority": str(row.priority),
-    }
 
 
 def _page_query(query: QueryDict, pool: NodePool) -> str:
@@ -201,8 +196,8 @@ def _apply_posted(request: HttpRequest, sheet: QuotaSheet) -> list[QuotaLine]:
         if len(values) != len(FIELDS) or not version.isascii() or not version.isdigit():
             raise InvalidRequest("The form is not valid; reload the page.")
         changed = False
-        for (name, cell), seen in zip(line.cells.items(), values, strict=True):
-            posted = request.POST.get(f"{name}-{key}", seen).strip()
+        for cell, seen in zip(line.cells.values(), values, strict=True):
+            posted = request.POST.get(f"{cell.name}-{key}", seen).strip()
             if posted != seen:
                 changed = True
                 cell.concurrent_value = cell.loaded if cell.loaded != seen else ""
@@ -213,17 +208,14 @@ def _apply_posted(request: HttpRequest, sheet: QuotaSheet) -> list[QuotaLine]:
     return edited
 
 
-def _change(user: User, pool: NodePool, line: QuotaLine, reason: str, numbers: QuotaValues) -> Quota:
-    return do_change_quota(user, line.row.project, pool, numbers, version=line.version, reason=reason)
-
-
-def _save(line: QuotaLine, save: Callable[[QuotaValues], Quota]) -> bool:
+def _save(user: User, pool: NodePool, line: QuotaLine, reason: str) -> bool:
     """Save one line. When refused, note the message at the cell or the line and return False."""
     try:
-        save(_parse_numbers(line))
+        values = _parse_values(line)
+        do_change_quota(user, line.row.project, pool, values, version=line.version, reason=reason)
     except InvalidRequest as refusal:
         for name, message in refusal.fields.items():
-            cell = line.cells.get(name.removesuffix("_milli"))
+            cell = line.cells.get(name)
             if cell is not None:
                 cell.problem = message
             else:
@@ -239,81 +231,61 @@ def _save(line: QuotaLine, save: Callable[[QuotaValues], Quota]) -> bool:
     return True
 
 
-def _parse_numbers(line: QuotaLine) -> QuotaValues:
-    cells = line.cells
+def _parse_values(line: QuotaLine) -> QuotaValues:
+    """Parse the cells of a line. Raise InvalidRequest with each cell that is wrong."""
     wrong: dict[str, str] = {}
-    values: dict[str, object] = {}
-    for name, read in (
-        ("guaranteed", parse_gpu_milli),
-        ("limit", parse_gpu_limit),
-        ("user_limit", parse_gpu_limit),
-        ("weight", parse_weight),
-        ("priority", parse_integer),
-    ):
+    values: dict[str, Any] = {}
+    for name, read in FIELDS.items():
         try:
-            values[name] = read(cells[name].value, name)
+            values[name] = read(line.cells[name].value, name)
         except InvalidRequest as refusal:
             wrong |= refusal.fields
     if wrong:
         raise InvalidRequest(fields=wrong)
-    return QuotaValues(
-        guaranteed_milli=values["guaranteed"],  # type: ignore[arg-type]
-        limit_milli=values["limit"],  # type: ignore[arg-type]
-        weight=values["weight"],  # type: ignore[arg-type]
-        priority=values["priority"],  # type: ignore[arg-type]
-        user_limit_milli=values["user_limit"],  # type: ignore[arg-type]
-    )
+    return QuotaValues(**values)
 
 
 def _page(
     request: HttpRequest,
+    user: User,
     sheet: QuotaSheet | None,
     pools: list[NodePool],
     *,
     status: int = 200,
-    reason: str = "",
 ) -> HttpResponse:
     parameters = request.POST or request.GET
-    history: list[QuotaChange] = []
-    if sheet is not None:
-        seen: set[int] = set()
-        rows = QuotaChange.objects.filter(
-            quota__pool=sheet.grid.pool, quota__project__in=visible_projects(request.user)
-        )
-        history = list(rows.select_related("quota__project", "actor").order_by("-id")[:20])
-        for change in history:
-            change.can_undo = change.quota_id not in seen  # type: ignore[attr-defined]
-            change.words = _change_texts(change)  # type: ignore[attr-defined]
-            seen.add(change.quota_id)
-    return render(
-        request,
-        "admin/quotas.html",
-        {
-            "sheet": sheet,
-            "pools": pools,
-            "history": history,
-            "page": sheet.page if sheet else None,
-            "search": sheet.search if sheet else "",
-            "searchable": sheet is not None and len(sheet.grid.rows) > MIN_ROWS_FOR_SEARCH,
-            "number": parameters.get("page", ""),
-            "place": _page_query(parameters, sheet.grid.pool) if sheet else "",
-            "to": reverse("quotas"),
-            "may_edit": require_user(request.user).is_admin,
-            "reason": reason,
-            "here": "quotas",
-            "refused": status == 409,
-        },
-        status=status,
-    )
+    context = {
+        "sheet": sheet,
+        "pools": pools,
+        "history": _history(user, sheet.grid.pool) if sheet else [],
+        "page": sheet.page if sheet else None,
+        "search": sheet.search if sheet else "",
+        "searchable": sheet is not None and len(sheet.grid.rows) > MIN_ROWS_FOR_SEARCH,
+        "number": parameters.get("page", ""),
+        "place": _page_query(parameters, sheet.grid.pool) if sheet else "",
+        "to": reverse("quotas"),
+        "may_edit": user.is_admin,
+        "reason": request.POST.get("reason", "").strip(),
+        "refused": status == 409,
+    }
+    return render(request, "admin/quotas.html", context, status=status)
+
+
+def _history(user: User, pool: NodePool) -> list[tuple[QuotaChange, bool, list[tuple[str, str, str]]]]:
+    """Return the newest changes, each with whether it can be undone and its texts."""
+    rows = QuotaChange.objects.filter(quota__pool=pool, quota__project__in=visible_projects(user))
+    changes = list(rows.select_related("quota__project", "actor").order_by("-id")[:20])
+    newest: dict[int, QuotaChange] = {}
+    for change in changes:
+        newest.setdefault(change.quota_id, change)
+    return [(change, newest[change.quota_id] is change, _change_texts(change)) for change in changes]
 
 
 def _change_texts(change: QuotaChange) -> list[tuple[str, str, str]]:
     """Return field, old and new value of each changed number."""
-    words = []
     before, after = DEFAULT_QUOTA_VALUES | change.before, DEFAULT_QUOTA_VALUES | change.after
-    for name in DEFAULT_QUOTA_VALUES:
-        if before[name] != after[name]:
-            show = format_gpu_input if name.endswith("_milli") else (lambda value: f"{value:g}")
-            field = name.removesuffix("_milli")
-            words.append((TITLES.get(field, field).lower(), show(before[name]), show(after[name])))
-    return words
+    return [
+        (QuotaCell(name, "", "").title.lower(), _format(name, before[name]), _format(name, after[name]))
+        for name in DEFAULT_QUOTA_VALUES
+        if before[name] != after[name]
+    ]

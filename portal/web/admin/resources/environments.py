@@ -6,18 +6,15 @@ import shlex
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import (
     AccessPolicy,
     Permission,
-    access_policy,
     can,
     nameable_projects,
-    require_user,
     visible_environments,
     visible_nodes,
     visible_projects,
@@ -25,128 +22,101 @@ from portal.access import (
 from portal.domain.driver_versions import is_cuda_sufficient, is_driver_sufficient
 from portal.domain.states import CONTAINER_RUNTIMES, RuntimeKind
 from portal.errors import InvalidRequest, NotFound
-from portal.models import Environment, ImagePresence, Node
+from portal.models import Environment, ImagePresence, Node, User
 from portal.selectors.environments import launchable_environments, nodes_by_pin, tag_claims
 from portal.selectors.volumes import get_rows_by_key
 from portal.services.images.environments import EnvironmentInput, compatible_nodes, do_save_environment
 from portal.services.images.pins import do_check_tag, do_update_image
 from portal.services.images.prefetch import do_cancel_prefetch, do_prefetch_image
 from portal.services.lifecycle.rights_changes import ChoiceRequired
-from portal.web.actions import run_and_redirect
 from portal.web.admin.affected_jobs import parse_choice, render_choice
 from portal.web.display.formatting import parse_whole_number, plural
+from portal.web.views import action, find_row, page, posted_values, refusals_as_messages, render_form
 
-TEXT_FIELDS = (
-    "name",
-    "title",
-    "description",
-    "runtime",
-    "image",
-    "archive",
-    "prefix",
-    "min_driver",
-    "min_cuda",
-    "tool",
-    "tool_command",
-    "tool_port",
-)
+PLAIN_FIELDS = (
+    "name", "title", "description", "image", "archive", "prefix", "min_driver", "min_cuda", "tool",
+)  # fmt: skip
+"""Fields that a user types as they are stored."""
+TEXT_FIELDS = (*PLAIN_FIELDS, "runtime", "tool_command", "tool_port")
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_GET
-def environment_list(request: HttpRequest) -> HttpResponse:
-    """List environments with the number of nodes that have each image."""
-    user = require_user(request.user)
+@page(AccessPolicy.SIGNED_IN)
+def environment_list(request: HttpRequest, user: User) -> HttpResponse:
     offers = sorted(launchable_environments(user), key=lambda offer: offer.environment.name)
     return render(request, "admin/environments.html", {"offers": offers, "may_add": user.is_admin})
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_GET
-def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def environment_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Show one environment with its edit form for administrators ("new": an empty form), or its live part."""
     if public_id == "new":
-        return _form(request, None, {"runtime": RuntimeKind.PODMAN.value, "enabled": "on"})
-    row = _environment(request, public_id)
+        return _form(request, user, None, {"runtime": RuntimeKind.PODMAN.value, "enabled": "on"})
+    row = find_row(visible_environments(user), public_id=public_id)
     if request.headers.get("HX-Request"):
-        return render(request, "admin/environment_nodes.html", _node_images(request, row))
+        return render(request, "admin/environment_nodes.html", _node_images(user, row))
     values = {key: getattr(row, key) or "" for key in TEXT_FIELDS}
     values |= {"tool_command": shlex.join(row.tool_command), "enabled": "on" if row.enabled else ""}
     values["projects"] = ", ".join(project.name for project in row.projects.order_by("name"))
-    return _form(request, row, values)
+    return _form(request, user, row, values)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def save_environment(request: HttpRequest, user: User, public_id: str = "") -> HttpResponse:
     """Create or change an environment."""
-    row = _environment(request, public_id) if public_id else None
-    values = {key: request.POST.get(key, "").strip() for key in (*TEXT_FIELDS, "projects")}
-    values["enabled"] = request.POST.get("enabled", "")
+    row = find_row(visible_environments(user), public_id=public_id) if public_id else None
+    values = posted_values(request, *TEXT_FIELDS, "projects", "enabled")
     try:
-        changes = _build_input(request, values)
-        saved = do_save_environment(require_user(request.user), changes, row, choice=parse_choice(request))
+        saved = do_save_environment(user, _build_input(user, values), row, choice=parse_choice(request))
     except ChoiceRequired as needed:
         back = reverse("environment", args=[public_id])
         return render_choice(request, needed, change=f"Save {values['name']}", back=back)
     except InvalidRequest as refusal:
-        return _form(request, row, values, problems=refusal.fields, status=400)
+        return _form(request, user, row, values, refusal)
     messages.success(
         request, f"{saved.name} is saved. Nodes without its image pull it before the first start."
     )
-    return HttpResponseRedirect(reverse("environment", args=[saved.public_id]))
+    return redirect("environment", saved.public_id)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def prefetch_image(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def prefetch_image(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Start to pull the image on the node that ``node`` names, else on all."""
-    row = _environment(request, public_id)
+    row = find_row(visible_environments(user), public_id=public_id)
     key = request.POST.get("node", "")
-    node = visible_nodes(request.user).filter(public_id=key).first()
-    if key and node is None:
-        raise NotFound
-
-    def act() -> str:
-        nodes = do_prefetch_image(require_user(request.user), row, node)
-        if not nodes:
-            return f"{row.title} is already present."
-        return f"{row.title} is being pulled on {plural(nodes, 'node')}."
-
-    return run_and_redirect(request, act, reverse("environment", args=[public_id]))
+    node = find_row(visible_nodes(user), public_id=key) if key else None
+    with refusals_as_messages(request):
+        nodes = do_prefetch_image(user, row, node)
+        outcome = f"being pulled on {plural(nodes, 'node')}" if nodes else "already present"
+        messages.success(request, f"{row.title} is {outcome}.")
+    return redirect("environment", public_id)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def change_image(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Check the tag for another image, or use one that nodes report under the tag."""
-    row = _environment(request, public_id)
-
-    def act() -> str:
-        user = require_user(request.user)
+    row = find_row(visible_environments(user), public_id=public_id)
+    with refusals_as_messages(request):
         if request.POST.get("act") == "update":
             pin = do_update_image(user, row, request.POST.get("image", "")).image_digest
-            return f"New jobs run {pin}. Submitted jobs keep their image."
-        name = do_check_tag(user, row).name
-        return f"{name} pulls {row.image}. This page shows when the tag refers to another image."
+            message = f"New jobs run {pin}. Submitted jobs keep their image."
+        else:
+            name = do_check_tag(user, row).name
+            message = f"{name} pulls {row.image}. This page shows when the tag refers to another image."
+        messages.success(request, message)
+    return redirect("environment", public_id)
 
-    return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
-
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def cancel_prefetch(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def cancel_prefetch(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Cancel pulls that no node has started."""
-    row = _environment(request, public_id)
-
-    def act() -> str:
-        nodes = do_cancel_prefetch(require_user(request.user), row)
-        return f"Queued pulls on {plural(nodes, 'node')} are cancelled. Pulls in progress continue."
-
-    return run_and_redirect(request, act, reverse("environment", args=[public_id]))
+    row = find_row(visible_environments(user), public_id=public_id)
+    with refusals_as_messages(request):
+        nodes = plural(do_cancel_prefetch(user, row), "node")
+        messages.success(request, f"Queued pulls on {nodes} are cancelled. Pulls in progress continue.")
+    return redirect("environment", public_id)
 
 
-def _build_input(request: HttpRequest, values: dict[str, str]) -> EnvironmentInput:
+def _build_input(user: User, values: dict[str, str]) -> EnvironmentInput:
     try:
         command = tuple(shlex.split(values["tool_command"]))
     except ValueError:
@@ -154,36 +124,19 @@ def _build_input(request: HttpRequest, values: dict[str, str]) -> EnvironmentInp
     port = parse_whole_number(values["tool_port"])
     if values["tool_port"] and port is None:
         raise InvalidRequest(fields={"tool_port": "Must be between 1 and 65535."})
-    if values["runtime"] not in {kind.value for kind in RuntimeKind}:
+    if values["runtime"] not in set(RuntimeKind):
         raise InvalidRequest(fields={"runtime": "Choose one."})
-    projects, unknown = get_rows_by_key(
-        visible_projects(request.user), values["projects"].replace(",", " ").split()
-    )
+    projects, unknown = get_rows_by_key(visible_projects(user), values["projects"].replace(",", " ").split())
     if unknown is not None:
         raise InvalidRequest(fields={"projects": f"There is no project called {unknown}."})
     return EnvironmentInput(
-        name=values["name"],
-        title=values["title"],
-        description=values["description"],
+        **{name: values[name] for name in PLAIN_FIELDS},
         runtime=RuntimeKind(values["runtime"]),
-        image=values["image"],
-        archive=values["archive"],
-        prefix=values["prefix"],
-        min_driver=values["min_driver"],
-        min_cuda=values["min_cuda"],
-        tool=values["tool"],
         tool_command=command,
         tool_port=port,
         enabled=bool(values["enabled"]),
         projects=projects,
     )
-
-
-def _environment(request: HttpRequest, public_id: str) -> Environment:
-    row = visible_environments(request.user).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound
-    return row
 
 
 def _driver_problem(node: Node, environment: Environment) -> str:
@@ -198,33 +151,26 @@ def _driver_problem(node: Node, environment: Environment) -> str:
 
 def _form(
     request: HttpRequest,
+    user: User,
     row: Environment | None,
     values: dict[str, str],
-    *,
-    problems: dict[str, str] | None = None,
-    status: int = 200,
+    refusal: InvalidRequest | None = None,
 ) -> HttpResponse:
-    user = require_user(request.user)
     if row is None and not user.is_admin:
         raise NotFound
-    context = {
-        "values": values,
-        "problems": problems or {},
-        "may_edit": True,
-        "runtimes": list(RuntimeKind),
-    }
+    context: dict[str, Any] = {"may_edit": True, "runtimes": list(RuntimeKind)}
     if row is not None:
-        context |= _node_images(request, row)
+        context |= _node_images(user, row)
         context["projects"] = nameable_projects(user).filter(environments=row).order_by("name")
-    return render(request, "admin/environment.html", context, status=status)
+    return render_form(request, "admin/environment.html", context, values, refusal)
 
 
-def _node_images(request: HttpRequest, row: Environment) -> dict[str, Any]:
+def _node_images(user: User, row: Environment) -> dict[str, Any]:
     """Return the state of the image on each node, and the available actions."""
     states = {state.node_id: state for state in ImagePresence.objects.filter(environment=row)}
     nodes = [(node, states.get(node.pk), _driver_problem(node, row)) for node in compatible_nodes(row)]
     found = [state for _, state, _ in nodes if state is not None]
-    may_edit = can(require_user(request.user), Permission.CHANGE, row)
+    may_edit = can(user, Permission.CHANGE, row)
     lacking = len(nodes) - sum(state.state == "present" for state in found)
     return {
         "environment": row,

@@ -3,59 +3,46 @@
 from __future__ import annotations
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
-from django.urls import reverse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user
+from portal.access import AccessPolicy
 from portal.errors import InvalidRequest
-from portal.models import RegistryLogin
+from portal.models import RegistryLogin, User
 from portal.services.images.registries import do_delete_login, do_save_login, get_login
-from portal.web.actions import run_and_redirect
+from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_safe
-def registries_page(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.ADMIN)
+def registries_page(request: HttpRequest, user: User) -> HttpResponse:
     return _render_page(request, {})
 
 
-@access_policy(AccessPolicy.ADMIN)
+@action(AccessPolicy.ADMIN)
 @sensitive_post_parameters("password")
-@require_POST
-def save_registry(request: HttpRequest) -> HttpResponse:
+def save_registry(request: HttpRequest, user: User) -> HttpResponse:
     """Save a login, replacing the one of the same host."""
-    values = {key: request.POST.get(key, "").strip() for key in ("host", "username")}
-    password = request.POST.get("password", "")
+    values = posted_values(request, "host", "username")
     try:
-        row = do_save_login(require_user(request.user), values["host"], values["username"], password)
+        row = do_save_login(user, values["host"], values["username"], request.POST.get("password", ""))
     except InvalidRequest as refusal:
-        return _render_page(request, values, problems=refusal.fields, status=400)
+        return _render_page(request, values, refusal)
     messages.success(request, f"Nodes log in to {row.host} as {row.username} from now on.")
-    return HttpResponseRedirect(reverse("registries"))
+    return redirect("registries")
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def remove_registry(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def remove_registry(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = get_login(public_id)
-
-    def remove() -> str:
-        host = row.host
-        do_delete_login(require_user(request.user), row)
-        return f"The login of {host} is deleted."
-
-    return run_and_redirect(request, remove, reverse("registries"))
+    with refusals_as_messages(request):
+        do_delete_login(user, row)
+        messages.success(request, f"The login of {row.host} is deleted.")
+    return redirect("registries")
 
 
 def _render_page(
-    request: HttpRequest, values: dict[str, str], *, problems: dict[str, str] | None = None, status: int = 200
+    request: HttpRequest, values: dict[str, str], refusal: InvalidRequest | None = None
 ) -> HttpResponse:
-    context = {
-        "logins": RegistryLogin.objects.order_by("host"),
-        "values": values,
-        "problems": problems or {},
-    }
-    return render(request, "admin/registries.html", context, status=status)
+    context = {"logins": RegistryLogin.objects.order_by("host")}
+    return render_form(request, "admin/registries.html", context, values, refusal)

@@ -6,15 +6,14 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_nodes, visible_projects
+from portal.access import AccessPolicy, visible_nodes, visible_projects
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
-from portal.models import NodePool, Volume
+from portal.models import NodePool, User, Volume
 from portal.selectors.volumes import (
     get_rows_by_key,
     get_volume,
@@ -24,8 +23,8 @@ from portal.selectors.volumes import (
 )
 from portal.services.lifecycle.rights_changes import ChoiceRequired
 from portal.services.projects.volumes import VolumeInput, do_delete_volume, do_save_volume
-from portal.web.actions import run_and_redirect
 from portal.web.admin.affected_jobs import parse_choice, render_choice
+from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
 TEXT_FIELDS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
 KIND_LABELS = {
@@ -38,55 +37,46 @@ KIND_LABELS = {
 }
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def volumes_page(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def volumes_page(request: HttpRequest, user: User) -> HttpResponse:
     """List visible volumes; ``edit`` names the one shown in the form."""
-    row = get_volume(request.user, request.GET["edit"]) if request.GET.get("edit") else None
-    return _render(request, row, _values(row) if row else {"reach": "node"})
+    row = get_volume(user, request.GET["edit"]) if request.GET.get("edit") else None
+    return _render(request, user, row, _values(row) if row else {"reach": "node"})
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def save_volume(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def save_volume(request: HttpRequest, user: User) -> HttpResponse:
     """Create a volume, or change the one that ``row`` names."""
-    row = get_volume(request.user, request.POST["row"]) if request.POST.get("row") else None
-    values = {key: request.POST.get(key, "").strip() for key in TEXT_FIELDS}
-    values["read_only"] = request.POST.get("read_only", "")
+    row = get_volume(user, request.POST["row"]) if request.POST.get("row") else None
+    values = posted_values(request, *TEXT_FIELDS, "read_only")
     if row is not None:
         values |= {"name": row.name, "kind": row.kind}
     try:
-        changes = _build_input(request, values)
-        saved = do_save_volume(require_user(request.user), changes, row, choice=parse_choice(request))
+        saved = do_save_volume(user, _build_input(user, values), row, choice=parse_choice(request))
     except ChoiceRequired as needed:
-        return render_choice(
-            request, needed, change=f"Save the volume {values['name']}", back=reverse("volumes")
-        )
+        change = f"Save the volume {values['name']}"
+        return render_choice(request, needed, change=change, back=reverse("volumes"))
     except InvalidRequest as refusal:
-        return _render(request, row, values, problems=refusal.fields, status=400)
+        return _render(request, user, row, values, refusal)
     messages.success(request, f"The volume {saved.name} is saved. Applies to jobs that start from now on.")
-    return HttpResponseRedirect(reverse("volumes"))
+    return redirect("volumes")
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def remove_volume(request: HttpRequest, name: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def remove_volume(request: HttpRequest, user: User, name: str) -> HttpResponse:
     """Remove a volume that no live job refers to; its files stay."""
-    row = get_volume(request.user, name)
-
-    def remove() -> str:
-        do_delete_volume(require_user(request.user), row)
-        return f"The volume {row.name} is deleted. Its files are kept."
-
-    return run_and_redirect(request, remove, reverse("volumes"))
+    row = get_volume(user, name)
+    with refusals_as_messages(request):
+        do_delete_volume(user, row)
+        messages.success(request, f"The volume {row.name} is deleted. Its files are kept.")
+    return redirect("volumes")
 
 
 # -- internal --------------------------------------------------------------------------------------
 
 
-def _build_input(request: HttpRequest, values: dict[str, str]) -> VolumeInput:
-    kinds, reaches = {kind.value for kind in VolumeKind}, {reach.value for reach in VolumeScope}
-    if values["kind"] not in kinds or values["reach"] not in reaches:
+def _build_input(user: User, values: dict[str, str]) -> VolumeInput:
+    if values["kind"] not in set(VolumeKind) or values["reach"] not in set(VolumeScope):
         raise InvalidRequest(fields={"kind": "Choose one."})
     try:
         quota = round(float(values["quota_gib"]) * 1024) if values["quota_gib"] else None
@@ -102,8 +92,8 @@ def _build_input(request: HttpRequest, values: dict[str, str]) -> VolumeInput:
         read_only=bool(values["read_only"]),
         quota_mib=quota,
         pool=pools[0] if pools else None,
-        nodes=_rows("nodes", visible_nodes(request.user), values["nodes"]),
-        projects=_rows("projects", visible_projects(request.user), values["projects"]),
+        nodes=_rows("nodes", visible_nodes(user), values["nodes"]),
+        projects=_rows("projects", visible_projects(user), values["projects"]),
     )
 
 
@@ -131,25 +121,22 @@ def _values(row: Volume) -> dict[str, str]:
 
 def _render(
     request: HttpRequest,
+    user: User,
     row: Volume | None,
     values: dict[str, str],
-    *,
-    problems: dict[str, str] | None = None,
-    status: int = 200,
+    refusal: InvalidRequest | None = None,
 ) -> HttpResponse:
-    may_edit = require_user(request.user).is_admin
+    may_edit = user.is_admin
     reported = node_disks() if may_edit else []
     context = {
         "volumes": [
             (each, quota_enforcement_message(each, reported) if may_edit else None)
-            for each in list_volumes(request.user)
+            for each in list_volumes(user)
         ],
         "disks": reported,
         "editing": row,
-        "values": values,
-        "problems": problems or {},
         "kinds": [(kind.value, label) for kind, label in KIND_LABELS.items()],
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
     }
-    return render(request, "admin/volumes.html", context, status=status)
+    return render_form(request, "admin/volumes.html", context, values, refusal)

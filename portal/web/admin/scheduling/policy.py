@@ -1,28 +1,27 @@
-"""The policy page: settings of the cluster and of each pool, their inheritance, and their edit."""
+"""Settings of the cluster, a pool or a project as a form, and the policy page, which shows the first two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user
-from portal.domain.policy_settings import SettingValue, affects_decisions, format_number
-from portal.errors import InvalidRequest, NotFound, PreconditionFailed
-from portal.models import AuditEntry, NodePool
+from portal.access import AccessPolicy
+from portal.domain.policy_settings import SettingValue, affects_decisions, default_value, format_number
+from portal.errors import InvalidRequest, PreconditionFailed
+from portal.models import AuditEntry, Node, NodePool, Project, User
+from portal.selectors.scheduling.project_settings import ProjectSetting, project_settings_sheet
 from portal.selectors.scheduling.settings import SettingView, settings_sheet
 from portal.services.cluster.policy_settings import do_change_policy
 from portal.web.display.formatting import parse_whole_number
 from portal.web.parsing import format_duration_input, parse_duration_s, parse_number
+from portal.web.views import action, find_row, page
 
 HISTORY_LIMIT = 10
-
-
 INELIGIBLE_NODES_SHOWN = 30
 """Maximum number of listed nodes that lack what their pool requires."""
 
@@ -39,7 +38,6 @@ class SettingRow:
 
     @property
     def dirty(self) -> bool:
-        """True when the editor changed the value."""
         return self.entered != self.loaded
 
     @property
@@ -64,25 +62,32 @@ class SettingRow:
     def current_text(self) -> str:
         return format_value(self.setting, self.setting.value)
 
+    def apply_posted(self, posted: Mapping[str, str]) -> None:
+        """Set the posted value, and note the value of a concurrent edit."""
+        name = self.setting.name
+        seen = posted.get(f"seen-{name}", self.loaded)
+        self.entered = "" if posted.get("blank") == name else posted.get(f"setting-{name}", seen).strip()
+        if seen != self.loaded:
+            self.concurrent_value = self.loaded or "blank"
+            self.loaded = seen
 
-@dataclass
-class SettingsPage:
-    """The settings of the cluster or of one pool, and the version that the editor saw."""
+    def parse(self) -> SettingValue | None:
+        """Return the entered value; None for blank. Raise InvalidRequest."""
+        if not self.entered:
+            return None
+        if self.setting.options:
+            return self.entered
+        read = parse_duration_s if self.setting.unit == "s" else parse_number
+        return read(_without_thousands(self.entered), self.setting.name)
 
-    pool: NodePool | None
-    version: int
-    rows: list[SettingRow] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return f"pool {self.pool.name}" if self.pool else "the cluster"
+class SettingsForm:
+    """The settings of the cluster (``owner`` None), a pool or a project, with posted values and errors."""
 
-    @property
-    def groups(self) -> list[tuple[str, list[SettingRow]]]:
-        """The settings by topic, with a heading each."""
-        deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
-        rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
-        return [("Placement and start", deciding), ("Time limits and idle workspaces", rest)]
+    def __init__(self, owner: NodePool | Project | None, version: int, rows: Sequence[SettingRow]) -> None:
+        self.owner = owner
+        self.version = version
+        self.rows = rows
 
     @property
     def dirty_count(self) -> int:
@@ -91,6 +96,111 @@ class SettingsPage:
     @property
     def overridden_count(self) -> int:
         return sum(line.setting.own_value is not None for line in self.rows)
+
+    def save(self, user: User, posted: Mapping[str, str]) -> int:
+        """Save the posted changes, all or none, and return how many there were.
+
+        Raise InvalidRequest or PreconditionFailed, with the error noted at each setting.
+        """
+        version, reason = parse_version(posted), posted.get("reason", "").strip()
+        for line in self.rows:
+            line.apply_posted(posted)
+        try:
+            changes = self._changes()
+            do_change_policy(user, self.owner, changes, version=version, reason=reason)
+        except InvalidRequest as refusal:
+            for line in self.rows:
+                line.problem = refusal.fields.get(line.setting.name, "")
+            raise
+        return len(changes)
+
+    def _changes(self) -> dict[str, SettingValue | None]:
+        """Return the changed settings. Raise InvalidRequest with each setting whose text is not a value."""
+        values: dict[str, SettingValue | None] = {}
+        wrong: dict[str, str] = {}
+        for line in self.rows:
+            if line.dirty:
+                try:
+                    values[line.setting.name] = line.parse()
+                except InvalidRequest as refusal:
+                    wrong |= refusal.fields
+        if wrong:
+            raise InvalidRequest(fields=wrong)
+        return values
+
+
+class PoolSettingsForm(SettingsForm):
+    """The settings of the cluster or of one pool."""
+
+    def __init__(self, pool: NodePool | None) -> None:
+        sheet = settings_sheet(pool)
+        texts = [(setting, format_value(setting, setting.own_value)) for setting in sheet.settings]
+        super().__init__(pool, sheet.version, [SettingRow(setting, text, text) for setting, text in texts])
+        self.pool = pool
+
+    @property
+    def name(self) -> str:
+        return f"pool {self.pool.name}" if self.pool else "the cluster"
+
+    @property
+    def url(self) -> str:
+        return reverse("policy") + (f"?pool={self.pool.name}" if self.pool else "")
+
+    @property
+    def groups(self) -> list[tuple[str, list[SettingRow]]]:
+        """The settings by topic, with a heading each."""
+        deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
+        rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
+        return [("Placement and start", deciding), ("Time limits and idle workspaces", rest)]
+
+
+@dataclass
+class ProjectSettingRow(SettingRow):
+    project_setting: ProjectSetting | None = None
+
+    @property
+    def effective(self) -> list[tuple[str, str, str]]:
+        """Return effective value, its source and its pools; pools with the same value are grouped."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for rule in self.project_setting.rules if self.project_setting else ():
+            set_by = (
+                f"{rule.source_text}, which allows nothing less strict"
+                if rule.is_clamped
+                else rule.source_text
+            )
+            found.setdefault((format_value(self.setting, rule.value), set_by), []).append(rule.pool.name)
+        return [(value, set_by, ", ".join(pools)) for (value, set_by), pools in found.items()]
+
+    @property
+    def bound_text(self) -> str:
+        """The least strict value that would have an effect, as text."""
+        if self.project_setting is None or self.project_setting.loosest_effective is None:
+            return ""
+        value = format_value(self.setting, self.project_setting.loosest_effective)
+        return f"{value} or stricter" if self.setting.options else f"at most {value}"
+
+
+class ProjectPolicyPanel(SettingsForm):
+    """The settings of a project, with posted values and errors."""
+
+    def __init__(self, project: Project) -> None:
+        sheet = project_settings_sheet(project)
+        super().__init__(project, sheet.version, [_setting_row(setting) for setting in sheet.settings])
+        self.error = ""
+
+
+def _setting_row(setting: ProjectSetting) -> ProjectSettingRow:
+    own = SettingView(setting.name, setting.own_value, default_value(setting.name), False)
+    text = format_value(own, setting.own_value)
+    return ProjectSettingRow(own, text, text, project_setting=setting)
+
+
+def parse_version(posted: Mapping[str, str]) -> int:
+    """Return the version that the editor saw. Raise InvalidRequest."""
+    version = parse_whole_number(posted.get("version", ""))
+    if version is None:
+        raise InvalidRequest("The form is not valid; reload the page.")
+    return version
 
 
 def format_value(setting: SettingView, value: SettingValue | None) -> str:
@@ -102,105 +212,36 @@ def format_value(setting: SettingView, value: SettingValue | None) -> str:
     return format_number(value)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def policy_page(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def policy_page(request: HttpRequest, user: User) -> HttpResponse:
     """Show the settings to every user; administrators can change them."""
-    return _render(request, _page(_pool(request.GET.get("pool", ""))))
+    return _render(request, user, _settings(request.GET))
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def save_policy(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def save_policy(request: HttpRequest, user: User) -> HttpResponse:
     """Save changed settings, all or none. The button beside a setting also resets that setting."""
-    pool = _pool(request.POST.get("pool", ""))
-    page = _page(pool)
-    version = parse_whole_number(request.POST.get("version", ""))
-    if version is None:
-        raise InvalidRequest("The form is not valid; reload the page.")
-    apply_posted(page.rows, request.POST)
-    reason = request.POST.get("reason", "").strip()
+    settings = _settings(request.POST)
+    parse_version(request.POST)
     try:
-        changes = posted_changes(page.rows)
-        do_change_policy(require_user(request.user), pool, changes, version=version, reason=reason)
-    except InvalidRequest as refusal:
-        for line in page.rows:
-            line.problem = refusal.fields.get(line.setting.name, "")
-        return _render(request, page, status=400, reason=reason)
+        changed = settings.save(user, request.POST)
+    except InvalidRequest:
+        return _render(request, user, settings, status=400)
     except PreconditionFailed:
-        return _render(request, page, status=409, reason=reason)
-    if changes:
-        messages.success(
-            request,
-            f"Saved {len(changes)} {'setting' if len(changes) == 1 else 'settings'} of {page.name}. "
-            "The next cycle uses them.",
-        )
-    return HttpResponseRedirect(_address(pool))
+        return _render(request, user, settings, status=409)
+    if changed:
+        count = f"{changed} {'setting' if changed == 1 else 'settings'}"
+        messages.success(request, f"Saved {count} of {settings.name}. The next cycle uses them.")
+    return redirect(settings.url)
 
 
 # -- internal --------------------------------------------------------------------------------------
 
 
-def _pool(name: str) -> NodePool | None:
-    """Return the pool of that name; None for the cluster."""
-    if not name:
-        return None
-    pool = NodePool.objects.filter(name=name).first()
-    if pool is None:
-        raise NotFound("There is no such pool.")
-    return pool
-
-
-def _address(pool: NodePool | None) -> str:
-    return reverse("policy") + (f"?pool={pool.name}" if pool else "")
-
-
-def _page(pool: NodePool | None) -> SettingsPage:
-    sheet = settings_sheet(pool)
-    lines = [
-        SettingRow(
-            setting, format_value(setting, setting.own_value), format_value(setting, setting.own_value)
-        )
-        for setting in sheet.settings
-    ]
-    return SettingsPage(pool, sheet.version, lines)
-
-
-def apply_posted(lines: Iterable[SettingRow], posted: Mapping[str, str]) -> None:
-    """Set the posted values of the lines, and note values of concurrent edits."""
-    for line in lines:
-        seen = posted.get(f"seen-{line.setting.name}", line.loaded)
-        line.entered = posted.get(f"setting-{line.setting.name}", seen).strip()
-        if posted.get("blank") == line.setting.name:
-            line.entered = ""
-        if seen != line.loaded:
-            line.concurrent_value = line.loaded or "blank"
-            line.loaded = seen
-
-
-def posted_changes(lines: Iterable[SettingRow]) -> dict[str, SettingValue | None]:
-    """Return the changed settings. Raise InvalidRequest with each setting whose text is not a value."""
-    values: dict[str, SettingValue | None] = {}
-    wrong: dict[str, str] = {}
-    for line in lines:
-        if not line.dirty:
-            continue
-        try:
-            values[line.setting.name] = _value(line)
-        except InvalidRequest as refusal:
-            wrong |= refusal.fields
-    if wrong:
-        raise InvalidRequest(fields=wrong)
-    return values
-
-
-def _value(line: SettingRow) -> SettingValue | None:
-    if not line.entered:
-        return None
-    if line.setting.options:
-        return line.entered
-    read = parse_duration_s if line.setting.unit == "s" else parse_number
-    return read(_without_thousands(line.entered), line.setting.name)
+def _settings(parameters: Mapping[str, str]) -> PoolSettingsForm:
+    """Return the settings of the pool that ``pool`` names; those of the cluster without it."""
+    name = parameters.get("pool", "")
+    return PoolSettingsForm(find_row(NodePool.objects, "There is no such pool.", name=name) if name else None)
 
 
 def _without_thousands(text: str) -> str:
@@ -210,27 +251,29 @@ def _without_thousands(text: str) -> str:
     return digits if number is not None and text == f"{number:,}" else text
 
 
-def _render(request: HttpRequest, page: SettingsPage, *, status: int = 200, reason: str = "") -> HttpResponse:
-    kind = "nodepool" if page.pool else "clustersettings"
-    may_edit = require_user(request.user).is_admin
-    changes = AuditEntry.objects.filter(action="policy.change", object_kind=kind)
-    if page.pool:
-        changes = changes.filter(object_id=page.pool.public_id)
-    newest = changes.order_by("-id")[:HISTORY_LIMIT] if may_edit else ()
-    named = {line.setting.name: line.setting for line in page.rows}
+def _render(
+    request: HttpRequest, user: User, settings: PoolSettingsForm, *, status: int = 200
+) -> HttpResponse:
+    pool = settings.pool
+    changes = AuditEntry.objects.filter(
+        action="policy.change", object_kind="nodepool" if pool else "clustersettings"
+    )
+    if pool:
+        changes = changes.filter(object_id=pool.public_id)
+    newest = changes.order_by("-id")[:HISTORY_LIMIT] if user.is_admin else ()
+    named = {line.setting.name: line.setting for line in settings.rows}
+    lacking = pool.nodes.exclude(missing_requirements="").order_by("name") if pool else Node.objects.none()
     context = {
-        "page": page,
-        "lacking": page.pool.nodes.exclude(missing_requirements="").order_by("name")[:INELIGIBLE_NODES_SHOWN]
-        if page.pool
-        else (),
+        "page": settings,
+        "lacking": lacking[:INELIGIBLE_NODES_SHOWN],
         "pools": NodePool.objects.order_by("name"),
-        "may_edit": may_edit,
+        "may_edit": user.is_admin,
         "refused": status == 400,
         "precondition_failed": status == 409,
-        "reason": reason,
-        "to": _address(page.pool),
+        "reason": request.POST.get("reason", "").strip(),
+        "to": settings.url,
         "history": [(row, _change_texts(row, named)) for row in newest],
-        "blank": "inherits the cluster's value" if page.pool else "holds the default",
+        "blank": "inherits the cluster's value" if pool else "holds the default",
     }
     return render(request, "admin/policy.html", context, status=status)
 

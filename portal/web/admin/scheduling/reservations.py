@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
-from django.urls import reverse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user
-from portal.errors import Conflict, InvalidRequest, PreconditionFailed
+from portal.access import AccessPolicy
+from portal.errors import Conflict, FairwayError, InvalidRequest, PreconditionFailed
 from portal.models import Node, NodePool, Reservation, User
 from portal.selectors.scheduling.reservations import (
     ReservationPhase,
@@ -32,8 +29,8 @@ from portal.services.cluster.reservations import (
     get_projects,
     reservable_nodes,
 )
-from portal.web.actions import run_and_redirect
 from portal.web.display.formatting import parse_whole_number, time_zone
+from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
 FIELDS = ("name", "pool", "nodes", "projects", "starts_at", "ends_at", "reason", "drain_at_start")
 LOCAL_FORMAT = "%Y-%m-%dT%H:%M"
@@ -44,69 +41,57 @@ PHASE_TITLES = {
     ReservationPhase.PAST: "Past",
     ReservationPhase.CANCELLED: "Cancelled",
 }
+_ACTIVE_PHASES = (ReservationPhase.CURRENT, ReservationPhase.UPCOMING)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-@require_safe
-def calendar(request: HttpRequest) -> HttpResponse:
+@page(AccessPolicy.SIGNED_IN)
+def calendar(request: HttpRequest, user: User) -> HttpResponse:
     """Show the calendar; ``edit`` names the reservation shown in the form."""
-    user = require_user(request.user)
     if request.GET.get("edit") and user.is_admin:
         row = get_reservation(user, request.GET["edit"])
-        return _render(request, row, _values(row, time_zone(user.timezone)))
+        return _render(request, user, row, _values(row, time_zone(user.timezone)))
     hour = timezone.now().astimezone(time_zone(user.timezone)).replace(minute=0) + dt.timedelta(hours=1)
     begin, end = (f"{at:{LOCAL_FORMAT}}" for at in (hour, hour + dt.timedelta(hours=4)))
     pool = request.GET.get("pool", "")
-    return _render(request, None, {"starts_at": begin, "ends_at": end, "pool": pool, "nodes": "all"})
+    return _render(request, user, None, {"starts_at": begin, "ends_at": end, "pool": pool, "nodes": "all"})
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def save_reservation(request: HttpRequest) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def save_reservation(request: HttpRequest, user: User) -> HttpResponse:
     """Create a reservation, or change the one that ``row`` names."""
-    user = require_user(request.user)
     row = get_reservation(user, request.POST["row"]) if request.POST.get("row") else None
-    values = {key: request.POST.get(key, "").strip() for key in FIELDS}
-    version = parse_whole_number(request.POST.get("version", ""))
+    values = posted_values(request, *FIELDS)
+    version = parse_whole_number(request.POST.get("version", "")) if row else None
     try:
-        saved = do_save_reservation(
-            user, _build_input(values, time_zone(user.timezone), row), row, version=version if row else None
-        )
-    except InvalidRequest as refusal:
-        return _render(request, row, values, problems=refusal.fields, status=400)
-    except (Conflict, PreconditionFailed) as refusal:
-        return _render(request, row, values, refused=refusal.message, status=409)
+        changes = _build_input(values, time_zone(user.timezone), row)
+        saved = do_save_reservation(user, changes, row, version=version)
+    except (InvalidRequest, Conflict, PreconditionFailed) as refusal:
+        return _render(request, user, row, values, refusal)
     stays = " until it begins" if saved.drain_at_start else ""
     messages.success(
         request, f"{saved.name} is saved. The next cycle applies it; running jobs continue{stays}."
     )
-    return HttpResponseRedirect(reverse("calendar"))
+    return redirect("calendar")
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def cancel_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
-    return _run_action(
-        request, public_id, do_cancel_reservation, "is cancelled; it can be restored until its end."
-    )
+@action(AccessPolicy.ADMIN)
+def cancel_reservation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_reservation(user, public_id)
+    with refusals_as_messages(request):
+        name = do_cancel_reservation(user, row).name
+        messages.success(request, f"{name} is cancelled; it can be restored until its end.")
+    return redirect("calendar")
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def restore_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Restore a cancelled reservation."""
-    return _run_action(request, public_id, do_restore_reservation, "is restored.")
+@action(AccessPolicy.ADMIN)
+def restore_reservation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_reservation(user, public_id)
+    with refusals_as_messages(request):
+        messages.success(request, f"{do_restore_reservation(user, row).name} is restored.")
+    return redirect("calendar")
 
 
 # -- internal --------------------------------------------------------------------------------------
-
-
-def _run_action(
-    request: HttpRequest, public_id: str, act: Callable[[User, Reservation], Reservation], done: str
-) -> HttpResponse:
-    user = require_user(request.user)
-    row = get_reservation(user, public_id)
-    return run_and_redirect(request, lambda: f"{act(user, row).name} {done}", reverse("calendar"))
 
 
 def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | None) -> ReservationInput:
@@ -157,7 +142,6 @@ def _split_names(text: str) -> list[str]:
 
 
 def _values(row: Reservation, here: dt.tzinfo) -> dict[str, str]:
-    """Return the form values of a reservation."""
     return {
         "name": row.name,
         "pool": row.pool.public_id,
@@ -172,14 +156,11 @@ def _values(row: Reservation, here: dt.tzinfo) -> dict[str, str]:
 
 def _render(
     request: HttpRequest,
+    user: User,
     row: Reservation | None,
     values: dict[str, str],
-    *,
-    problems: dict[str, str] | None = None,
-    refused: str = "",
-    status: int = 200,
+    refusal: FairwayError | None = None,
 ) -> HttpResponse:
-    user = require_user(request.user)
     rows = list_reservations(user)
     listed = [
         each
@@ -194,14 +175,8 @@ def _render(
         ],
         "any": bool(shown),
         "editing": row,
-        "values": values,
-        "problems": problems or {},
-        "refused": refused,
         "pools": NodePool.objects.order_by("name"),
         "zone": user.timezone or "UTC",
         "may_edit": user.is_admin,
     }
-    return render(request, "admin/calendar.html", context, status=status)
-
-
-_ACTIVE_PHASES = (ReservationPhase.CURRENT, ReservationPhase.UPCOMING)
+    return render_form(request, "admin/calendar.html", context, values, refusal)

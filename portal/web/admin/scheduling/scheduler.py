@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user
+from portal.access import AccessPolicy
+from portal.models import User
 from portal.selectors.scheduling.cycles import failed_cycles, latest_cycles, scheduler_alert
 from portal.selectors.scheduling.forecasts import forecast_accuracy
 from portal.services.cluster.failed_cycles import do_export_failed_cycle
+from portal.web.views import action, page, render_live
 
 CYCLES_SHOWN = 20
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_safe
-def scheduler_page(request: HttpRequest) -> HttpResponse:
-    """Render the page, or its live part for htmx."""
-    template = "admin/scheduler_live.html" if request.headers.get("HX-Request") else "admin/scheduler.html"
+@page(AccessPolicy.ADMIN)
+def scheduler_page(request: HttpRequest, user: User) -> HttpResponse:
     cycles = latest_cycles(CYCLES_SHOWN)
     context = {
         "cluster": scheduler_alert(),
@@ -27,14 +24,13 @@ def scheduler_page(request: HttpRequest) -> HttpResponse:
         "failed": failed_cycles(),
         "measured": forecast_accuracy(),
     }
-    return render(request, template, context)
+    return render_live(request, "admin/scheduler.html", "admin/scheduler_live.html", context)
 
 
-@access_policy(AccessPolicy.ADMIN)
-@require_POST
-def failed_cycle(request: HttpRequest, public_id: str) -> HttpResponse:
+@action(AccessPolicy.ADMIN)
+def failed_cycle(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Return snapshot and policy of a failed cycle as a file; a POST, since it writes an audit row."""
-    name, content = do_export_failed_cycle(require_user(request.user), public_id)
+    name, content = do_export_failed_cycle(user, public_id)
     answer = HttpResponse(content, content_type="application/gzip")
     answer["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer

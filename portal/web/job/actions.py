@@ -1,0 +1,136 @@
+"""Actions on a job: its buttons, requests for more time, and idle workspaces."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+
+from portal.access import AccessPolicy
+from portal.domain.states import JobState
+from portal.models import TimeLimitExtension, User
+from portal.selectors.jobs.idle import get_exemption
+from portal.selectors.jobs.jobs import get_job
+from portal.services.jobs.signals import do_send_signal
+from portal.services.jobs.submission import (
+    do_cancel_job,
+    do_hold_job,
+    do_resubmit_job,
+    do_resume_job,
+    do_suspend_job,
+)
+from portal.services.jobs.time_limits import do_request_extension
+from portal.services.workspaces import access
+from portal.services.workspaces.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
+from portal.web.display.formatting import duration
+from portal.web.parsing import parse_duration_s
+from portal.web.views import action, refusals_as_messages
+
+
+@action(AccessPolicy.SIGNED_IN)
+def cancel(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = do_cancel_job(user, get_job(user, public_id))
+    _report_end(request, job.name, "stopped" if job.state == JobState.CANCELLED else "stopping")
+    return redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def suspend(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = do_suspend_job(user, get_job(user, public_id))
+    _report_end(request, job.name, "suspended" if job.state == JobState.SUSPENDED else "being suspended")
+    return redirect("job", public_id)
+
+
+def _report_end(request: HttpRequest, name: str, state: str) -> None:
+    later = "" if state in ("stopped", "suspended") else "; its GPUs are released once its node confirms it"
+    messages.success(request, f"{name} is {state}{later}.")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def hold(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    do_hold_job(user, get_job(user, public_id), request.POST.get("held") == "1")
+    return redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = do_resume_job(user, get_job(user, public_id))
+    messages.success(request, f"{job.name} is pending again.")
+    return redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def resubmit(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Submit a new job with the same request."""
+    fresh = do_resubmit_job(user, get_job(user, public_id))
+    messages.success(request, f"{fresh.name} is submitted again.")
+    return redirect("job", fresh.public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def open_workspace(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Return a page that posts a single-use ticket to the workspace's own origin."""
+    job = get_job(user, public_id)
+    address, ticket = access.do_open_workspace(user, job, request.session.session_key or "")
+    response = render(request, "job/open.html", {"job": job, "address": address, "ticket": ticket})
+    response.headers["Referrer-Policy"] = access.HANDOVER_REFERRER_POLICY
+    return response
+
+
+@action(AccessPolicy.SIGNED_IN)
+def send_signal(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job, name = get_job(user, public_id), request.POST.get("signal", "")
+    with refusals_as_messages(request):
+        do_send_signal(user, job, name)
+        messages.success(request, f"{name} is being sent to {job.name}.")
+    return redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def request_extension(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = get_job(user, public_id)
+    with refusals_as_messages(request):
+        extra_s = int(parse_duration_s(request.POST.get("extra_s", ""), "extra_s"))
+        extension = do_request_extension(user, job, extra_s, request.POST.get("reason", "").strip())
+        messages.success(request, _extension_message(job.name, extra_s, extension))
+    return redirect("job", public_id)
+
+
+def _extension_message(name: str, extra_s: int, extension: TimeLimitExtension) -> str:
+    if extension.state == "granted":
+        return f"{name} is extended by {duration(extra_s)}: this delays no other job."
+    reason = (
+        "it would delay others"
+        if extension.impact_known
+        else "the scheduler did not determine in time which jobs it delays"
+    )
+    return f"An extension of {name} by {duration(extra_s)} is requested; it needs approval, because {reason}."
+
+
+@action(AccessPolicy.SIGNED_IN)
+def snooze(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Restart the countdown of an idle workspace."""
+    job = get_job(user, public_id)
+    with refusals_as_messages(request):
+        do_snooze(user, job)
+        messages.success(request, f"{job.name} is snoozed.")
+    return redirect("home") if request.POST.get("back") == "home" else redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def exempt(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = get_job(user, public_id)
+    with refusals_as_messages(request):
+        do_exempt_from_idle(user, job, request.POST.get("reason", ""))
+        text = f"{job.name} is exempt from idle suspension; the reason is visible to its project."
+        messages.success(request, text)
+    return redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def revoke_exemption(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    exemption = get_exemption(user, public_id)
+    with refusals_as_messages(request):
+        do_revoke_exemption(user, exemption)
+        messages.success(request, f"{exemption.job.name} is no longer exempt.")
+    return redirect("approvals")
