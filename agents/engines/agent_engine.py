@@ -35,10 +35,7 @@ from agents.node.spec.task_spec import (
 )
 from agents.ssh import Role, SshTarget, open_ssh
 from agents.wire.fields import FieldReader, InvalidMessageError
-from agents.wire.messages import (
-    MAX_PORT,
-    Hello,
-)
+from agents.wire.messages import MAX_PORT, Hello
 from agents.wire.networks import parse_network_info
 
 REPLY_TIMEOUT_S = 20.0
@@ -122,7 +119,7 @@ class AgentEngine:
 
     def _start_or_prepare(self, verb: str, epoch: int, spec: Mapping[str, Any]) -> StartResult:
         return self._request(
-            verb, parsing.parse_start_result, timeout_s=START_TIMEOUT_S, epoch=epoch, spec=dict(spec)
+            verb, StartResult.from_wire, timeout_s=START_TIMEOUT_S, epoch=epoch, spec=dict(spec)
         )
 
     def poll(self) -> PollResult:
@@ -232,7 +229,7 @@ class AgentEngine:
     def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
         known = fabric is not None and CAN_CHECK_FABRIC in self._link.hello.capabilities
         fields = {"fabric": dict(fabric or {})} if known else {}
-        read = lambda row: list(FieldReader(row).list_of("checks", parsing.parse_check_result, 256))  # noqa: E731
+        read = lambda row: list(FieldReader(row).list_of("checks", CheckResult.from_wire, 256))  # noqa: E731
         return self._request("preflight", read, timeout_s=PREFLIGHT_TIMEOUT_S, **fields)
 
     def network_info(self) -> dict[str, Any]:

@@ -9,9 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from agents.link import AgentError, InvalidReplyError, OutcomeUnknownError
+from agents.wire.fields import MAX_INT32, FieldReader, InvalidMessageError, Message, check_integer, wire
+from agents.wire.messages import (
+    MAX_ATTEMPT,
+    MAX_GPUS,
+    MAX_PORT,
+    MAX_PUBLIC_ID_LENGTH,
+    MAX_TIMESTAMP_S,
+    MAX_UUID_LENGTH,
+    CountOrNone,
+    Flag,
+    GpuHealth,
+    MibOrNone,
+    Uuid,
+)
+
+CONTAINER_STATES = ("created", "running", "exited")
+AnyNumber = Annotated[float | None, wire(FieldReader.number_or_none)]
 
 
 @dataclass(frozen=True)
@@ -23,18 +40,50 @@ class TaskKey:
     task: int
 
 
+def _read_task_key(read: FieldReader, key: str) -> TaskKey:
+    job = read.name("job", MAX_PUBLIC_ID_LENGTH)
+    return TaskKey(job, read.integer("attempt", 0, MAX_ATTEMPT), read.integer("task", 0, MAX_ATTEMPT))
+
+
+def _read_ports(read: FieldReader, key: str) -> dict[str, int]:
+    """Return ports of a task with the loopback ports of the node that lead to them."""
+    found = read.mapping_of(key, lambda each: check_integer(each, 1, MAX_PORT), 256)
+    if not all(port.isascii() and port.isdecimal() and int(port) <= MAX_PORT for port in found):
+        raise InvalidMessageError(f"{key} has a key that is not a port")
+    return {str(int(port)): number for port, number in found.items()}
+
+
+def _read_state(read: FieldReader, key: str) -> str:
+    """Return the state of a task; older agents omit it in the reply to a start."""
+    return read.choice(key, CONTAINER_STATES) if key in read else "running"
+
+
+def _read_name_or_blank(read: FieldReader, key: str, *arguments: Any) -> str:
+    return read.name_or_none(key, *arguments) or ""
+
+
+def _parse_gpu_allocation(row: Any) -> tuple[str, int]:
+    read = FieldReader(row)
+    return read.name("uuid", MAX_UUID_LENGTH), read.integer("milli", 1, 1000)
+
+
+Ports = Annotated[dict[str, int], wire(_read_ports)]
+ContainerName = Annotated[str, wire(FieldReader.name, 120)]
+
+
 @dataclass(frozen=True)
-class StartResult:
+class StartResult(Message):
     """A started task. ``ports`` maps its ports to ports of the node's loopback address."""
 
-    container: str
-    ports: dict[str, int]
-    state: str = "running"  # running; exited when it has already ended; created when it was only prepared
-    already: bool = False
+    container: ContainerName
+    ports: Ports
+    state: Annotated[str, wire(_read_state)] = "running"
+    """running; exited when it has already ended; created when it was only prepared"""
+    already: Flag = False
 
 
 @dataclass(frozen=True)
-class Container:
+class Container(Message):
     """A task as reported by its node. ``state`` is created, running or exited; unknown values are None.
 
     ``gpus``: (uuid, milli) in the node's ledger. ``owner`` and ``project``: public ids from its labels, blank
@@ -42,27 +91,29 @@ class Container:
     age of ``progress`` (units done).
     """
 
-    key: TaskKey
-    name: str
-    digest: str
-    state: str
-    exit_code: int | None = None
-    oom: bool = False
-    peak_memory_mib: int | None = None
-    ports: dict[str, int] = field(default_factory=dict)
-    rebooted: bool = False
-    started_s: float | None = None
-    gpus: tuple[tuple[str, int], ...] = ()
-    owner: str = ""
-    project: str = ""
-    checkpoint_age_s: float | None = None
-    progress: float | None = None
-    progress_age_s: float | None = None
-    fault: str | None = None
+    key: Annotated[TaskKey, wire(_read_task_key)]
+    name: ContainerName
+    digest: Annotated[str, wire(_read_name_or_blank)]
+    state: Annotated[str, wire(FieldReader.choice, CONTAINER_STATES)]
+    exit_code: Annotated[int | None, wire(FieldReader.integer_or_none, -MAX_INT32)] = None
+    oom: Flag = False
+    peak_memory_mib: CountOrNone = None
+    ports: Ports = field(default_factory=dict)
+    rebooted: Flag = False
+    started_s: Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)] = None
+    gpus: Annotated[
+        tuple[tuple[str, int], ...], wire(FieldReader.list_of, _parse_gpu_allocation, MAX_GPUS)
+    ] = ()
+    owner: Annotated[str, wire(_read_name_or_blank, MAX_PUBLIC_ID_LENGTH)] = ""
+    project: Annotated[str, wire(_read_name_or_blank, MAX_PUBLIC_ID_LENGTH)] = ""
+    checkpoint_age_s: AnyNumber = None
+    progress: AnyNumber = None
+    progress_age_s: AnyNumber = None
+    fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
     """What ended it: mps_daemon_lost (the daemon of its GPU share ended) or disk_limit_exceeded."""
-    disk_mib: int | None = None
+    disk_mib: MibOrNone = None
     """Its limit on the node's disk outside volumes."""
-    disk_used_mib: int | None = None
+    disk_used_mib: MibOrNone = None
     """What it had written when it exceeded the limit; None: more files than are counted."""
 
 
@@ -99,12 +150,12 @@ class LogChunk:
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class CheckResult(Message):
     """Result of one check that a node ran on itself."""
 
-    name: str
-    ok: bool
-    message: str
+    name: Annotated[str, wire(FieldReader.text, 64)]
+    ok: Flag
+    message: Annotated[str, wire(FieldReader.text)]
 
 
 @dataclass(frozen=True)
@@ -115,22 +166,22 @@ class TaskExited:
 
 
 @dataclass(frozen=True)
-class GpuHealthChanged:
+class GpuHealthChanged(Message):
     """Sent when a GPU's health changes; ``fatal``: tasks on it can no longer be trusted."""
 
-    uuid: str
-    health: str
-    message: str
-    fatal: bool = False
+    uuid: Uuid
+    health: GpuHealth
+    message: Annotated[str, wire(FieldReader.text, 500)]
+    fatal: Flag = False
 
 
 @dataclass(frozen=True)
-class GpuFaultReported:
+class GpuFaultReported(Message):
     """Sent when the driver reported an XID for a GPU; ``count`` since the last such event."""
 
-    uuid: str
-    xid: int
-    count: int
+    uuid: Uuid
+    xid: Annotated[int, wire(FieldReader.integer, 0, 65_535)]
+    count: Annotated[int, wire(FieldReader.integer)]
 
 
 @dataclass(frozen=True)
