@@ -27,6 +27,7 @@ from agents.node.runtimes import (
     Runtime,
     WritablePaths,
 )
+from agents.node.runtimes.arguments import LABELS, OWNER_LABELS
 from agents.node.settings import Settings
 from agents.node.spec import report_files
 from agents.node.spec.egress import OPEN
@@ -88,15 +89,7 @@ class ProcessRuntime(Runtime):
             path,
             {
                 "name": spec.name,
-                "labels": {
-                    "cluster": spec.cluster,
-                    "job": spec.job,
-                    "attempt": spec.attempt,
-                    "task": spec.task,
-                    "digest": spec.digest,
-                    "owner": spec.owner,
-                    "project": spec.project,
-                },
+                "labels": {label: getattr(spec, label) for label in (*LABELS, *OWNER_LABELS)},
                 "command": wrap_with_secret_env(command, spec.secret_variables, shlex.quote(secrets)),
                 "env": environment,
                 "workdir": spec.workdir or config.home_path or temporary,
@@ -111,10 +104,7 @@ class ProcessRuntime(Runtime):
                 if config.mps_share and config.mps_share.shm_dir != mps.SHM_DIR
                 else None,
                 "limits": {
-                    "memory_mib": spec.memory_mib,
-                    "pids": spec.pids,
-                    "cpu_milli": spec.cpu_milli,
-                    "shm_mib": spec.shm_mib,
+                    limit: getattr(spec, limit) for limit in ("memory_mib", "pids", "cpu_milli", "shm_mib")
                 },
             },
         )
@@ -145,14 +135,8 @@ class ProcessRuntime(Runtime):
             state = EXITED
         else:
             state = RUNNING if alive else CREATED
-        labels = order["labels"]
         return ContainerInfo(
             name=name,
-            cluster=labels["cluster"],
-            job=labels["job"],
-            attempt=labels["attempt"],
-            task=labels["task"],
-            digest=labels["digest"],
             state=state,
             exit_code=ended.get("exit_code"),
             oom=ended.get("oom"),
@@ -160,8 +144,7 @@ class ProcessRuntime(Runtime):
             started_s=begun.get("started_s"),
             ended_s=ended.get("ended_s"),
             peak_memory_mib=ended.get("peak_memory_mib"),
-            owner=labels.get("owner"),
-            project=labels.get("project"),
+            **order["labels"],
         )
 
     def tasks(self, cluster: str) -> List[ContainerInfo]:

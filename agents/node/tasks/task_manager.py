@@ -34,7 +34,14 @@ from agents.node.runtimes import CREATED, ContainerConfig, ContainerInfo, Runtim
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
 from agents.node.settings import Settings
-from agents.node.spec.task_spec import TaskSpec, parse_integer, parse_public_id, parse_seconds, parse_spec
+from agents.node.spec.task_spec import (
+    TaskSpec,
+    container_name,
+    parse_integer,
+    parse_public_id,
+    parse_seconds,
+    parse_spec,
+)
 from agents.node.storage.directories import NodeDirectories
 from agents.node.tasks import task_rows
 
@@ -501,6 +508,12 @@ class TaskManager:
             if time.monotonic() > deadline_s:
                 return found or task_rows.running_info(name, record)
             time.sleep(0.02)
+
+    def task_name(self, request: JsonObject) -> str:
+        """Return the name of the task that a request concerns; rank 0 unless it names another."""
+        job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
+        task = parse_integer({"task": 0, **request}, "task")
+        return container_name(self.settings.cluster, job, attempt, task)
 
     def _task_fault(self, record: Record) -> Optional[str]:
         return record.get("fault") or self.mps_daemons.task_fault(record)
