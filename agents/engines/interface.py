@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
-from agents.link import AgentError, InvalidReplyError, OutcomeUnknownError
+from agents.link import AgentError as AgentError
+from agents.link import InvalidReplyError as InvalidReplyError
+from agents.link import OutcomeUnknownError as OutcomeUnknownError
 from agents.wire.fields import MAX_INT32, FieldReader, InvalidMessageError, Message, check_integer, wire
 from agents.wire.messages import (
     MAX_ATTEMPT,
@@ -202,27 +204,6 @@ class InvalidEventsReceived:
 
 EngineEvent = TaskExited | GpuHealthChanged | GpuFaultReported | PullProgress | InvalidEventsReceived
 EventHandler = Callable[[EngineEvent], None]
-
-__all__ = [
-    "AgentError",
-    "CheckResult",
-    "Container",
-    "EngineEvent",
-    "EventHandler",
-    "GpuFaultReported",
-    "GpuHealthChanged",
-    "InvalidEventsReceived",
-    "InvalidReplyError",
-    "LogChunk",
-    "NodeEngine",
-    "OutcomeUnknownError",
-    "PollResult",
-    "PullProgress",
-    "StartResult",
-    "StopResult",
-    "TaskExited",
-    "TaskKey",
-]
 
 
 class NodeEngine(Protocol):

@@ -1,6 +1,7 @@
-"""Progress reports: a task writes a number of completed units into a file of its own.
+"""Reports of a task by files of its own: a number of completed units, and the time of its last checkpoint.
 
-The file is untrusted: links are not followed, reads never block, and other content is ignored.
+The files are untrusted: links are not followed, reads never block, and other content is ignored. Of a
+checkpoint file only the time counts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import stat
 from typing import NamedTuple, Optional
 
-from agents.node.spec.report_files import PROGRESS_FILE, report_age_s
+from agents.node.spec.report_files import CHECKPOINT_FILE, PROGRESS_FILE, report_age_s
 
 MAX_BYTES = 64
 _NUMBER = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)\s*\Z")
@@ -41,3 +42,12 @@ def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Opti
         os.close(descriptor)
     since_s = report_age_s(facts.st_mtime, started_s, now_s)
     return ProgressReport(float(found.group(1)), since_s) if found and since_s is not None else None
+
+
+def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
+    """Return seconds since the last reported checkpoint; None without a report."""
+    try:
+        facts = os.lstat(CHECKPOINT_FILE.path(folder))
+    except OSError:
+        return None
+    return report_age_s(facts.st_mtime, started_s, now_s) if stat.S_ISREG(facts.st_mode) else None

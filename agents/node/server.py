@@ -20,7 +20,7 @@ from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.gpus import open_gpus
 from agents.node.host import procfs
-from agents.node.host.atomic_files import disk_full_as_error
+from agents.node.host.atomic_files import disk_full_as_error, free_mib
 from agents.node.host.interfaces import list_interfaces
 from agents.node.images.image_manager import ImageManager
 from agents.node.ledger.ledger import Ledger
@@ -178,7 +178,7 @@ class AgentSession:
             "clock_s": time.time(),
             "cpu_count": len(os.sched_getaffinity(0)),
             "memory_mib": procfs.memory_mib(),
-            "disk_free_mib": procfs.disk_free_mib(self._settings.state_dir),
+            "disk_free_mib": free_mib(self._settings.state_dir),
             "loopback": self._settings.loopback,
             "runtimes": [runtime.info() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],

@@ -188,7 +188,8 @@ class Message:
     def from_wire(cls, row: object) -> Self:
         """Return the message of a JSON object. Raise InvalidMessageError when it contains anything else."""
         reader = FieldReader(row)
-        return cls(**{key: read(reader, key, *arguments) for key, (read, arguments) in _wire_fields(cls)})
+        fields = _wire_fields(cls)  # type: ignore[arg-type]  # a class is hashable
+        return cls(**{key: read(reader, key, *arguments) for key, (read, arguments) in fields})
 
 
 @functools.cache

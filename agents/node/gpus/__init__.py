@@ -68,10 +68,10 @@ class GpuSample(NamedTuple):
 
 
 class GpuProvider:
-    """Source of GPUs. A GPU that disappeared is no longer listed, or listed as lost."""
+    """Source of GPUs; this one has none. A GPU that disappeared is no longer listed, or listed as lost."""
 
     def driver_version(self) -> Optional[str]:
-        raise NotImplementedError
+        return None
 
     def max_cuda_version(self) -> Optional[str]:
         """Return the highest CUDA version of the driver, such as 12.4; None when unknown."""
@@ -79,7 +79,7 @@ class GpuProvider:
 
     def gpus(self) -> List[GpuInfo]:
         """Return all current GPUs in machine order."""
-        raise NotImplementedError
+        return []
 
     def driver_error(self) -> Optional[str]:
         """Return why GPUs could not be listed; None when :meth:`gpus` is complete."""
@@ -91,7 +91,7 @@ class GpuProvider:
 
     def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
         """Return one sample per GPU; simulated GPUs show ``busy_milli``, the allocated part, as load."""
-        raise NotImplementedError
+        return []
 
     def watch_faults(self) -> None:
         """Subscribe to the driver's fault events, where supported; they affect the reported health."""
@@ -102,14 +102,7 @@ class GpuProvider:
 
 
 class NoGpus(GpuProvider):
-    def driver_version(self) -> Optional[str]:
-        return None
-
-    def gpus(self) -> List[GpuInfo]:
-        return []
-
-    def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
-        return []
+    """A machine without GPUs."""
 
 
 def open_gpus(setting: str) -> GpuProvider:

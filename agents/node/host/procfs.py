@@ -6,8 +6,6 @@ import ipaddress
 import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from agents.node.host.atomic_files import free_mib
-
 MIB = 1024 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SYS_PIDFD_OPEN = 434
@@ -156,7 +154,3 @@ def descendants(root: int, processes: List[ProcessInfo]) -> List[ProcessInfo]:
     for facts in found:  # grows during iteration
         found.extend(children.get(facts.pid, ()))
     return found
-
-
-def disk_free_mib(path: str) -> Optional[int]:
-    return free_mib(path)

@@ -6,7 +6,8 @@ import os
 from typing import Any, Dict, List, Optional
 
 from agents.node.gpus import mps
-from agents.node.host import procfs, versions
+from agents.node.host import versions
+from agents.node.host.atomic_files import free_mib
 from agents.node.network.fabric import check_fabric
 from agents.node.settings import Settings
 from agents.node.tasks.task_manager import TaskManager
@@ -46,7 +47,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     """
     settings = tasks.settings
     checks = [_engine_check(kind, runtime.version()) for kind, runtime in tasks.runtimes.items()]
-    free = procfs.disk_free_mib(settings.state_dir)
+    free = free_mib(settings.state_dir)
     checks.append(
         _check(
             "disk",

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
-from agents.node import checkpoint, errors, progress
+from agents.node import errors, progress
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.gpus import OK, GpuProvider
 from agents.node.gpus.mps_daemons import MpsDaemons
@@ -573,7 +573,7 @@ class TaskManager:
         folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
         reported = progress.read_progress(folder, started_s, now_s)
         return {
-            "checkpoint_age_s": checkpoint.checkpoint_age_s(folder, started_s, now_s),
+            "checkpoint_age_s": progress.checkpoint_age_s(folder, started_s, now_s),
             "progress": reported.done if reported else None,
             "progress_age_s": reported.age_s if reported else None,
         }
