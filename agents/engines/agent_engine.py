@@ -123,7 +123,7 @@ class AgentEngine:
         )
 
     def poll(self) -> PollResult:
-        return self._request("list", parsing.parse_poll_result, timeout_s=REPLY_TIMEOUT_S)
+        return self._request("list", PollResult.from_wire, timeout_s=REPLY_TIMEOUT_S)
 
     @property
     def supports_stopping_tasks(self) -> bool:
@@ -134,7 +134,7 @@ class AgentEngine:
     ) -> StopResult:
         answer = self._request(
             "stop",
-            parsing.parse_stop_result,
+            StopResult.from_wire,
             timeout_s=REPLY_TIMEOUT_S,
             epoch=epoch,
             job=job,
@@ -154,7 +154,7 @@ class AgentEngine:
             "logs",
             parsing.parse_log_chunk,
             timeout_s=REPLY_TIMEOUT_S,
-            **_task_fields(key),
+            **vars(key),
             offset=offset,
             limit=parsing.LOG_CHUNK_BYTES,
         )
@@ -164,7 +164,7 @@ class AgentEngine:
             "probe",
             lambda row: FieldReader(row).integer_or_none("status", 0, 999),
             timeout_s=REPLY_TIMEOUT_S,
-            **_task_fields(key),
+            **vars(key),
             port=port,
             path=path,
         )
@@ -178,7 +178,7 @@ class AgentEngine:
             "terminal",
             lambda row: FieldReader(row).integer("port", 1, MAX_PORT),
             timeout_s=REPLY_TIMEOUT_S,
-            **_task_fields(key),
+            **vars(key),
             secret=secret,
             cols=cols,
             rows=rows,
@@ -298,11 +298,6 @@ class AgentEngine:
             0,
         )
         return InvalidEventsReceived(times, problem)
-
-
-def _task_fields(key: TaskKey) -> dict[str, Any]:
-    """Return the request fields that identify a task."""
-    return {"job": key.job, "attempt": key.attempt, "task": key.task}
 
 
 def hello_to_json(hello: Hello) -> dict[str, Any]:

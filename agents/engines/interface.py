@@ -20,16 +20,21 @@ from agents.wire.messages import (
     MAX_GPUS,
     MAX_PORT,
     MAX_PUBLIC_ID_LENGTH,
+    MAX_TASKS,
     MAX_TIMESTAMP_S,
     MAX_UUID_LENGTH,
     CountOrNone,
     Flag,
     GpuHealth,
+    LineOrNone,
     MibOrNone,
+    Quantity,
+    ShortName,
     Uuid,
 )
 
 CONTAINER_STATES = ("created", "running", "exited")
+TimeOrNone = Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)]
 AnyNumber = Annotated[float | None, wire(FieldReader.number_or_none)]
 
 
@@ -102,7 +107,7 @@ class Container(Message):
     peak_memory_mib: CountOrNone = None
     ports: Ports = field(default_factory=dict)
     rebooted: Flag = False
-    started_s: Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)] = None
+    started_s: TimeOrNone = None
     gpus: Annotated[
         tuple[tuple[str, int], ...], wire(FieldReader.list_of, _parse_gpu_allocation, MAX_GPUS)
     ] = ()
@@ -120,24 +125,28 @@ class Container(Message):
 
 
 @dataclass(frozen=True)
-class PollResult:
+class PollResult(Message):
     """All tasks of this cluster on one node at one moment."""
 
-    containers: tuple[Container, ...]
-    boot_id: str
-    disk_full_message: str | None = None
+    containers: Annotated[tuple[Container, ...], wire(FieldReader.list_of, Container.from_wire, MAX_TASKS)]
+    boot_id: ShortName
+    disk_full_message: LineOrNone = None
     """Why the node accepts no work for lack of disk space; None while there is enough."""
-    clock_s: float | None = None
+    clock_s: TimeOrNone = None
     """Unix time of the node at the reply; None: not reported."""
 
 
+def _read_ended(read: FieldReader, key: str) -> tuple[Container, ...]:
+    return read.list_of("tasks", Container.from_wire, MAX_TASKS)
+
+
 @dataclass(frozen=True)
-class StopResult:
+class StopResult(Message):
     """Reply to a stop. ``gone``: no container of the attempt exists on the node, and none will be started."""
 
-    gone: bool
-    ended: tuple[Container, ...] = ()
-    stuck_s: float | None = None
+    gone: Flag
+    ended: Annotated[tuple[Container, ...], wire(_read_ended)] = ()
+    stuck_s: Quantity = None
     """How long something has survived SIGKILL; None: nothing has, or not reported."""
 
 

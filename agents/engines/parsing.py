@@ -13,13 +13,11 @@ from agents.engines.interface import (
     GpuFaultReported,
     GpuHealthChanged,
     LogChunk,
-    PollResult,
     PullProgress,
-    StopResult,
     TaskExited,
 )
 from agents.wire.fields import FieldReader, InvalidMessageError
-from agents.wire.messages import MAX_MIB, MAX_TASKS, MAX_TIMESTAMP_S, read_images
+from agents.wire.messages import MAX_MIB, read_images
 
 LOG_CHUNK_BYTES = 262_144
 _EXITED_FIELDS = (
@@ -59,22 +57,6 @@ def parse_log_chunk(answer: dict[str, Any]) -> LogChunk:
         read.name("format", 16),
         read.boolean("eof"),
     )
-
-
-def parse_poll_result(answer: dict[str, Any]) -> PollResult:
-    read = FieldReader(answer)
-    return PollResult(
-        read.list_of("containers", Container.from_wire, MAX_TASKS),
-        read.name("boot_id", 64),
-        read.text_or_none("disk_full_message", 500),
-        read.number_or_none("clock_s", 0, MAX_TIMESTAMP_S),
-    )
-
-
-def parse_stop_result(answer: dict[str, Any]) -> StopResult:
-    read = FieldReader(answer)
-    ended = read.list_of("tasks", Container.from_wire, MAX_TASKS)
-    return StopResult(read.boolean("gone"), ended, read.number_or_none("stuck_s", 0))
 
 
 def parse_image_list(answer: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.engines import parsing
-from agents.engines.interface import Container, InvalidReplyError, StartResult
+from agents.engines.interface import Container, InvalidReplyError, PollResult, StartResult, StopResult
 from agents.link import AgentError
 from agents.wire.fields import MAX_SAFE_INTEGER, FieldReader, InvalidMessageError, clean_text
 from agents.wire.messages import GpuInfo, Hello, NodeSample
@@ -51,7 +51,7 @@ WRONG: list[tuple[Callable[[Any], Any], dict[str, Any], str, list[Any]]] = [
     (parsing.parse_event, EXITED, "job", [None, 5, "a\0b"]),
     (parsing.parse_event, {"event": "gpu_xid", "uuid": "g", "xid": 1, "count": 1}, "xid", [-1, 65_536, None]),
     (StartResult.from_wire, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
-    (parsing.parse_stop_result, {"gone": True}, "gone", [1, "yes"]),
+    (StopResult.from_wire, {"gone": True}, "gone", [1, "yes"]),
     (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
     (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
     (parsing.parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
@@ -103,9 +103,9 @@ def test_arbitrary_frames_are_read_into_values_that_a_database_takes_or_refused(
     frames = HostileFrames(seed, own=["a", "b"], others=["c"], jobs=["one", "two"], images=["i:1"])
     streams = {role: frames.frames(role) for role in ("watch", "control")}
     verbs = {
-        "list": parsing.parse_poll_result,
+        "list": PollResult.from_wire,
         "start": StartResult.from_wire,
-        "stop": parsing.parse_stop_result,
+        "stop": StopResult.from_wire,
         "gc": parsing.parse_gc_result,
     }
     for _ in range(25):

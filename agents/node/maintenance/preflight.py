@@ -77,24 +77,9 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
 
 def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[str, Any]:
     """Run the checks from the command line."""
-    from agents.node.gpus import open_gpus
-    from agents.node.ledger.ledger import Ledger
-    from agents.node.runtimes.choose import open_runtimes
-    from agents.node.storage.directories import NodeDirectories
-
-    places = NodeDirectories(settings)
-    places.create_all()
-    ledger = Ledger(settings.state_dir)
-    return run_preflight(
-        TaskManager(
-            settings,
-            ledger,
-            places,
-            open_runtimes(settings, agent_command),
-            open_gpus(settings.gpu_provider),
-            agent_command,
-        )
-    )
+    tasks = TaskManager.open(settings, agent_command)
+    tasks.directories.create_all()
+    return run_preflight(tasks)
 
 
 def _engine_check(kind: str, version: Optional[str]) -> Dict[str, Any]:

@@ -186,8 +186,7 @@ class Firewall:
             answer = subprocess.run(
                 [*self._within, *command],
                 input=text.encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 timeout=_TIMEOUT_S,
                 check=False,
             )

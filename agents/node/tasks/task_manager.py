@@ -10,11 +10,11 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional
 
 from agents.node import errors, progress
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.gpus import OK, GpuProvider
+from agents.node.gpus import OK, GpuProvider, open_gpus
 from agents.node.gpus.mps_daemons import MpsDaemons
 from agents.node.host import cgroup, procfs
 from agents.node.host.atomic_files import file_lock
@@ -33,6 +33,7 @@ from agents.node.network import fabric, rendezvous
 from agents.node.runtimes import CREATED, ContainerConfig, ContainerInfo, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
+from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import (
     TaskSpec,
@@ -86,6 +87,19 @@ class TaskManager:
         self._rendezvous = rendezvous.RendezvousListeners()
         self._disk_full_message = ""
         self._disk_full_until_s = 0.0
+
+    @classmethod
+    def open(cls, settings: Settings, agent_command: List[str]) -> TaskManager:
+        """Return the tasks of the node with these settings."""
+        uids = (settings.uid_first, settings.uid_count)
+        return cls(
+            settings,
+            Ledger(settings.state_dir, subnets=settings.subnets, uids=uids),
+            NodeDirectories(settings),
+            open_runtimes(settings, agent_command),
+            open_gpus(settings.gpu_provider),
+            agent_command,
+        )
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -658,10 +672,8 @@ class TaskManager:
                 self._clean_up(name, record, runtime)
                 self.ledger.update_task(name, phase=EXITED, removed=True, rebooted=True, ended_s=time.time())
 
-    @contextlib.contextmanager
-    def _task_lock(self, name: str, *, wait: bool = True) -> Iterator[Optional[int]]:
-        with file_lock(self.directories.lock_path(name), wait=wait) as descriptor:
-            yield descriptor
+    def _task_lock(self, name: str, *, wait: bool = True) -> ContextManager[Optional[int]]:
+        return file_lock(self.directories.lock_path(name), wait=wait)
 
 
 def _parse_task_numbers(raw: Any) -> Optional[List[int]]:
