@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import json
@@ -20,7 +19,7 @@ from agents.node.images.image_gc import store_used_percent
 from agents.node.ledger.image_usage import record_arrival
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
 from agents.node.spec.image_names import UNKNOWN_ARCHIVE, registry_host
-from agents.node.spec.task_spec import parse_integer
+from agents.node.spec.task_spec import parse_base64, parse_integer
 from agents.node.tasks.task_manager import TaskManager
 
 _UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
@@ -157,11 +156,7 @@ class ImageManager:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _append(self, path: str, fields: JsonObject) -> int:
-        offset = parse_integer(fields, "offset")
-        try:
-            data = base64.b64decode(fields["data_b64"], validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise invalid_spec("data_b64 is not base64.") from error
+        offset, data = parse_integer(fields, "offset"), parse_base64(fields, "data_b64")
         if offset > _size(path):
             raise invalid_spec(f"The chunk starts at {offset}, but only {_size(path)} bytes are here.")
         self._tasks.directories.check_disk_space()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import hashlib
 import os
@@ -14,7 +12,7 @@ from typing import Any, Dict, List, Optional
 from agents.node.errors import ENGINE_ERROR, FORBIDDEN, AgentError, invalid_spec
 from agents.node.host.atomic_files import disk_full_as_error, fsync_dir, write_atomic
 from agents.node.settings import Settings
-from agents.node.spec.task_spec import parse_integer, parse_seconds
+from agents.node.spec.task_spec import parse_base64, parse_integer, parse_seconds
 
 IDENTITY, NAMESPACE = "fairway-upgrade", "fairway-node"
 _VERIFY_WITHIN_S = 20.0
@@ -55,10 +53,7 @@ class AgentUpgrader:
         if request.get("confirm") is not None:
             return self._confirm(target, request["confirm"])
         part = target + ".new"
-        try:
-            data = base64.b64decode(request.get("data_b64") or "", validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise invalid_spec("data_b64 is not base64.") from error
+        data = parse_base64(request, "data_b64") if request.get("data_b64") else b""
         offset = parse_integer(request, "offset")
         with disk_full_as_error(part), open(part, "r+b" if offset else "wb") as stream:
             stream.seek(offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
@@ -442,6 +443,14 @@ def parse_integer(fields: Dict[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise AgentError("invalid_spec", f"{key} is not an integer.")
     return value
+
+
+def parse_base64(fields: Dict[str, Any], key: str) -> bytes:
+    """Return a request field that must be base64."""
+    try:
+        return base64.b64decode(fields[key], validate=True)
+    except (TypeError, ValueError) as error:
+        raise invalid_spec(f"{key} is not base64.") from error
 
 
 def parse_public_id(fields: Dict[str, Any], key: str) -> str:
