@@ -63,8 +63,6 @@ class LineReader(Protocol):
 
 
 class ByteWriter(Protocol):
-    """Writing side of a stream."""
-
     def write(self, data: bytes, /) -> Any: ...
 
     def flush(self) -> Any: ...

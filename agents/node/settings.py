@@ -15,8 +15,6 @@ class SettingsError(ValueError):
 
 
 class RuntimeSettings(NamedTuple):
-    """A runtime on this machine."""
-
     kind: str  # podman, docker, process
     program: Tuple[str, ...]  # ("podman",) or ("sudo", "-n", "podman")
     global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime

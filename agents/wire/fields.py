@@ -199,7 +199,6 @@ def _wire_fields(message: type[Message]) -> tuple[tuple[str, WireField], ...]:
 
 
 def check_integer(value: Any, minimum: int = 0, maximum: int = MAX_INT32) -> int:
-    """Return an integer within bounds."""
     return _check_integer("it", value, minimum, maximum)
 
 

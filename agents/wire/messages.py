@@ -255,8 +255,6 @@ class GpuSample(Message):
 
 @dataclass(frozen=True)
 class TaskSample(Message):
-    """One sample of a task."""
-
     job: PublicId
     attempt: Number
     task: Number

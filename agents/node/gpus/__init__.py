@@ -45,8 +45,6 @@ class GpuFault(NamedTuple):
 
 
 class GpuProcess(NamedTuple):
-    """A process that holds GPU memory."""
-
     pid: int
     memory_mib: Optional[int]
 

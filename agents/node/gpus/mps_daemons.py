@@ -53,7 +53,6 @@ class MpsDaemons:
         self._program = mps.find_control_program(settings)
 
     def unavailable_reason(self) -> Optional[str]:
-        """Return why shares are not enforced, as a clause; None when they are."""
         return mps.unavailable_reason(self._settings, self._gpus.gpus(), self._program)
 
     def mps_share(self, spec: TaskSpec) -> Optional[mps.MpsShare]:
@@ -93,7 +92,6 @@ class MpsDaemons:
                 self._stop_daemon(uuid)
 
     def idle_daemons(self) -> List[str]:
-        """Return the folders of daemons whose GPU is no longer shared."""
         return [key for key, uuid in self._all_daemons().items() if not self._holders(uuid)]
 
     def tasks_without_daemon(self) -> List[str]:
@@ -228,7 +226,6 @@ class MpsDaemons:
             os.chmod(share.shm_dir, 0o1777)  # noqa: S103 - as the machine's own
 
     def _all_daemons(self) -> Dict[str, str]:
-        """Return the GPUs of all daemons by folder."""
         with contextlib.suppress(FileNotFoundError):
             found = {key: self._uuid(key) for key in os.listdir(self._root)}
             return {key: uuid for key, uuid in found.items() if uuid is not None}

@@ -140,7 +140,6 @@ def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
 
 
 def list_processes() -> List[ProcessInfo]:
-    """Return all visible processes."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [facts for facts in found if facts is not None]
 

@@ -45,8 +45,6 @@ class RegistryLogin(NamedTuple):
 
 
 class ImageManager:
-    """The image verbs of one session."""
-
     def __init__(self, tasks: TaskManager, push: Callable[[JsonObject], None]) -> None:
         self._tasks = tasks
         self._push = push

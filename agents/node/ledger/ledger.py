@@ -36,8 +36,6 @@ Record = Dict[str, Any]
 
 
 class Admission(NamedTuple):
-    """A start that the ledger admits."""
-
     record: Record
     is_repeat: bool  # the task was already admitted
 
@@ -99,7 +97,6 @@ class Ledger:
         ]
 
     def live_milli(self) -> Dict[str, int]:
-        """Return the milli held on each GPU with allocations."""
         return _live_milli(self.read())
 
     def pooled_networks(self) -> Dict[str, Record]:
@@ -275,7 +272,6 @@ class Ledger:
             state["tasks"].pop(name, None)
 
     def set_boot_id(self, boot_id: str) -> None:
-        """Record the boot id that the ledger refers to."""
         with self.transaction() as state:
             state["boot_id"] = boot_id
 
@@ -364,7 +360,6 @@ class Ledger:
 
 
 def task_network(record: Record) -> Optional[str]:
-    """Return the name of a task's network; None without one."""
     if not record["subnet"]:
         return None
     return record.get("network") or network_name(record["cluster"], record["job"])  # older records lack it

@@ -24,8 +24,6 @@ _MIN_AGE_S = 600
 
 
 class GarbageCollector:
-    """Removes remains of tasks, uploads, networks and images."""
-
     def __init__(self, tasks: TaskManager, images: ImageManager, spares: NetworkPool) -> None:
         self._tasks = tasks
         self._images = images

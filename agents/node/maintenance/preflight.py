@@ -76,7 +76,6 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
 
 
 def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[str, Any]:
-    """Run the checks from the command line."""
     tasks = TaskManager.open(settings, agent_command)
     tasks.directories.create_all()
     return run_preflight(tasks)

@@ -115,7 +115,6 @@ class ContainerRuntime(Runtime):
     def run(
         self, arguments: Sequence[str], *, timeout_s: float = _COMMAND_WITHIN_S, lock_fd: Optional[int] = None
     ) -> CommandResult:
-        """Run one command of the engine."""
         try:
             answer = subprocess.run(
                 self.command(arguments),
@@ -143,7 +142,6 @@ class ContainerRuntime(Runtime):
         return answer.stdout
 
     def error(self, verb: str, answer: CommandResult) -> AgentError:
-        """Map a failed command to a refusal."""
         last = (
             answer.stderr.strip().splitlines()[-1][:600]
             if answer.stderr.strip()

@@ -173,7 +173,6 @@ class Firewall:
             write_atomic(self._digest_path, digest.encode(), sync=False)
 
     def _restricted_jobs(self) -> List[JobPolicy]:
-        """Return the subnets of live tasks with a restrictive policy."""
         found = {
             record["subnet"]: egress.parse_egress_policy(record["egress"])
             for record in self._ledger.tasks().values()

@@ -32,8 +32,6 @@ FORBIDDEN_ENV = ("LD_PRELOAD", "LD_AUDIT")
 
 
 class GpuShare(NamedTuple):
-    """Share of one GPU in milli."""
-
     uuid: str
     milli: int
 
@@ -382,7 +380,6 @@ class FabricRequirements(NamedTuple):
 
 
 def parse_fabric(raw: Any) -> FabricRequirements:
-    """Return the field ``fabric`` of a request."""
     if not isinstance(raw, dict) or set(raw) != set(FabricRequirements._fields):
         raise invalid_spec("fabric must have a runtime, an interface, a network and devices.")
     if "/" in str(raw["interface"]):
@@ -399,7 +396,6 @@ def parse_fabric(raw: Any) -> FabricRequirements:
 
 
 def parse_ip_address(value: Any) -> str:
-    """Return an IPv4 or IPv6 address."""
     try:
         return str(ipaddress.ip_address(value))
     except ValueError as error:

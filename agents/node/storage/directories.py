@@ -33,7 +33,6 @@ class NodeDirectories:
         self.volumes = Volumes(settings)
 
     def create_all(self) -> None:
-        """Create the folders that every node has."""
         with disk_full_as_error(self._settings.state_dir):
             for folder, mode in (
                 (self._settings.state_dir, 0o711),

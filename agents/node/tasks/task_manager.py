@@ -408,7 +408,6 @@ class TaskManager:
             return True
 
     def tasks_past_deadline(self, now_s: float) -> List[str]:
-        """Return the tasks whose stop deadline has passed."""
         return [
             name
             for name, record in self.ledger.tasks().items()
@@ -583,7 +582,6 @@ class TaskManager:
         }
 
     def _read_reports(self, row: JsonObject) -> JsonObject:
-        """Return checkpoint and progress reports of a running task."""
         folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
         reported = progress.read_progress(folder, started_s, now_s)
         return {
