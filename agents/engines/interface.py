@@ -7,6 +7,7 @@ stays as it is and the call is repeated later). A time-out is never a failure.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
@@ -33,6 +34,8 @@ from agents.wire.messages import (
     Uuid,
 )
 
+LOG_CHUNK_BYTES = 262_144
+MAX_LOG_BYTES = 2**40
 CONTAINER_STATES = ("created", "running", "exited")
 TimeOrNone = Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)]
 AnyNumber = Annotated[float | None, wire(FieldReader.number_or_none)]
@@ -150,14 +153,21 @@ class StopResult(Message):
     """How long something has survived SIGKILL; None: nothing has, or not reported."""
 
 
+def _read_log_data(read: FieldReader, key: str) -> bytes:
+    text = read.name_or_none("data_b64", 2 * LOG_CHUNK_BYTES)
+    if text is None:
+        raise InvalidMessageError("data_b64 is missing")
+    return base64.b64decode(text, validate=True)
+
+
 @dataclass(frozen=True)
-class LogChunk:
+class LogChunk(Message):
     """Bytes of a task's log from ``offset`` on."""
 
-    data: bytes
-    offset: int
-    format: str  # k8s or raw
-    eof: bool
+    data: Annotated[bytes, wire(_read_log_data)]
+    offset: Annotated[int, wire(FieldReader.integer, 0, MAX_LOG_BYTES)]
+    format: Annotated[str, wire(FieldReader.name, 16)]  # k8s or raw
+    eof: Flag
 
 
 @dataclass(frozen=True)
@@ -195,12 +205,16 @@ class GpuFaultReported(Message):
     count: Annotated[int, wire(FieldReader.integer)]
 
 
+def _read_line(read: FieldReader, key: str) -> str:
+    return read.text("line", 300)
+
+
 @dataclass(frozen=True)
-class PullProgress:
+class PullProgress(Message):
     """Sent while an image is pulled."""
 
-    image: str
-    message: str
+    image: Annotated[str, wire(FieldReader.text, 300)]
+    message: Annotated[str, wire(_read_line)]
 
 
 @dataclass(frozen=True)
@@ -213,6 +227,29 @@ class InvalidEventsReceived:
 
 EngineEvent = TaskExited | GpuHealthChanged | GpuFaultReported | PullProgress | InvalidEventsReceived
 EventHandler = Callable[[EngineEvent], None]
+
+
+_EXITED_FIELDS = (
+    *("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "rebooted"),
+    *("fault", "disk_mib", "disk_used_mib"),
+)
+
+
+def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
+    """Return an event; None for samples and unknown events. Raise InvalidMessageError."""
+    match message.get("event"):
+        case "exited":
+            row = {key: message.get(key) for key in _EXITED_FIELDS}
+            return TaskExited(
+                Container.from_wire(row | {"name": message.get("container"), "state": "exited"})
+            )
+        case "gpu_health":
+            return GpuHealthChanged.from_wire(message)
+        case "gpu_xid":
+            return GpuFaultReported.from_wire(message)
+        case "pull_progress":
+            return PullProgress.from_wire(message)
+    return None
 
 
 class NodeEngine(Protocol):

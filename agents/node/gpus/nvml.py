@@ -9,10 +9,23 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from agents.node.gpus import LOST, OK, GpuFault, GpuInfo, GpuProcess, GpuProvider, GpuSample, NoGpus
+from agents.node.gpus import (
+    LOST,
+    NVSWITCH,
+    OK,
+    PCIE_LEVELS,
+    GpuFault,
+    GpuInfo,
+    GpuLink,
+    GpuProcess,
+    GpuProvider,
+    GpuSample,
+    NoGpus,
+    nvlink_islands,
+    nvlinks_between,
+)
 from agents.node.gpus.faults import FaultLog, watch_faults
 from agents.node.gpus.health import MEMORY_FAULT, HealthReadings, evaluate_health, is_throttled
-from agents.node.gpus.links import NVSWITCH, PCIE_LEVELS, GpuLink, nvlink_islands, nvlinks_between
 from agents.node.host.procfs import read_text
 
 _Answer = TypeVar("_Answer")

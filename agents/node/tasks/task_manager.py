@@ -12,13 +12,12 @@ import socket
 import time
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional
 
-from agents.node import errors, progress
+from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.gpus import OK, GpuProvider, open_gpus
 from agents.node.gpus.mps_daemons import MpsDaemons
 from agents.node.host import cgroup, procfs
 from agents.node.host.atomic_files import file_lock
-from agents.node.host.oom_log import OomLog
 from agents.node.ledger.ledger import (
     EXITED,
     LIVE_PHASES,
@@ -35,6 +34,7 @@ from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
+from agents.node.spec import report_files
 from agents.node.spec.task_spec import (
     TaskSpec,
     container_name,
@@ -83,7 +83,7 @@ class TaskManager:
         self.on_start: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.CgroupUsage] = {}
         self._cgroups: Dict[str, cgroup.Cgroup] = {}
-        self._kernel_log = OomLog()
+        self._kernel_log = cgroup.OomLog()
         self._rendezvous = rendezvous.RendezvousListeners()
         self._disk_full_message = ""
         self._disk_full_until_s = 0.0
@@ -583,9 +583,9 @@ class TaskManager:
 
     def _read_reports(self, row: JsonObject) -> JsonObject:
         folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
-        reported = progress.read_progress(folder, started_s, now_s)
+        reported = report_files.read_progress(folder, started_s, now_s)
         return {
-            "checkpoint_age_s": progress.checkpoint_age_s(folder, started_s, now_s),
+            "checkpoint_age_s": report_files.checkpoint_age_s(folder, started_s, now_s),
             "progress": reported.done if reported else None,
             "progress_age_s": reported.age_s if reported else None,
         }
