@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from agents.node.errors import ENGINE_ERROR, AgentError
 from agents.node.gpus import GpuInfo, GpuProvider, mps
 from agents.node.host import mount_namespace, procfs
-from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_json
 from agents.node.ledger.ledger import LIVE_PHASES, Ledger, Record
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import GpuShare, TaskSpec
@@ -191,12 +190,9 @@ class MpsDaemons:
             deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
             while daemon.is_alive and time.monotonic() < deadline_s:
                 time.sleep(_POLL_INTERVAL_S)
-        for pid in _daemon_processes(self._path(uuid, "pipe")):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        procfs.kill_processes(_daemon_processes(self._path(uuid, "pipe")))
         for name in ("daemon.json", "launch.json"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(uuid, name))
+            remove_file(self._path(uuid, name))
         for folder in (
             self._path(uuid, "pipe"),
             self._shm_dir(uuid) if mps.uses_private_shm(self._settings) else None,
@@ -293,8 +289,7 @@ def _clear_dir(folder: str) -> None:
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.path)
+            remove_file(entry.path)
 
 
 def main(folder: str) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import threading
 from typing import Dict, List, NamedTuple, Optional, Set
 
-from agents.node.host.procfs import MIB, read_text
+from agents.node.host.atomic_files import opened
+from agents.node.host.procfs import MIB, kill_processes, read_text
 
 _ROOT = "/sys/fs/cgroup"
 _OOM_GROUP = re.compile(r"oom_memcg=([^,\s]+)")
@@ -139,9 +139,7 @@ class TaskCgroup:
         ).usage()
 
     def kill(self) -> None:
-        for pid in self.members():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes(self.members())
 
     def remove(self) -> None:
         for folder in self._folders:
@@ -234,11 +232,8 @@ def _create_v2(
 
 
 def _write(folder: str, name: str, text: str) -> None:
-    descriptor = os.open(os.path.join(folder, name), os.O_WRONLY)
-    try:
+    with opened(os.path.join(folder, name), os.O_WRONLY) as descriptor:
         os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 class OomLog:

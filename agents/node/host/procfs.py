@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+import signal
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 MIB = 1024 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -137,6 +139,13 @@ def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
         return False
     facts = read_process(pid)
     return facts is not None and facts.state not in "ZX" and start_ticks in (None, facts.start_ticks)
+
+
+def kill_processes(pids: Iterable[int]) -> None:
+    """Send SIGKILL to those that still exist."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def list_processes() -> List[ProcessInfo]:

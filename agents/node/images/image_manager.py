@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from agents.node.errors import ENGINE_ERROR, IMAGE_MISSING, AgentError, invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, write_atomic
+from agents.node.host.atomic_files import disk_full_as_error, opened, remove_file, write_atomic
 from agents.node.images.image_gc import store_used_percent
 from agents.node.ledger.image_usage import record_arrival
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
@@ -111,8 +111,7 @@ class ImageManager:
                 image = runtime.load(path)
                 self._record_arrival(runtime, image, before)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            remove_file(path)
         return {"size": size, "image": _row(runtime.kind, image)}
 
     def _record_arrival(self, runtime: Runtime, image: Image, before: Set[str]) -> None:
@@ -158,15 +157,11 @@ class ImageManager:
         if offset > _size(path):
             raise invalid_spec(f"The chunk starts at {offset}, but only {_size(path)} bytes are here.")
         self._tasks.directories.check_disk_space()
-        with disk_full_as_error(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(descriptor, view, offset)
-                    view, offset = view[written:], offset + written
-            finally:
-                os.close(descriptor)
+        with disk_full_as_error(path), opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view, offset = view[written:], offset + written
         return _size(path)
 
     @staticmethod

@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from agents.node.errors import ENGINE_ERROR, FORBIDDEN, AgentError, invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, fsync_dir, write_atomic
+from agents.node.host.atomic_files import disk_full_as_error, fsync_dir, remove_file, write_atomic
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import parse_base64, parse_integer, parse_seconds
 
@@ -79,8 +79,7 @@ class AgentUpgrader:
     def _confirm(target: str, wanted: Any) -> Dict[str, Any]:
         if digest_of(target) != wanted:
             raise AgentError(FORBIDDEN, "The installed program is not the one to confirm.")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_trial_path(target))
+        remove_file(_trial_path(target))
         return {"confirmed": True}
 
     @staticmethod
@@ -119,8 +118,7 @@ class AgentUpgrader:
                     os.unlink(previous)
                 os.link(target + ending, previous)
         if confirm_within_s is None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_trial_path(target))
+            remove_file(_trial_path(target))
         else:
             write_atomic(_trial_path(target), f"{int(time.time() + confirm_within_s)}\n".encode(), mode=0o644)
         # at any moment either the current or the previous program has its matching signature

@@ -16,7 +16,7 @@ from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.host import procfs
-from agents.node.host.atomic_files import write_atomic
+from agents.node.host.atomic_files import remove_file, write_atomic
 from agents.node.runtimes import (
     CREATED,
     EXITED,
@@ -187,8 +187,7 @@ class ContainerRuntime(Runtime):
         image = self._prepared_images.pop(config.spec.name, None) or self.inspect_image(
             config.spec.image or ""
         )
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(config.task_dir, "pid"))
+        remove_file(os.path.join(config.task_dir, "pid"))
         engine = self.engine._replace(gpu_mode=self._gpu_mode()) if config.real_gpus else self.engine
         if config.spec.disk_mib is not None:
             engine = engine._replace(limits_layers=self.limits_layers())
@@ -242,8 +241,7 @@ class ContainerRuntime(Runtime):
         self.run_checked(["start", name])
 
     def _remove_env_file(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(arguments.environment_path(os.path.join(self.settings.state_dir, "tasks", name)))
+        remove_file(arguments.environment_path(os.path.join(self.settings.state_dir, "tasks", name)))
 
     def find(self, name: str) -> Optional[ContainerInfo]:
         found = self._inspect([name])

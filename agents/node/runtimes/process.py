@@ -17,7 +17,7 @@ from agents.node import shim
 from agents.node.errors import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, invalid_spec
 from agents.node.gpus import mps
 from agents.node.host import cgroup, procfs
-from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_json
 from agents.node.runtimes import (
     CREATED,
     EXITED,
@@ -184,8 +184,7 @@ class ProcessRuntime(Runtime):
         if not shim.claim_task(folder, "stop") and not self._kill_all(name, folder, _REMOVE_TIMEOUT_S):
             raise AgentError(ENGINE_ERROR, f"{name} still exists although it was killed.")
         for leftover in ("launch.json", "pid.json", "exit.json", "claim", "shim.lock"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, leftover))
+            remove_file(os.path.join(folder, leftover))
         shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
 
     def _kill_all(self, name: str, folder: str, timeout_s: float) -> bool:
@@ -202,10 +201,8 @@ class ProcessRuntime(Runtime):
         if group is not None:
             group.kill()
             group.remove()
-        for each in procfs.list_processes():
-            if begun.get("pid") and each.session == begun["pid"]:
-                with contextlib.suppress(OSError):
-                    os.kill(each.pid, signal.SIGKILL)
+        everyone = procfs.list_processes() if begun.get("pid") else []
+        procfs.kill_processes(each.pid for each in everyone if each.session == begun["pid"])
         return let_go
 
 
