@@ -1,4 +1,4 @@
-"""Typed messages of the wire protocol: hello, GPUs, samples. Unknown values are None.
+"""Typed messages of the wire protocol: hello, GPUs, networks, samples. Unknown values are None.
 
 The annotation of each field defines what it may contain (``agents.wire.fields.Message``).
 """
