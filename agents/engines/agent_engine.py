@@ -175,7 +175,8 @@ class AgentEngine:
 
     def store_used_percent(self) -> float | None:
         parse = lambda row: FieldReader(row).number_or_none("store_used_percent", 0, 100)  # noqa: E731
-        return self._request("images", parse, timeout_s=REPLY_TIMEOUT_S)
+        used: float | None = self._request("images", parse, timeout_s=REPLY_TIMEOUT_S)
+        return used
 
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         if login is None:

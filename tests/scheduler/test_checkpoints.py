@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from agents.engines.interface import Container
+from agents.engines.interface import Container, PollResult
 from portal.models import Attempt, Job, JobEvent, Quota
 from scheduler import what_if
 from scheduler.core.decide import decide
@@ -120,14 +120,14 @@ def decide_for_one_more(scene: dict[str, Any]) -> set[str]:
 
 
 def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
-    from_wire, left_out = Container.from_wire, []
+    from_wire, left_out = PollResult.from_wire, []
 
-    def as_before(row: dict[str, Any]) -> Container:
+    def as_before(answer: dict[str, Any]) -> PollResult:
         """Its rows lack the field."""
-        left_out.append(row.pop("checkpoint_age_s"))
-        return from_wire(row)
+        left_out.extend(row.pop("checkpoint_age_s") for row in answer["containers"])
+        return from_wire(answer)
 
-    monkeypatch.setattr(Container, "from_wire", as_before)
+    monkeypatch.setattr(PollResult, "from_wire", as_before)
     job = borrow(scene, "saves", SAVES)
     borrow(scene, "other", "sleep 600")
     both_run(scene)
