@@ -135,7 +135,7 @@ class _ConnectionTest:
 
     def step_connect(self) -> OutcomeMessage:
         began_s = time.monotonic()
-        connect_tcp(self._target).close()
+        connect_tcp(self._target.host, self._target.port).close()
         took_ms = (time.monotonic() - began_s) * 1000
         return (
             StepOutcome.OK,

@@ -118,7 +118,6 @@ def enrolment_script(
 
 @functools.cache
 def loader_version() -> int:
-    """Return the version of the bundled loader."""
     return int(_LOADER_VERSION.findall(_loader_script())[0])
 
 
@@ -159,7 +158,6 @@ def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> s
 
 
 def node_settings(cluster: str, choices: EnrolmentOptions) -> dict[str, object]:
-    """Return the settings of the agent on the node."""
     return {
         "cluster": cluster,
         "state_dir": STATE_DIR,

@@ -58,7 +58,7 @@ def sign_agent(program: bytes, signing_key_path: Path) -> str:
     The format is OpenSSH's (PROTOCOL.sshsig), so a node needs only ``ssh-keygen -Y verify``.
     """
     private = _load_key(signing_key_path)
-    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(_raw_public_key(private))
+    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(private.public_key().public_bytes_raw())
     namespace, hash_name = SIGNATURE_NAMESPACE.encode(), b"sha512"
     signed = (
         _SIGNATURE_MAGIC
@@ -108,10 +108,6 @@ def _load_key(path: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError(f"{path} is not an ed25519 key.")
     return key
-
-
-def _raw_public_key(private: Ed25519PrivateKey) -> bytes:
-    return private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 
 def _ssh_string(value: bytes) -> bytes:

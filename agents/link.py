@@ -13,7 +13,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agents.wire.fields import InvalidMessageError, clean_text
@@ -57,16 +56,6 @@ class InvalidReplyError(OutcomeUnknownError):
     """The reply violates the protocol, so the outcome is unknown."""
 
 
-@dataclass(frozen=True)
-class Reply:
-    """The node executed the request."""
-
-    answer: JsonObject
-
-
-RequestOutcome = Reply | AgentError | OutcomeUnknownError
-
-
 class LineReader(Protocol):
     """Reading side of a stream; ``readline`` returns b"" at the end."""
 
@@ -74,8 +63,6 @@ class LineReader(Protocol):
 
 
 class ByteWriter(Protocol):
-    """Writing side of a stream."""
-
     def write(self, data: bytes, /) -> Any: ...
 
     def flush(self) -> Any: ...
@@ -173,13 +160,6 @@ class Link:
         if isinstance(answer, OutcomeUnknownError):
             raise answer
         return _raise_unless_ok(answer)
-
-    def try_request(self, verb: str, *, timeout_s: float, **fields: Any) -> RequestOutcome:
-        """Like :meth:`request`, with the three outcomes as values."""
-        try:
-            return Reply(self.request(verb, timeout_s=timeout_s, **fields))
-        except (AgentError, OutcomeUnknownError) as outcome:
-            return outcome
 
     def next_event(self, timeout_s: float) -> JsonObject | None:
         """Return the oldest queued event; None on time-out."""

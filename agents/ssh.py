@@ -205,7 +205,7 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
     With ``key_type``, return the key of that type. Raise NodeUnreachableError or HostKeyMismatchError.
     """
     wanted = _SCANNED_KEY_TYPES if key_type is None else _SIGNATURE_ALGORITHMS.get(key_type, (key_type,))
-    sock = _connect_tcp(host, port)
+    sock = connect_tcp(host, port)
     transport = _start_transport(sock, wanted, host, port)
     try:
         key = transport.get_remote_server_key()
@@ -445,12 +445,8 @@ def _run_with_input(channel: paramiko.Channel, script: bytes) -> RootCommandResu
 # ---- connection steps --------------------------------------------------------------------------------------
 
 
-def connect_tcp(target: SshTarget) -> socket.socket:
+def connect_tcp(host: str, port: int) -> socket.socket:
     """Open the TCP connection to a node's sshd. Raise NodeUnreachableError."""
-    return _connect_tcp(target.host, target.port)
-
-
-def _connect_tcp(host: str, port: int) -> socket.socket:
     place = f"{host}:{port}"
     try:
         sock = socket.create_connection((host, port), timeout=STEP_TIMEOUT_S)
@@ -504,7 +500,7 @@ def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str,
 
 def _connect(target: SshTarget) -> SshConnection:
     pinned_type, pinned_base64 = target.host_key.split()[:2]
-    sock = _connect_tcp(target.host, target.port)
+    sock = connect_tcp(target.host, target.port)
     transport = _start_transport(sock, host_key_algorithms(target), target.host, target.port)
     key = transport.get_remote_server_key()
     presented = HostKey(key.get_name(), key.get_base64())

@@ -89,7 +89,6 @@ XID_MEANINGS: dict[int, str] = {
 
 
 def xid_meaning(xid: int) -> str:
-    """Return the meaning of the code, for users."""
     return XID_MEANINGS.get(xid, "Unknown XID; see NVIDIA's XID catalog")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agents.engines import parsing
 from agents.engines.interface import (
+    LOG_CHUNK_BYTES,
     CheckResult,
     EngineEvent,
     EventHandler,
@@ -22,6 +22,7 @@ from agents.engines.interface import (
     StartResult,
     StopResult,
     TaskKey,
+    parse_event,
 )
 from agents.link import AgentError, InvalidReplyError, Link
 from agents.local import open_local
@@ -35,11 +36,7 @@ from agents.node.spec.task_spec import (
 )
 from agents.ssh import Role, SshTarget, open_ssh
 from agents.wire.fields import FieldReader, InvalidMessageError
-from agents.wire.messages import (
-    MAX_PORT,
-    Hello,
-)
-from agents.wire.networks import parse_network_info
+from agents.wire.messages import MAX_MIB, MAX_PORT, Hello, parse_network_info, read_images
 
 REPLY_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 60.0
@@ -76,19 +73,8 @@ class AgentEngine:
         return engine
 
     @classmethod
-    def ssh(
-        cls,
-        host: str,
-        port: int,
-        user: str,
-        key_path: Path,
-        host_key: str,
-        *,
-        cluster: str,
-        role: Role = "control",
-    ) -> AgentEngine:
+    def ssh(cls, target: SshTarget, key_path: Path, *, cluster: str, role: Role = "control") -> AgentEngine:
         """Open the agent of a node over SSH. Raise SshError, AgentError or OutcomeUnknownError."""
-        target = SshTarget(host=host, user=user, host_key=host_key, port=port)
         engine = cls()
         engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
         return engine
@@ -102,9 +88,8 @@ class AgentEngine:
         return hello_to_json(self._link.hello)
 
     def images(self) -> list[dict[str, Any]]:
-        return self._request(
-            "hello", lambda row: parsing.parse_image_list(row["hello"]), timeout_s=REPLY_TIMEOUT_S
-        )
+        parse = lambda row: [dataclasses.asdict(each) for each in read_images(FieldReader(row["hello"]))]  # noqa: E731
+        return self._request("hello", parse, timeout_s=REPLY_TIMEOUT_S)
 
     @property
     def is_open(self) -> bool:
@@ -122,11 +107,11 @@ class AgentEngine:
 
     def _start_or_prepare(self, verb: str, epoch: int, spec: Mapping[str, Any]) -> StartResult:
         return self._request(
-            verb, parsing.parse_start_result, timeout_s=START_TIMEOUT_S, epoch=epoch, spec=dict(spec)
+            verb, StartResult.from_wire, timeout_s=START_TIMEOUT_S, epoch=epoch, spec=dict(spec)
         )
 
     def poll(self) -> PollResult:
-        return self._request("list", parsing.parse_poll_result, timeout_s=REPLY_TIMEOUT_S)
+        return self._request("list", PollResult.from_wire, timeout_s=REPLY_TIMEOUT_S)
 
     @property
     def supports_stopping_tasks(self) -> bool:
@@ -137,7 +122,7 @@ class AgentEngine:
     ) -> StopResult:
         answer = self._request(
             "stop",
-            parsing.parse_stop_result,
+            StopResult.from_wire,
             timeout_s=REPLY_TIMEOUT_S,
             epoch=epoch,
             job=job,
@@ -155,11 +140,11 @@ class AgentEngine:
     def logs(self, key: TaskKey, offset: int) -> LogChunk:
         return self._request(
             "logs",
-            parsing.parse_log_chunk,
+            LogChunk.from_wire,
             timeout_s=REPLY_TIMEOUT_S,
-            **_task_fields(key),
+            **vars(key),
             offset=offset,
-            limit=parsing.LOG_CHUNK_BYTES,
+            limit=LOG_CHUNK_BYTES,
         )
 
     def probe(self, key: TaskKey, port: int, path: str) -> int | None:
@@ -167,7 +152,7 @@ class AgentEngine:
             "probe",
             lambda row: FieldReader(row).integer_or_none("status", 0, 999),
             timeout_s=REPLY_TIMEOUT_S,
-            **_task_fields(key),
+            **vars(key),
             port=port,
             path=path,
         )
@@ -181,7 +166,7 @@ class AgentEngine:
             "terminal",
             lambda row: FieldReader(row).integer("port", 1, MAX_PORT),
             timeout_s=REPLY_TIMEOUT_S,
-            **_task_fields(key),
+            **vars(key),
             secret=secret,
             cols=cols,
             rows=rows,
@@ -189,7 +174,9 @@ class AgentEngine:
         )
 
     def store_used_percent(self) -> float | None:
-        return self._request("images", parsing.parse_store_used_percent, timeout_s=REPLY_TIMEOUT_S)
+        parse = lambda row: FieldReader(row).number_or_none("store_used_percent", 0, 100)  # noqa: E731
+        used: float | None = self._request("images", parse, timeout_s=REPLY_TIMEOUT_S)
+        return used
 
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
         if login is None:
@@ -232,7 +219,7 @@ class AgentEngine:
     def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
         known = fabric is not None and CAN_CHECK_FABRIC in self._link.hello.capabilities
         fields = {"fabric": dict(fabric or {})} if known else {}
-        read = lambda row: list(FieldReader(row).list_of("checks", parsing.parse_check_result, 256))  # noqa: E731
+        read = lambda row: list(FieldReader(row).list_of("checks", CheckResult.from_wire, 256))  # noqa: E731
         return self._request("preflight", read, timeout_s=PREFLIGHT_TIMEOUT_S, **fields)
 
     def network_info(self) -> dict[str, Any]:
@@ -245,7 +232,7 @@ class AgentEngine:
         return self._request("check_rendezvous", read, timeout_s=REPLY_TIMEOUT_S, **fields)
 
     def gc(self, **options: Any) -> dict[str, Any]:
-        return self._request("gc", parsing.parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)
+        return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)
 
     def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
         fields = {"epoch": epoch, "job": job, "attempt": attempt, "signal": signal}
@@ -274,7 +261,7 @@ class AgentEngine:
     def _on_event(self, message: dict[str, Any]) -> None:
         """Called in the link's reading thread; events before the first ``watch`` are buffered."""
         try:
-            event = parsing.parse_event(message)
+            event = parse_event(message)
         except InvalidMessageError as problem:
             event = self._count_invalid_event(str(problem))
         if event is None:
@@ -303,13 +290,27 @@ class AgentEngine:
         return InvalidEventsReceived(times, problem)
 
 
-def _task_fields(key: TaskKey) -> dict[str, Any]:
-    """Return the request fields that identify a task."""
-    return {"job": key.job, "attempt": key.attempt, "task": key.task}
-
-
 def hello_to_json(hello: Hello) -> dict[str, Any]:
     """Return a hello as it is stored in the database."""
     reported = dataclasses.asdict(hello)
     reported["runtimes"] = [{"kind": kind, "version": version} for kind, version in hello.runtimes]
     return reported
+
+
+def parse_gc_result(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what garbage collection removed; older agents report less."""
+    read = FieldReader(answer)
+    counted = ("ended_tasks", "orphan_dirs", "removed_jobs", "uploads", "networks", "scratch", "freed_mib")
+    found: dict[str, Any] = {key: read.integer_or_none(key, maximum=MAX_MIB) for key in counted}
+    found["images"] = list(read.list_of("images", _parse_removed_image, 10_000)) if "images" in read else None
+    return found | {"store_used_percent": read.number_or_none("store_used_percent", 0, 100)}
+
+
+def _parse_removed_image(row: Any) -> dict[str, Any]:
+    read = FieldReader(row)
+    return {
+        "runtime": read.name("runtime", 16),
+        "names": list(read.names("names", 256, 1024)),
+        "size_mib": read.integer_or_none("size_mib", maximum=MAX_MIB),
+        "unused_s": read.number_or_none("unused_s"),
+    }

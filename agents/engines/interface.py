@@ -7,11 +7,38 @@ stays as it is and the call is repeated later). A time-out is never a failure.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from agents.link import AgentError, InvalidReplyError, OutcomeUnknownError
+from agents.link import AgentError as AgentError
+from agents.link import InvalidReplyError as InvalidReplyError
+from agents.link import OutcomeUnknownError as OutcomeUnknownError
+from agents.wire.fields import MAX_INT32, FieldReader, InvalidMessageError, Message, check_integer, wire
+from agents.wire.messages import (
+    MAX_ATTEMPT,
+    MAX_GPUS,
+    MAX_PORT,
+    MAX_PUBLIC_ID_LENGTH,
+    MAX_TASKS,
+    MAX_TIMESTAMP_S,
+    MAX_UUID_LENGTH,
+    CountOrNone,
+    Flag,
+    GpuHealth,
+    LineOrNone,
+    MibOrNone,
+    Quantity,
+    ShortName,
+    Uuid,
+)
+
+LOG_CHUNK_BYTES = 262_144
+MAX_LOG_BYTES = 2**40
+CONTAINER_STATES = ("created", "running", "exited")
+TimeOrNone = Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)]
+AnyNumber = Annotated[float | None, wire(FieldReader.number_or_none)]
 
 
 @dataclass(frozen=True)
@@ -23,18 +50,50 @@ class TaskKey:
     task: int
 
 
+def _read_task_key(read: FieldReader, key: str) -> TaskKey:
+    job = read.name("job", MAX_PUBLIC_ID_LENGTH)
+    return TaskKey(job, read.integer("attempt", 0, MAX_ATTEMPT), read.integer("task", 0, MAX_ATTEMPT))
+
+
+def _read_ports(read: FieldReader, key: str) -> dict[str, int]:
+    """Return ports of a task with the loopback ports of the node that lead to them."""
+    found = read.mapping_of(key, lambda each: check_integer(each, 1, MAX_PORT), 256)
+    if not all(port.isascii() and port.isdecimal() and int(port) <= MAX_PORT for port in found):
+        raise InvalidMessageError(f"{key} has a key that is not a port")
+    return {str(int(port)): number for port, number in found.items()}
+
+
+def _read_state(read: FieldReader, key: str) -> str:
+    """Return the state of a task; older agents omit it in the reply to a start."""
+    return read.choice(key, CONTAINER_STATES) if key in read else "running"
+
+
+def _read_name_or_blank(read: FieldReader, key: str, *arguments: Any) -> str:
+    return read.name_or_none(key, *arguments) or ""
+
+
+def _parse_gpu_allocation(row: Any) -> tuple[str, int]:
+    read = FieldReader(row)
+    return read.name("uuid", MAX_UUID_LENGTH), read.integer("milli", 1, 1000)
+
+
+Ports = Annotated[dict[str, int], wire(_read_ports)]
+ContainerName = Annotated[str, wire(FieldReader.name, 120)]
+
+
 @dataclass(frozen=True)
-class StartResult:
+class StartResult(Message):
     """A started task. ``ports`` maps its ports to ports of the node's loopback address."""
 
-    container: str
-    ports: dict[str, int]
-    state: str = "running"  # running; exited when it has already ended; created when it was only prepared
-    already: bool = False
+    container: ContainerName
+    ports: Ports
+    state: Annotated[str, wire(_read_state)] = "running"
+    """running; exited when it has already ended; created when it was only prepared"""
+    already: Flag = False
 
 
 @dataclass(frozen=True)
-class Container:
+class Container(Message):
     """A task as reported by its node. ``state`` is created, running or exited; unknown values are None.
 
     ``gpus``: (uuid, milli) in the node's ledger. ``owner`` and ``project``: public ids from its labels, blank
@@ -42,69 +101,82 @@ class Container:
     age of ``progress`` (units done).
     """
 
-    key: TaskKey
-    name: str
-    digest: str
-    state: str
-    exit_code: int | None = None
-    oom: bool = False
-    peak_memory_mib: int | None = None
-    ports: dict[str, int] = field(default_factory=dict)
-    rebooted: bool = False
-    started_s: float | None = None
-    gpus: tuple[tuple[str, int], ...] = ()
-    owner: str = ""
-    project: str = ""
-    checkpoint_age_s: float | None = None
-    progress: float | None = None
-    progress_age_s: float | None = None
-    fault: str | None = None
+    key: Annotated[TaskKey, wire(_read_task_key)]
+    name: ContainerName
+    digest: Annotated[str, wire(_read_name_or_blank)]
+    state: Annotated[str, wire(FieldReader.choice, CONTAINER_STATES)]
+    exit_code: Annotated[int | None, wire(FieldReader.integer_or_none, -MAX_INT32)] = None
+    oom: Flag = False
+    peak_memory_mib: CountOrNone = None
+    ports: Ports = field(default_factory=dict)
+    rebooted: Flag = False
+    started_s: TimeOrNone = None
+    gpus: Annotated[
+        tuple[tuple[str, int], ...], wire(FieldReader.list_of, _parse_gpu_allocation, MAX_GPUS)
+    ] = ()
+    owner: Annotated[str, wire(_read_name_or_blank, MAX_PUBLIC_ID_LENGTH)] = ""
+    project: Annotated[str, wire(_read_name_or_blank, MAX_PUBLIC_ID_LENGTH)] = ""
+    checkpoint_age_s: AnyNumber = None
+    progress: AnyNumber = None
+    progress_age_s: AnyNumber = None
+    fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
     """What ended it: mps_daemon_lost (the daemon of its GPU share ended) or disk_limit_exceeded."""
-    disk_mib: int | None = None
+    disk_mib: MibOrNone = None
     """Its limit on the node's disk outside volumes."""
-    disk_used_mib: int | None = None
+    disk_used_mib: MibOrNone = None
     """What it had written when it exceeded the limit; None: more files than are counted."""
 
 
 @dataclass(frozen=True)
-class PollResult:
+class PollResult(Message):
     """All tasks of this cluster on one node at one moment."""
 
-    containers: tuple[Container, ...]
-    boot_id: str
-    disk_full_message: str | None = None
+    containers: Annotated[tuple[Container, ...], wire(FieldReader.list_of, Container.from_wire, MAX_TASKS)]
+    boot_id: ShortName
+    disk_full_message: LineOrNone = None
     """Why the node accepts no work for lack of disk space; None while there is enough."""
-    clock_s: float | None = None
+    clock_s: TimeOrNone = None
     """Unix time of the node at the reply; None: not reported."""
 
 
+def _read_ended(read: FieldReader, key: str) -> tuple[Container, ...]:
+    return read.list_of("tasks", Container.from_wire, MAX_TASKS)
+
+
 @dataclass(frozen=True)
-class StopResult:
+class StopResult(Message):
     """Reply to a stop. ``gone``: no container of the attempt exists on the node, and none will be started."""
 
-    gone: bool
-    ended: tuple[Container, ...] = ()
-    stuck_s: float | None = None
+    gone: Flag
+    ended: Annotated[tuple[Container, ...], wire(_read_ended)] = ()
+    stuck_s: Quantity = None
     """How long something has survived SIGKILL; None: nothing has, or not reported."""
 
 
+def _read_log_data(read: FieldReader, key: str) -> bytes:
+    text = read.name_or_none("data_b64", 2 * LOG_CHUNK_BYTES)
+    if text is None:
+        raise InvalidMessageError("data_b64 is missing")
+    return base64.b64decode(text, validate=True)
+
+
 @dataclass(frozen=True)
-class LogChunk:
+class LogChunk(Message):
     """Bytes of a task's log from ``offset`` on."""
 
-    data: bytes
-    offset: int
-    format: str  # k8s or raw
-    eof: bool
+    data: Annotated[bytes, wire(_read_log_data)]
+    offset: Annotated[int, wire(FieldReader.integer, 0, MAX_LOG_BYTES)]
+    format: Annotated[str, wire(FieldReader.name, 16)]  # k8s or raw
+    eof: Flag
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class CheckResult(Message):
     """Result of one check that a node ran on itself."""
 
-    name: str
-    ok: bool
-    message: str
+    name: Annotated[str, wire(FieldReader.text, 64)]
+    ok: Flag
+    message: Annotated[str, wire(FieldReader.text)]
 
 
 @dataclass(frozen=True)
@@ -115,30 +187,34 @@ class TaskExited:
 
 
 @dataclass(frozen=True)
-class GpuHealthChanged:
+class GpuHealthChanged(Message):
     """Sent when a GPU's health changes; ``fatal``: tasks on it can no longer be trusted."""
 
-    uuid: str
-    health: str
-    message: str
-    fatal: bool = False
+    uuid: Uuid
+    health: GpuHealth
+    message: Annotated[str, wire(FieldReader.text, 500)]
+    fatal: Flag = False
 
 
 @dataclass(frozen=True)
-class GpuFaultReported:
+class GpuFaultReported(Message):
     """Sent when the driver reported an XID for a GPU; ``count`` since the last such event."""
 
-    uuid: str
-    xid: int
-    count: int
+    uuid: Uuid
+    xid: Annotated[int, wire(FieldReader.integer, 0, 65_535)]
+    count: Annotated[int, wire(FieldReader.integer)]
+
+
+def _read_line(read: FieldReader, key: str) -> str:
+    return read.text("line", 300)
 
 
 @dataclass(frozen=True)
-class PullProgress:
+class PullProgress(Message):
     """Sent while an image is pulled."""
 
-    image: str
-    message: str
+    image: Annotated[str, wire(FieldReader.text, 300)]
+    message: Annotated[str, wire(_read_line)]
 
 
 @dataclass(frozen=True)
@@ -152,26 +228,28 @@ class InvalidEventsReceived:
 EngineEvent = TaskExited | GpuHealthChanged | GpuFaultReported | PullProgress | InvalidEventsReceived
 EventHandler = Callable[[EngineEvent], None]
 
-__all__ = [
-    "AgentError",
-    "CheckResult",
-    "Container",
-    "EngineEvent",
-    "EventHandler",
-    "GpuFaultReported",
-    "GpuHealthChanged",
-    "InvalidEventsReceived",
-    "InvalidReplyError",
-    "LogChunk",
-    "NodeEngine",
-    "OutcomeUnknownError",
-    "PollResult",
-    "PullProgress",
-    "StartResult",
-    "StopResult",
-    "TaskExited",
-    "TaskKey",
-]
+
+_EXITED_FIELDS = (
+    *("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "rebooted"),
+    *("fault", "disk_mib", "disk_used_mib"),
+)
+
+
+def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
+    """Return an event; None for samples and unknown events. Raise InvalidMessageError."""
+    match message.get("event"):
+        case "exited":
+            row = {key: message.get(key) for key in _EXITED_FIELDS}
+            return TaskExited(
+                Container.from_wire(row | {"name": message.get("container"), "state": "exited"})
+            )
+        case "gpu_health":
+            return GpuHealthChanged.from_wire(message)
+        case "gpu_xid":
+            return GpuFaultReported.from_wire(message)
+        case "pull_progress":
+            return PullProgress.from_wire(message)
+    return None
 
 
 class NodeEngine(Protocol):

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
 from typing import List
 
 DEFAULT_SETTINGS = "/etc/fairway/node.json"
+_OWN_PROGRAMS = {
+    "shim": "agents.node.shim",
+    "mps": "agents.node.gpus.mps_daemons",
+    "disk-usage": "agents.node.storage.disk_usage",
+    "terminal": "agents.node.terminals.terminal",
+}
+"""Programs that the agent starts as its own processes; each loads only the modules it needs."""
 
 
 def main() -> int:
-    if len(sys.argv) == 3 and sys.argv[1] == "shim":
-        from agents.node import shim
-
-        return shim.main(sys.argv[2])
-    if len(sys.argv) == 3 and sys.argv[1] == "mps":
-        from agents.node.gpus import mps_daemons
-
-        return mps_daemons.main(sys.argv[2])
-    if len(sys.argv) == 3 and sys.argv[1] == "disk-usage":
-        from agents.node.storage import disk_usage
-
-        return disk_usage.main(sys.argv[2])
-    if sys.argv[1:] == ["terminal"]:
-        from agents.node.terminals import terminal
-
-        return terminal.main()
+    if sys.argv[1:2] and sys.argv[1] in _OWN_PROGRAMS:
+        program = importlib.import_module(_OWN_PROGRAMS[sys.argv[1]])
+        return int(program.main(*sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="fairway-node", description="The Fairway agent of a node.")
     parser.add_argument("role", choices=("control", "watch", "bulk", "preflight"))
     parser.add_argument("--settings", default=os.environ.get("FAIRWAY_NODE_SETTINGS", DEFAULT_SETTINGS))

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from agents.node.gpus import GpuSample
 from agents.node.gpus.process_owners import ProcessOwnerResolver, has_own_cgroup
 from agents.node.host import cgroup, procfs
+from agents.node.host.atomic_files import free_mib
 from agents.node.ledger.ledger import RUNNING, Record
 from agents.node.tasks.task_manager import TaskManager
 
@@ -43,7 +44,7 @@ class Sampler:
             "at_s": time.time(),
             "cpu_percent": procfs.cpu_percent(before, ticks),
             "memory_used_mib": procfs.memory_used_mib(),
-            "disk_free_mib": procfs.disk_free_mib(self._tasks.settings.state_dir),
+            "disk_free_mib": free_mib(self._tasks.settings.state_dir),
             "gpus": [_gpu_row(reading, rows) for reading, rows in zip(readings, owners)],
             "tasks": self._task_rows(records),
         }

@@ -18,23 +18,19 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.gpus import open_gpus
 from agents.node.host import procfs
-from agents.node.host.atomic_files import disk_full_as_error
+from agents.node.host.atomic_files import disk_full_as_error, free_mib
 from agents.node.host.interfaces import list_interfaces
 from agents.node.images.image_manager import ImageManager
-from agents.node.ledger.ledger import Ledger
 from agents.node.maintenance.gc import GarbageCollector
 from agents.node.maintenance.preflight import gpu_sharing, installed_versions, run_preflight, version_warnings
 from agents.node.maintenance.upgrade import AgentUpgrader, own_digest
 from agents.node.network.fabric import list_fabric_devices
 from agents.node.network.rendezvous import check_rendezvous
-from agents.node.runtimes.choose import open_runtimes
 from agents.node.sampler import Sampler, wait_until_phase_s
 from agents.node.settings import Settings
 from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES
-from agents.node.storage.directories import NodeDirectories
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
@@ -79,18 +75,7 @@ class AgentSession:
         self._requests: "queue.Queue[Optional[JsonObject]]" = queue.Queue(maxsize=1000)
         self._closing = threading.Event()
         self._subscribed = threading.Event()
-        ledger = Ledger(
-            settings.state_dir, subnets=settings.subnets, uids=(settings.uid_first, settings.uid_count)
-        )
-        self._directories = NodeDirectories(settings)
-        self.tasks = TaskManager(
-            settings,
-            ledger,
-            self._directories,
-            open_runtimes(settings, agent_command),
-            open_gpus(settings.gpu_provider),
-            agent_command,
-        )
+        self.tasks = TaskManager.open(settings, agent_command)
         self._images = ImageManager(self.tasks, self.push)
         self._network_pool = NetworkPool(self.tasks)
         self._upgrades = AgentUpgrader(settings)
@@ -178,7 +163,7 @@ class AgentSession:
             "clock_s": time.time(),
             "cpu_count": len(os.sched_getaffinity(0)),
             "memory_mib": procfs.memory_mib(),
-            "disk_free_mib": procfs.disk_free_mib(self._settings.state_dir),
+            "disk_free_mib": free_mib(self._settings.state_dir),
             "loopback": self._settings.loopback,
             "runtimes": [runtime.info() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
@@ -194,7 +179,7 @@ class AgentSession:
             "highest_epoch": self.tasks.ledger.epoch(),
             "per_user_isolation": os.geteuid() == 0,
             "capabilities": [*SPEC_CAPABILITIES, *VERB_CAPABILITIES],
-            "storage": self._directories.volumes.storage_info(),
+            "storage": self.tasks.directories.volumes.storage_info(),
             "interfaces": [each._asdict() for each in list_interfaces()],
             "fabric_devices": list_fabric_devices(self._settings.fabric_devices),
             "networks": self._networks() if self.role == "control" else None,
@@ -234,7 +219,7 @@ class AgentSession:
                 f"This node belongs to the cluster {self._settings.cluster}.",
             )
         self.role = str(role)
-        self._directories.create_all()
+        self.tasks.directories.create_all()
         self.tasks.handle_reboot()
         if self.role == "control":
             try:

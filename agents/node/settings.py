@@ -15,8 +15,6 @@ class SettingsError(ValueError):
 
 
 class RuntimeSettings(NamedTuple):
-    """A runtime on this machine."""
-
     kind: str  # podman, docker, process
     program: Tuple[str, ...]  # ("podman",) or ("sudo", "-n", "podman")
     global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime
@@ -30,53 +28,28 @@ class Settings(NamedTuple):
     cluster: str
     state_dir: str
     home_root: str
-    allowed_mount_roots: Tuple[str, ...]
-    runtimes: Tuple[RuntimeSettings, ...]
-    gpu_provider: str  # nvml, none, or file:PATH
-    boot_id_path: str
-    loopback: str
-    subnets: str
-    denied_networks: Tuple[str, ...]
-    firewall: bool
-    min_free_disk_mib: int
-    watched_disk_paths: Tuple[str, ...]
-    scratch_root: str
-    max_log_mib: int
-    uid_first: int
-    uid_count: int
-    job_ports: Tuple[int, int]
-    rendezvous_ports: Tuple[int, int]  # first and last port for rendezvous, inclusive
-    fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may use
-    mps_control_program: Optional[str]  # program that enforces GPU shares; None: disabled
-    allowed_signers_path: Optional[str]
-    agent_path: Optional[str]
-
-    def runtime(self, kind: str) -> Optional[RuntimeSettings]:
-        return next((runtime for runtime in self.runtimes if runtime.kind == kind), None)
+    allowed_mount_roots: Tuple[str, ...] = ()
+    runtimes: Tuple[RuntimeSettings, ...] = (RuntimeSettings("process", ("process",), (), ()),)
+    gpu_provider: str = "nvml"  # nvml, none, or file:PATH
+    boot_id_path: str = DEFAULT_BOOT_ID_PATH
+    loopback: str = "127.77.0.1"
+    subnets: str = "10.197.0.0/16"
+    denied_networks: Tuple[str, ...] = ()
+    firewall: bool = True
+    min_free_disk_mib: int = 512
+    watched_disk_paths: Tuple[str, ...] = ()
+    scratch_root: str = ""  # blank: below state_dir
+    max_log_mib: int = 128
+    uid_first: int = 2_000_000_000
+    uid_count: int = 60_000
+    job_ports: Tuple[int, int] = (20_000, 32_000)
+    rendezvous_ports: Tuple[int, int] = (32_000, 32_700)  # first and last port for rendezvous, inclusive
+    fabric_devices: Tuple[str, ...] = ("/dev/infiniband",)  # or folders of devices, that gangs may use
+    mps_control_program: Optional[str] = "nvidia-cuda-mps-control"  # enforces GPU shares; None: disabled
+    allowed_signers_path: Optional[str] = None
+    agent_path: Optional[str] = None
 
 
-_DEFAULTS: Dict[str, Any] = {
-    "allowed_mount_roots": [],
-    "runtimes": [{"kind": "process"}],
-    "gpu_provider": "nvml",
-    "boot_id_path": DEFAULT_BOOT_ID_PATH,
-    "loopback": "127.77.0.1",
-    "subnets": "10.197.0.0/16",
-    "denied_networks": [],
-    "firewall": True,
-    "min_free_disk_mib": 512,
-    "watched_disk_paths": [],
-    "scratch_root": None,
-    "max_log_mib": 128,
-    "uid_first": 2_000_000_000,
-    "uid_count": 60_000,
-    "job_ports": [20_000, 32_000],
-    "rendezvous_ports": [32_000, 32_700],
-    "fabric_devices": ["/dev/infiniband"],
-    "mps_control_program": "nvidia-cuda-mps-control",
-    "allowed_signers_path": None,
-    "agent_path": None,
-}
 _REQUIRED = ("cluster", "state_dir", "home_root")
 
 
@@ -93,14 +66,13 @@ def read_settings(path: str) -> Settings:
 def parse_settings(raw: Any) -> Settings:
     if not isinstance(raw, dict):
         raise SettingsError("The settings are not a JSON object.")
-    unknown = sorted(set(raw) - set(_DEFAULTS) - set(_REQUIRED))
+    unknown = sorted(set(raw) - set(Settings._fields))
     if unknown:
         raise SettingsError(f"The settings have an unknown key: {unknown[0]}.")
     for key in _REQUIRED:
         if not isinstance(raw.get(key), str) or not raw[key]:
             raise SettingsError(f"The settings must have {key}.")
-    merged = dict(_DEFAULTS)
-    merged.update(raw)
+    merged: Dict[str, Any] = {**Settings._field_defaults, **raw}
     merged["scratch_root"] = merged["scratch_root"] or os.path.join(merged["state_dir"], "scratch")
     for key in ("state_dir", "home_root", "scratch_root"):
         if not os.path.isabs(merged[key]):
@@ -116,7 +88,8 @@ def parse_settings(raw: Any) -> Settings:
     merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
     merged["rendezvous_ports"] = _parse_port_range(merged["rendezvous_ports"])
     merged["fabric_devices"] = tuple(str(each).rstrip("/") for each in merged["fabric_devices"])
-    merged["runtimes"] = tuple(_parse_runtime(each) for each in merged["runtimes"])
+    if "runtimes" in raw:
+        merged["runtimes"] = tuple(_parse_runtime(each) for each in raw["runtimes"])
     return Settings(**merged)
 
 

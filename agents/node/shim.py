@@ -17,7 +17,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from agents.node.host import cgroup, mount_namespace, procfs
-from agents.node.host.atomic_files import disk_full_as_error, read_json, write_json
+from agents.node.host.atomic_files import disk_full_as_error, opened, read_json, write_json
 from agents.node.task_log import TaskLogWriter
 
 EXIT_ALREADY_CLAIMED = 17
@@ -31,14 +31,11 @@ def claim_task(folder: str, decision: str) -> bool:
     path = os.path.join(folder, "claim")
     with disk_full_as_error(path):
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+                os.write(descriptor, decision.encode())
+                os.fsync(descriptor)
         except FileExistsError:
             return False
-        try:
-            os.write(descriptor, decision.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
     return True
 
 
@@ -143,9 +140,7 @@ class _ProcessTree:
             if self.group is not None:
                 self.group.kill()
             left = self.running()
-            for each in left:
-                with contextlib.suppress(OSError):
-                    os.kill(each.pid, signal.SIGKILL)
+            procfs.kill_processes(each.pid for each in left)
             self.reap()
             if not left and not (self.group is not None and self.group.members()):
                 return

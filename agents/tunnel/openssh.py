@@ -53,14 +53,10 @@ _ENVIRONMENT = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
 class SshNotInstalledError(SshError):
-    """This machine has no OpenSSH client."""
-
     code = "no_ssh_program"
 
 
 class KeyFileError(SshError):
-    """The key file is unusable for ssh."""
-
     code = "key_unusable"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -110,13 +111,17 @@ class FieldReader:
     def number_or_none(self, key: str, minimum: float = -MAX_QUANTITY, maximum: float = MAX_QUANTITY) -> Any:
         return self._with_field_name(key, check_number, self._row.get(key), minimum, maximum)
 
-    def boolean(self, key: str, *, default: bool = False) -> bool:
+    def boolean(self, key: str, default: bool = False) -> bool:
         value = self._row.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
             raise InvalidMessageError(f"{key} is {_short_repr(value)}, not true or false")
         return value
+
+    def object_or_none(self, key: str, parse: Callable[[Any], T]) -> T | None:
+        value = self._row.get(key)
+        return None if value is None else self._with_field_name(key, parse, value)
 
     def list_of(self, key: str, parse: Callable[[Any], T], max_items: int) -> tuple[T, ...]:
         """Return the list items parsed by ``parse``; empty when missing."""
@@ -161,8 +166,39 @@ class FieldReader:
             raise InvalidMessageError(f"{key}: {problem}") from problem
 
 
+class WireField(NamedTuple):
+    """How a field of a message is read: ``read(reader, key, *arguments)``."""
+
+    read: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def wire(read: Callable[..., Any], *arguments: Any) -> WireField:
+    """Declare how an ``Annotated`` field is read: by a method of FieldReader or a function like it."""
+    return WireField(read, arguments)
+
+
+class Message:
+    """Base of dataclasses that mirror an object on the wire.
+
+    Each field is ``Annotated`` with how it is read (:func:`wire`), which defines what the object may contain.
+    """
+
+    @classmethod
+    def from_wire(cls, row: object) -> Self:
+        """Return the message of a JSON object. Raise InvalidMessageError when it contains anything else."""
+        reader = FieldReader(row)
+        fields = _wire_fields(cls)  # type: ignore[arg-type]  # a class is hashable
+        return cls(**{key: read(reader, key, *arguments) for key, (read, arguments) in fields})
+
+
+@functools.cache
+def _wire_fields(message: type[Message]) -> tuple[tuple[str, WireField], ...]:
+    hints = get_type_hints(message, include_extras=True)
+    return tuple((key, hint.__metadata__[0]) for key, hint in hints.items())
+
+
 def check_integer(value: Any, minimum: int = 0, maximum: int = MAX_INT32) -> int:
-    """Return an integer within bounds."""
     return _check_integer("it", value, minimum, maximum)
 
 

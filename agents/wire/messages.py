@@ -1,26 +1,25 @@
-"""Typed messages of the wire protocol: hello, GPUs, containers, samples. Unknown values are None.
+"""Typed messages of the wire protocol: hello, GPUs, networks, samples. Unknown values are None.
 
-Each ``from_wire`` defines what an object may contain, and raises InvalidMessageError for anything else.
+The annotation of each field defines what it may contain (``agents.wire.fields.Message``).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from agents.wire.fields import (
-    MAX_INT32,
     MAX_SAFE_INTEGER,
     FieldReader,
     InvalidMessageError,
+    Message,
     check_integer,
     clean_text,
+    wire,
 )
-from agents.wire.networks import NetworkInterface, parse_address, parse_networks
-
-JsonObject = Mapping[str, Any]
 
 CUDA_VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 GPU_HEALTH_STATES = ("ok", "lost", "quarantined")
@@ -33,194 +32,201 @@ MAX_TIMESTAMP_S = 1e11
 MAX_MIB = 2**50
 MAX_PUBLIC_ID_LENGTH = 64
 MAX_UUID_LENGTH = 96
+MAX_GPU_WATTS = 10_000.0
+"""Larger values are measurement errors."""
+
+
+def if_reported(read: FieldReader, key: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what ``method`` reads; None for a field that the agent does not report."""
+    return method(read, key, *arguments) if key in read else None
+
+
+Flag = Annotated[bool, wire(FieldReader.boolean)]
+Uuid = Annotated[str, wire(FieldReader.name, MAX_UUID_LENGTH)]
+PublicId = Annotated[str, wire(FieldReader.name, MAX_PUBLIC_ID_LENGTH)]
+Number = Annotated[int, wire(FieldReader.integer, 0, MAX_ATTEMPT)]
+"""Number of an attempt or a task."""
+ShortName = Annotated[str, wire(FieldReader.name, 64)]
+ShortNameOrNone = Annotated[str | None, wire(FieldReader.name_or_none, 64)]
+LineOrNone = Annotated[str | None, wire(FieldReader.text_or_none, 500)]
+CountOrNone = Annotated[int | None, wire(FieldReader.integer_or_none)]
+MibOrNone = Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_MIB)]
+MeasuredMib = Annotated[int | None, wire(FieldReader.number_or_none, 0, MAX_MIB)]
+Quantity = Annotated[float | None, wire(FieldReader.number_or_none, 0)]
+GpuHealth = Annotated[str, wire(FieldReader.choice, GPU_HEALTH_STATES)]
+NumaNode = Annotated[int | None, wire(FieldReader.integer_or_none, 0, 32_767)]
 
 
 @dataclass(frozen=True)
-class GpuInfo:
+class GpuInfo(Message):
     """A GPU of the node; older agents omit the later fields."""
 
-    uuid: str
-    index: int
-    model: str
-    memory_mib: int | None
-    simulated: bool
-    health: str
-    health_message: str | None = None
-    nvlink_island: int | None = None
-    compute_capability: float | None = None
-    mig_profile: str | None = None
-    driver_reserved_mib: int | None = None
-    bus_id: str | None = None
-    numa_node: int | None = None
-    fatal: bool = False
-    ecc_uncorrected: int | None = None
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> GpuInfo:
-        read = FieldReader(row)
-        return cls(
-            uuid=read.name("uuid", MAX_UUID_LENGTH),
-            index=read.integer("index", maximum=MAX_PORT),
-            model=read.name("model", 100),
-            memory_mib=read.integer_or_none("memory_mib"),
-            simulated=read.boolean("simulated"),
-            health=read.choice("health", GPU_HEALTH_STATES),
-            health_message=read.text_or_none("health_message", 500),
-            nvlink_island=read.integer_or_none("nvlink_island", maximum=32_767),
-            compute_capability=read.number_or_none("compute_capability", 0, 1000),
-            mig_profile=read.name_or_none("mig_profile", 32),
-            driver_reserved_mib=read.integer_or_none("driver_reserved_mib"),
-            bus_id=read.name_or_none("bus_id", 32),
-            numa_node=read.integer_or_none("numa_node", maximum=32_767),
-            fatal=read.boolean("fatal"),
-            ecc_uncorrected=read.integer_or_none("ecc_uncorrected", maximum=MAX_SAFE_INTEGER),
-        )
+    uuid: Uuid
+    index: Annotated[int, wire(FieldReader.integer, 0, MAX_PORT)]
+    model: Annotated[str, wire(FieldReader.name, 100)]
+    memory_mib: CountOrNone
+    simulated: Flag
+    health: GpuHealth
+    health_message: LineOrNone = None
+    nvlink_island: NumaNode = None
+    compute_capability: Annotated[float | None, wire(FieldReader.number_or_none, 0, 1000)] = None
+    mig_profile: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
+    driver_reserved_mib: CountOrNone = None
+    bus_id: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
+    numa_node: NumaNode = None
+    fatal: Flag = False
+    ecc_uncorrected: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
 
 
 @dataclass(frozen=True)
-class GpuLink:
+class GpuLink(Message):
     """Link of two GPUs (UUIDs): number of NVLinks (0 none, None unknown) and PCIe level."""
 
-    a: str
-    b: str
-    nvlinks: int | None
-    level: str | None
+    a: Uuid
+    b: Uuid
+    nvlinks: Annotated[int | None, wire(FieldReader.integer_or_none, 0, 1000)]
+    level: Annotated[str | None, wire(FieldReader.name_or_none, 12)]
 
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> GpuLink:
-        read = FieldReader(row)
-        return cls(
-            read.name("a", MAX_UUID_LENGTH),
-            read.name("b", MAX_UUID_LENGTH),
-            read.integer_or_none("nvlinks", maximum=1000),
-            read.name_or_none("level", 12),
-        )
+
+def _read_image_cuda(read: FieldReader, key: str) -> str | None:
+    """Return a CUDA version; None for other text, which image authors choose."""
+    cuda = read.name_or_none(key, 64)
+    return cuda if cuda is not None and CUDA_VERSION.fullmatch(cuda) else None
 
 
 @dataclass(frozen=True)
-class ImageInfo:
+class ImageInfo(Message):
     """An image on the node; ``image_id`` is its config digest."""
 
-    image_id: str
-    runtime: str
-    refs: tuple[str, ...]
-    digests: tuple[str, ...]
-    size_mib: int | None
-    cuda: str | None = None  # minimum CUDA version of the driver, such as 12.4
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> ImageInfo:
-        read = FieldReader(row)
-        cuda = read.name_or_none("cuda", 64)
-        return cls(
-            image_id=read.name("image_id"),
-            runtime=read.name("runtime", 16),
-            refs=read.names("refs", 256, 1024),
-            digests=read.names("digests", 256, 1024),
-            size_mib=read.integer_or_none("size_mib", maximum=MAX_MIB),
-            cuda=cuda
-            if cuda is not None and CUDA_VERSION.fullmatch(cuda)
-            else None,  # free text of image authors
-        )
+    image_id: Annotated[str, wire(FieldReader.name)]
+    runtime: Annotated[str, wire(FieldReader.name, 16)]
+    refs: Annotated[tuple[str, ...], wire(FieldReader.names, 256, 1024)]
+    digests: Annotated[tuple[str, ...], wire(FieldReader.names, 256, 1024)]
+    size_mib: MibOrNone
+    cuda: Annotated[str | None, wire(_read_image_cuda)] = None  # minimum CUDA version of the driver: 12.4
 
 
 @dataclass(frozen=True)
-class GpuSharing:
+class GpuSharing(Message):
     """Whether a node enforces GPU shares, and a message how, or why not."""
 
-    enforced: bool
-    message: str
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> GpuSharing:
-        read = FieldReader(row)
-        return cls(read.boolean("enforced"), read.text("message", 500))
+    enforced: Flag
+    message: Annotated[str, wire(FieldReader.text, 500)]
 
 
 @dataclass(frozen=True)
-class Hello:
-    """First message of an agent; ``clock_s`` is the node's Unix time when it was written."""
+class NetworkInterface:
+    """A network interface of the node; ``chosen``: the one for connections from other nodes."""
 
-    protocol: int
-    agent_version: str
-    cluster: str
-    boot_id: str
-    hostname: str
-    python: str
-    clock_s: float
-    cpu_count: int
-    memory_mib: int | None
-    disk_free_mib: int | None
-    loopback: str
-    runtimes: tuple[tuple[str, str | None], ...]
-    gpus: tuple[GpuInfo, ...]
-    driver: str | None
-    version_warnings: tuple[str, ...]
-    images: tuple[ImageInfo, ...]
-    highest_epoch: int
-    per_user_isolation: bool  # whether the runtime ``process`` gives each task its own account
-    capabilities: tuple[str, ...]  # optional features and spec keys that the agent supports
-    links: tuple[GpuLink, ...] | None = None  # None: the agent does not report them
-    gpu_driver_error: str | None = None  # why GPUs could not be listed; ``gpus`` is then meaningless
-    versions: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # by tool; None: not installed or unknown
-    interfaces: tuple[NetworkInterface, ...] = ()  # empty: the agent does not report them
-    rendezvous_ports: tuple[int, int] | None = None  # first and last port for rendezvous
-    storage: tuple[Mapping[str, Any], ...] = ()  # file systems of volumes: use, path, filesystem, MiB, quotas
-    agent_digest: str | None = None  # SHA-256 of the running archive
-    max_cuda_version: str | None = None  # highest CUDA version of the driver; None: no driver or not reported
-    loader_version: int | None = None  # version of the loader, 0 when it reports none; None: not reported
-    gpu_sharing: GpuSharing | None = None  # None: no GPUs, or not supported by the agent
-    fabric_devices: tuple[str, ...] | None = (
-        None  # fabric devices that it may pass to gangs; None: not reported
-    )
-    networks: Mapping[str, Any] | None = None  # by engine, user-defined networks: name, driver, subnets
-    # by runtime, whether network policies are enforced
-    egress: Mapping[str, bool] = field(default_factory=dict)
+    name: str
+    address: str
+    prefix: int
+    speed_mbit: int | None
+    chosen: bool
+    addresses: tuple[str, ...] = ()  # each with prefix length; the first is ``address``
 
     @classmethod
-    def from_wire(cls, row: JsonObject) -> Hello:
+    def from_wire(cls, row: Any) -> NetworkInterface:
         read = FieldReader(row)
+        address, prefix = _parse_address(read.name("address", 64)), read.integer("prefix", maximum=128)
         return cls(
-            protocol=read.integer("protocol", maximum=10_000),
-            agent_version=read.name("agent_version", 32),
-            cluster=read.name("cluster", 64),
-            boot_id=read.name("boot_id", 64),
-            hostname=read.text("hostname", 255),
-            python=read.text("python", 64),
-            clock_s=read.number("clock_s", 0, MAX_TIMESTAMP_S),
-            cpu_count=read.integer("cpu_count", maximum=100_000),
-            memory_mib=read.integer_or_none("memory_mib"),
-            disk_free_mib=read.integer_or_none("disk_free_mib", maximum=MAX_MIB),
-            loopback=parse_address(read.name_or_none("loopback", 64) or "127.77.0.1"),
-            runtimes=read.list_of("runtimes", _parse_runtime, 16),
-            gpus=read.list_of("gpus", GpuInfo.from_wire, MAX_GPUS),
-            driver=read.name_or_none("driver", 64),
-            version_warnings=read.list_of("version_warnings", _parse_version_warning, 64),
-            images=parse_images(row),
-            highest_epoch=read.integer("highest_epoch", maximum=MAX_SAFE_INTEGER),
-            per_user_isolation=read.boolean("per_user_isolation", default=True),
-            capabilities=read.names("capabilities", 256, 64),
-            links=read.list_of("links", GpuLink.from_wire, 20_000) if "links" in read else None,
-            gpu_driver_error=read.text_or_none("gpu_driver_error", 500),
-            versions=read.mapping_of("versions", _parse_version, 64),
-            interfaces=read.list_of("interfaces", NetworkInterface.from_wire, 512),
-            rendezvous_ports=_parse_port_range(read),
-            storage=read.list_of("storage", _parse_storage, 64),
-            agent_digest=read.name_or_none("agent_digest", 64),
-            max_cuda_version=read.name_or_none("max_cuda_version", 16, CUDA_VERSION),
-            loader_version=read.integer_or_none("loader_version", maximum=1_000_000),
-            gpu_sharing=GpuSharing.from_wire(row["gpu_sharing"]) if "gpu_sharing" in read else None,
-            fabric_devices=read.names("fabric_devices", 4096) if "fabric_devices" in read else None,
-            networks=read.mapping_of("networks", parse_networks, 16) if "networks" in read else None,
-            egress=read.mapping_of("egress", _parse_boolean, 16),
+            read.name("name", 32),
+            address,
+            prefix,
+            read.integer_or_none("speed_mbit"),
+            read.boolean("chosen"),
+            read.list_of("addresses", _parse_interface_address, 64)
+            or (_parse_interface_address(f"{address}/{prefix}"),),
         )
 
 
-def parse_images(row: JsonObject) -> tuple[ImageInfo, ...]:
+def parse_network_info(row: Any) -> dict[str, Any]:
+    """Return the network fields of a hello as JSON; fields that are not reported are omitted."""
+    read = FieldReader(row)
+    found: dict[str, Any] = {}
+    if "interfaces" in read:
+        reported = read.list_of("interfaces", NetworkInterface.from_wire, 512)
+        found["interfaces"] = [vars(each) | {"addresses": list(each.addresses)} for each in reported]
+    if "fabric_devices" in read:
+        found["fabric_devices"] = list(read.names("fabric_devices", 4096))
+    if "networks" in read:
+        found["networks"] = read.mapping_of("networks", _parse_networks, 16)
+    return found
+
+
+def _parse_address(text: str) -> str:
+    """Return the address unchanged. Raise InvalidMessageError unless it is a unicast host address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise InvalidMessageError(f"{text[:64]!a} is not an address") from None
+    if address.is_unspecified or address.is_multicast:
+        raise InvalidMessageError(f"{address} is not a unicast address")
+    return text
+
+
+def _parse_interface_address(text: Any) -> str:
+    address, slash, bits = text.partition("/") if isinstance(text, str) else ("", "", "")
+    try:
+        ipaddress.ip_interface(f"{_parse_address(address)}{slash}{bits}")
+    except ValueError:
+        raise InvalidMessageError(f"{address[:64]!a} is not an address with a prefix length") from None
+    return str(text)
+
+
+def _parse_networks(rows: Any) -> list[dict[str, Any]] | None:
+    """Return the networks of one engine; None when not reported. Invalid (user-defined) ones are skipped."""
+    return (
+        None
+        if rows is None
+        else list(FieldReader({"networks": rows}).valid_items("networks", _parse_network, 1024))
+    )
+
+
+def _parse_network(row: Any) -> dict[str, Any]:
+    read = FieldReader(row)
+    subnets = read.list_of("subnets", _parse_subnet, 64)
+    return {
+        "name": read.name("name"),
+        "driver": read.name_or_none("driver", 64),
+        "subnets": list(subnets),
+    }
+
+
+def _parse_subnet(row: Any) -> dict[str, Any]:
+    """Return a subnet with the first and last address that its engine assigns."""
+    read = FieldReader(row)
+    try:
+        subnet = ipaddress.ip_network(read.name("subnet", 64))
+        span = [ipaddress.ip_address(each) for each in read.names("range", 2, 64)]
+        gateway = read.name_or_none("gateway", 64) or None
+        if gateway is not None:
+            ipaddress.ip_address(gateway)
+    except ValueError as problem:
+        raise InvalidMessageError(f"subnets: {str(problem)[:80]!a}") from None
+    if len(span) != 2 or any(end not in subnet for end in span) or int(span[0]) > int(span[1]):
+        raise InvalidMessageError("subnets: a range lies outside its network")
+    return {"subnet": str(subnet), "range": [str(each) for each in span], "gateway": gateway}
+
+
+def read_images(read: FieldReader, key: str = "images") -> tuple[ImageInfo, ...]:
     """Return the images of a message; invalid ones are skipped, because users import some themselves."""
-    return tuple(FieldReader(row).valid_items("images", ImageInfo.from_wire, 20_000))
+    return tuple(read.valid_items(key, ImageInfo.from_wire, 20_000))
+
+
+def _read_loopback(read: FieldReader, key: str) -> str:
+    return _parse_address(read.name_or_none(key, 64) or "127.77.0.1")
+
+
+def _read_port_range(read: FieldReader, key: str) -> tuple[int, int]:
+    ports = read.list_of(key, _parse_port, 2)
+    if len(ports) != 2 or ports[0] > ports[1]:
+        raise InvalidMessageError(f"{key} is not a first and a last port")
+    return ports[0], ports[1]
+
+
+def _parse_port(value: Any) -> int:
+    return check_integer(value, 1024, MAX_PORT)
 
 
 def _parse_runtime(row: Any) -> tuple[str, str | None]:
@@ -236,6 +242,12 @@ def _parse_version_warning(value: Any) -> str:
     return clean_text(value, 500)
 
 
+def _parse_boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidMessageError("a value is not true or false")
+    return value
+
+
 def _parse_storage(row: Any) -> dict[str, Any]:
     read = FieldReader(row)
     return {
@@ -248,202 +260,110 @@ def _parse_storage(row: Any) -> dict[str, Any]:
     }
 
 
-def _parse_port_range(read: FieldReader) -> tuple[int, int] | None:
-    ports = read.list_of("rendezvous_ports", _parse_port, 2)
-    if "rendezvous_ports" not in read:
-        return None
-    if len(ports) != 2 or ports[0] > ports[1]:
-        raise InvalidMessageError("rendezvous_ports is not a first and a last port")
-    return ports[0], ports[1]
+@dataclass(frozen=True)
+class Hello(Message):
+    """First message of an agent; ``clock_s`` is the node's Unix time when it was written."""
 
-
-def _parse_boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidMessageError("a value is not true or false")
-    return value
-
-
-def _parse_port(value: Any) -> int:
-    return check_integer(value, 1024, MAX_PORT)
+    protocol: Annotated[int, wire(FieldReader.integer, 0, 10_000)]
+    agent_version: Annotated[str, wire(FieldReader.name, 32)]
+    cluster: ShortName
+    boot_id: ShortName
+    hostname: Annotated[str, wire(FieldReader.text, 255)]
+    python: Annotated[str, wire(FieldReader.text, 64)]
+    clock_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+    cpu_count: Annotated[int, wire(FieldReader.integer, 0, 100_000)]
+    memory_mib: CountOrNone
+    disk_free_mib: MibOrNone
+    loopback: Annotated[str, wire(_read_loopback)]
+    runtimes: Annotated[tuple[tuple[str, str | None], ...], wire(FieldReader.list_of, _parse_runtime, 16)]
+    gpus: Annotated[tuple[GpuInfo, ...], wire(FieldReader.list_of, GpuInfo.from_wire, MAX_GPUS)]
+    driver: ShortNameOrNone
+    version_warnings: Annotated[tuple[str, ...], wire(FieldReader.list_of, _parse_version_warning, 64)]
+    images: Annotated[tuple[ImageInfo, ...], wire(read_images)]
+    highest_epoch: Annotated[int, wire(FieldReader.integer, 0, MAX_SAFE_INTEGER)]
+    # whether the runtime ``process`` gives each task its own account
+    per_user_isolation: Annotated[bool, wire(FieldReader.boolean, True)]
+    # optional features and spec keys that the agent supports
+    capabilities: Annotated[tuple[str, ...], wire(FieldReader.names, 256, 64)]
+    # None: the agent does not report them
+    links: Annotated[
+        tuple[GpuLink, ...] | None, wire(if_reported, FieldReader.list_of, GpuLink.from_wire, 20_000)
+    ] = None
+    gpu_driver_error: LineOrNone = None  # why GPUs could not be listed; ``gpus`` is then meaningless
+    # by tool; None: not installed or unknown
+    versions: Annotated[Mapping[str, str | None], wire(FieldReader.mapping_of, _parse_version, 64)] = field(
+        default_factory=dict
+    )
+    # empty: the agent does not report them
+    interfaces: Annotated[
+        tuple[NetworkInterface, ...], wire(FieldReader.list_of, NetworkInterface.from_wire, 512)
+    ] = ()
+    # first and last port for rendezvous
+    rendezvous_ports: Annotated[tuple[int, int] | None, wire(if_reported, _read_port_range)] = None
+    # file systems of volumes: use, path, filesystem, MiB, quotas
+    storage: Annotated[tuple[Mapping[str, Any], ...], wire(FieldReader.list_of, _parse_storage, 64)] = ()
+    agent_digest: ShortNameOrNone = None  # SHA-256 of the running archive
+    # highest CUDA version of the driver; None: no driver or not reported
+    max_cuda_version: Annotated[str | None, wire(FieldReader.name_or_none, 16, CUDA_VERSION)] = None
+    # version of the loader, 0 when it reports none; None: not reported
+    loader_version: Annotated[int | None, wire(FieldReader.integer_or_none, 0, 1_000_000)] = None
+    # None: no GPUs, or not supported by the agent
+    gpu_sharing: Annotated[GpuSharing | None, wire(FieldReader.object_or_none, GpuSharing.from_wire)] = None
+    # fabric devices that it may pass to gangs; None: not reported
+    fabric_devices: Annotated[tuple[str, ...] | None, wire(if_reported, FieldReader.names, 4096)] = None
+    # by engine, user-defined networks: name, driver, subnets
+    networks: Annotated[
+        Mapping[str, Any] | None, wire(if_reported, FieldReader.mapping_of, _parse_networks, 16)
+    ] = None
+    # by runtime, whether network policies are enforced
+    egress: Annotated[Mapping[str, bool], wire(FieldReader.mapping_of, _parse_boolean, 16)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
-class ContainerStatus:
-    """A task on the node, running, or ended and not yet removed."""
-
-    name: str
-    cluster: str
-    job: str
-    attempt: int
-    task: int
-    digest: str
-    runtime: str
-    state: str  # created, running, exited
-    exit_code: int | None
-    oom: bool | None
-    peak_memory_mib: int | None
-    started_s: float | None
-    ended_s: float | None
-    ports: dict[int, int]
-    gpus: tuple[tuple[str, int], ...]
-    rebooted: bool
-    owner: str
-    project: str
-    # at the time of the reply; None: none reported, or not supported by the agent
-    checkpoint_age_s: float | None
-    progress: float | None  # units done so far; None as above
-    progress_age_s: float | None  # age of ``progress`` at the time of the reply
-    fault: str | None = None  # what ended it: mps_daemon_lost, disk_limit_exceeded
-    disk_mib: int | None = None  # disk limit outside volumes; None: unlimited or not reported
-    disk_used_mib: int | None = None  # written when the limit was exceeded; None: too many files to count
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> ContainerStatus:
-        read = FieldReader(row)
-        return cls(
-            name=read.name("name", 120),
-            cluster=read.name("cluster", 64),
-            job=read.name("job", MAX_PUBLIC_ID_LENGTH),
-            attempt=read.integer("attempt", maximum=MAX_ATTEMPT),
-            task=read.integer("task", maximum=MAX_ATTEMPT),
-            digest=read.name_or_none("digest") or "",
-            runtime=read.name("runtime", 16),
-            state=read.choice("state", CONTAINER_STATES),
-            exit_code=read.integer_or_none("exit_code", -MAX_INT32),
-            oom=read.boolean("oom"),
-            peak_memory_mib=read.integer_or_none("peak_memory_mib"),
-            started_s=read.number_or_none("started_s", 0, MAX_TIMESTAMP_S),
-            ended_s=read.number_or_none("ended_s", 0, MAX_TIMESTAMP_S),
-            ports=parse_ports(read),
-            gpus=read.list_of("gpus", _parse_gpu_allocation, MAX_GPUS),
-            rebooted=read.boolean("rebooted"),
-            owner=read.name_or_none("owner", MAX_PUBLIC_ID_LENGTH) or "",
-            project=read.name_or_none("project", MAX_PUBLIC_ID_LENGTH) or "",
-            checkpoint_age_s=read.number_or_none("checkpoint_age_s"),
-            progress=read.number_or_none("progress"),
-            progress_age_s=read.number_or_none("progress_age_s"),
-            fault=read.name_or_none("fault", 32),
-            disk_mib=read.integer_or_none("disk_mib", maximum=MAX_MIB),
-            disk_used_mib=read.integer_or_none("disk_used_mib", maximum=MAX_MIB),
-        )
-
-
-CONTAINER_STATES = ("created", "running", "exited")
-
-
-def parse_ports(read: FieldReader) -> dict[int, int]:
-    """Return ports of a task with the loopback ports of the node that lead to them."""
-    found = read.mapping_of("ports", lambda each: check_integer(each, 1, MAX_PORT), 256)
-    if not all(port.isascii() and port.isdecimal() and int(port) <= MAX_PORT for port in found):
-        raise InvalidMessageError("ports has a key that is not a port")
-    return {int(port): number for port, number in found.items()}
-
-
-def _parse_gpu_allocation(row: Any) -> tuple[str, int]:
-    read = FieldReader(row)
-    return read.name("uuid", MAX_UUID_LENGTH), read.integer("milli", 1, 1000)
-
-
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(Message):
     """A process on a GPU; ``foreign``: it belongs to no job, then with account and command."""
 
-    pid: int
-    memory_mib: int | None
-    job: str | None
-    attempt: int | None
-    foreign: bool
-    account: str | None = None
-    command: str | None = None
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> GpuProcess:
-        read = FieldReader(row)
-        return cls(
-            read.integer("pid"),
-            read.number_or_none("memory_mib", 0, MAX_MIB),
-            read.name_or_none("job", MAX_PUBLIC_ID_LENGTH),
-            read.integer_or_none("attempt", maximum=MAX_ATTEMPT),
-            read.boolean("foreign"),
-            read.text_or_none("account", 64),
-            read.text_or_none("command", 128),
-        )
-
-
-MAX_GPU_WATTS = 10_000.0
-"""Larger values are measurement errors."""
+    pid: Annotated[int, wire(FieldReader.integer)]
+    memory_mib: MeasuredMib
+    job: ShortNameOrNone
+    attempt: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_ATTEMPT)]
+    foreign: Flag
+    account: Annotated[str | None, wire(FieldReader.text_or_none, 64)] = None
+    command: Annotated[str | None, wire(FieldReader.text_or_none, 128)] = None
 
 
 @dataclass(frozen=True)
-class GpuSample:
-    """One sample of a GPU."""
+class GpuSample(Message):
+    """One sample of a GPU. ``energy_joules``: its energy counter since its driver was loaded."""
 
-    uuid: str
-    utilisation_percent: float | None
-    memory_used_mib: int | None
-    power_watts: float | None
-    temperature_c: float | None
-    health: str
-    processes: tuple[GpuProcess, ...]
-    energy_joules: float | None = None
-    """The GPU's energy counter since its driver was loaded."""
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> GpuSample:
-        read = FieldReader(row)
-        return cls(
-            uuid=read.name("uuid", MAX_UUID_LENGTH),
-            utilisation_percent=read.number_or_none("utilisation_percent", 0, 100),
-            memory_used_mib=read.number_or_none("memory_used_mib", 0, MAX_MIB),
-            power_watts=read.number_or_none("power_watts", 0, MAX_GPU_WATTS),
-            temperature_c=read.number_or_none("temperature_c", -1000, 10_000),
-            health=read.choice("health", GPU_HEALTH_STATES),
-            processes=read.list_of("processes", GpuProcess.from_wire, 4096),
-            energy_joules=read.number_or_none("energy_joules", 0),
-        )
+    uuid: Uuid
+    utilisation_percent: Annotated[float | None, wire(FieldReader.number_or_none, 0, 100)]
+    memory_used_mib: MeasuredMib
+    power_watts: Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_GPU_WATTS)]
+    temperature_c: Annotated[float | None, wire(FieldReader.number_or_none, -1000, 10_000)]
+    health: GpuHealth
+    processes: Annotated[tuple[GpuProcess, ...], wire(FieldReader.list_of, GpuProcess.from_wire, 4096)]
+    energy_joules: Quantity = None
 
 
 @dataclass(frozen=True)
-class TaskSample:
-    """One sample of a task."""
-
-    job: str
-    attempt: int
-    task: int
-    cpu_percent: float | None
-    memory_mib: int | None
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> TaskSample:
-        read = FieldReader(row)
-        return cls(
-            read.name("job", MAX_PUBLIC_ID_LENGTH),
-            read.integer("attempt", maximum=MAX_ATTEMPT),
-            read.integer("task", maximum=MAX_ATTEMPT),
-            read.number_or_none("cpu_percent", 0),
-            read.number_or_none("memory_mib", 0, MAX_MIB),
-        )
+class TaskSample(Message):
+    job: PublicId
+    attempt: Number
+    task: Number
+    cpu_percent: Quantity
+    memory_mib: MeasuredMib
 
 
 @dataclass(frozen=True)
-class NodeSample:
+class NodeSample(Message):
     """One sample of a node; ``at_s`` is the node's Unix time."""
 
-    at_s: float
-    cpu_percent: float | None
-    memory_used_mib: int | None
-    disk_free_mib: int | None
-    gpus: tuple[GpuSample, ...] = field(default=())
-    tasks: tuple[TaskSample, ...] = field(default=())
-
-    @classmethod
-    def from_wire(cls, row: JsonObject) -> NodeSample:
-        read = FieldReader(row)
-        return cls(
-            at_s=read.number("at_s", 0, MAX_TIMESTAMP_S),
-            cpu_percent=read.number_or_none("cpu_percent", 0),
-            memory_used_mib=read.number_or_none("memory_used_mib", 0, MAX_MIB),
-            disk_free_mib=read.number_or_none("disk_free_mib", 0, MAX_MIB),
-            gpus=read.list_of("gpus", GpuSample.from_wire, MAX_GPUS),
-            tasks=read.list_of("tasks", TaskSample.from_wire, MAX_TASKS),
-        )
+    at_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+    cpu_percent: Quantity
+    memory_used_mib: MeasuredMib
+    disk_free_mib: MeasuredMib
+    gpus: Annotated[tuple[GpuSample, ...], wire(FieldReader.list_of, GpuSample.from_wire, MAX_GPUS)] = ()
+    tasks: Annotated[tuple[TaskSample, ...], wire(FieldReader.list_of, TaskSample.from_wire, MAX_TASKS)] = ()

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from agents.engines.agent_engine import AgentEngine
 from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError
-from agents.ssh import Role, SshError
+from agents.ssh import Role, SshError, SshTarget
 from portal.database.pool_middleware import release_connection
 from portal.domain.states import NodeTransport
 from portal.models import ClusterSettings, Node
@@ -36,15 +36,8 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
                 agent_program_path(), _write_local_settings(node), cluster=cluster, role=role
             )
         else:
-            engine = AgentEngine.ssh(
-                node.host,
-                node.port,
-                node.ssh_user,
-                control_key_path(),
-                node.host_key,
-                cluster=cluster,
-                role=role,
-            )
+            target = SshTarget(node.host, node.ssh_user, node.host_key, node.port)
+            engine = AgentEngine.ssh(target, control_key_path(), cluster=cluster, role=role)
     except SshError as problem:
         raise EngineConnectError(str(problem), problem.code) from problem
     except AgentError as refusal:

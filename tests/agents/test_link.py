@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents.link import MAX_REPLY_BYTES, AgentError, Link, OutcomeUnknownError, Reply
+from agents.link import MAX_REPLY_BYTES, AgentError, Link, OutcomeUnknownError
 from tests.time_budget import budget_s
 
 HELLO = {
@@ -99,11 +99,11 @@ def test_many_threads_get_their_own_answers() -> None:
 def test_late_is_unknown_and_the_link_goes_on() -> None:
     link = talk_to(echoing)
     asked_s = time.monotonic()
-    assert isinstance(link.try_request("echo", timeout_s=0.1, say=1, delay_s=0.4), OutcomeUnknownError)
+    with pytest.raises(OutcomeUnknownError):
+        link.request("echo", timeout_s=0.1, say=1, delay_s=0.4)
     assert time.monotonic() - asked_s < budget_s(0.3)
     time.sleep(0.5)  # the late answer comes and is nobody's
-    outcome = link.try_request("echo", timeout_s=2, say=2)
-    assert isinstance(outcome, Reply) and outcome.answer["said"] == 2
+    assert link.request("echo", timeout_s=2, say=2)["said"] == 2
     link.close()
 
 
@@ -217,9 +217,14 @@ def test_events_nobody_reads_push_out_the_oldest() -> None:
 def test_closing_frees_those_who_wait() -> None:
     link = talk_to(echoing)
     seen: list[Any] = []
-    waiting = threading.Thread(
-        target=lambda: seen.append(link.try_request("echo", timeout_s=30, say=1, delay_s=60))
-    )
+
+    def ask() -> None:
+        try:
+            link.request("echo", timeout_s=30, say=1, delay_s=60)
+        except OutcomeUnknownError as unknown:
+            seen.append(unknown)
+
+    waiting = threading.Thread(target=ask)
     waiting.start()
     time.sleep(0.1)
     link.close()

@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from agents.engines import parsing
-from agents.engines.interface import InvalidReplyError
+from agents.engines.agent_engine import parse_gc_result
+from agents.engines.interface import (
+    Container,
+    InvalidReplyError,
+    LogChunk,
+    PollResult,
+    StartResult,
+    StopResult,
+    parse_event,
+)
 from agents.link import AgentError
 from agents.wire.fields import MAX_SAFE_INTEGER, FieldReader, InvalidMessageError, clean_text
-from agents.wire.messages import ContainerStatus, GpuInfo, Hello, NodeSample
-from agents.wire.networks import parse_network_info
+from agents.wire.messages import GpuInfo, Hello, NodeSample, parse_network_info
 from tests.hostile_agent import EXTREME_VALUES, HostileFrames, ScriptedAgent, gpu, hello, reading, sample
 
 CONTAINER = {
@@ -42,19 +49,19 @@ WRONG: list[tuple[Callable[[Any], Any], dict[str, Any], str, list[Any]]] = [
     (Hello.from_wire, hello([]), "loopback", ["localhost", "0.0.0.0", "224.0.0.1"]),
     (Hello.from_wire, hello([]), "interfaces", [[INTERFACE | {"address": "here"}], [INTERFACE | {"prefix": 129}]]),
     (Hello.from_wire, hello([]), "versions", [{"a" * 65: "1"}, {"a": 5}, []]),
-    (ContainerStatus.from_wire, CONTAINER, "attempt", [None, -1, 10**7, "1"]),
-    (ContainerStatus.from_wire, CONTAINER, "state", [None, "paused", 5]),
-    (ContainerStatus.from_wire, CONTAINER, "ports", [{"x": 1}, {"80": 0}, {"80": 70_000}, {"80": "81"}, [80]]),
-    (ContainerStatus.from_wire, CONTAINER, "started_s", [float("inf"), 1e12, -1]),
+    (Container.from_wire, CONTAINER, "attempt", [None, -1, 10**7, "1"]),
+    (Container.from_wire, CONTAINER, "state", [None, "paused", 5]),
+    (Container.from_wire, CONTAINER, "ports", [{"x": 1}, {"80": 0}, {"80": 70_000}, {"80": "81"}, [80]]),
+    (Container.from_wire, CONTAINER, "started_s", [float("inf"), 1e12, -1]),
     (NodeSample.from_wire, sample(), "at_s", [None, -1, 1e12, float("nan")]),
     (NodeSample.from_wire, sample(), "gpus", [[reading("a\0b")], [reading("g", power_watts=1e6)], [None]]),
-    (parsing.parse_event, EXITED, "job", [None, 5, "a\0b"]),
-    (parsing.parse_event, {"event": "gpu_xid", "uuid": "g", "xid": 1, "count": 1}, "xid", [-1, 65_536, None]),
-    (parsing.parse_start_result, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
-    (parsing.parse_stop_result, {"gone": True}, "gone", [1, "yes"]),
-    (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
-    (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
-    (parsing.parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
+    (parse_event, EXITED, "job", [None, 5, "a\0b"]),
+    (parse_event, {"event": "gpu_xid", "uuid": "g", "xid": 1, "count": 1}, "xid", [-1, 65_536, None]),
+    (StartResult.from_wire, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
+    (StopResult.from_wire, {"gone": True}, "gone", [1, "yes"]),
+    (LogChunk.from_wire, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
+    (LogChunk.from_wire, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
+    (parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
 ]  # fmt: skip
 
 
@@ -103,15 +110,15 @@ def test_arbitrary_frames_are_read_into_values_that_a_database_takes_or_refused(
     frames = HostileFrames(seed, own=["a", "b"], others=["c"], jobs=["one", "two"], images=["i:1"])
     streams = {role: frames.frames(role) for role in ("watch", "control")}
     verbs = {
-        "list": parsing.parse_poll_result,
-        "start": parsing.parse_start_result,
-        "stop": parsing.parse_stop_result,
-        "gc": parsing.parse_gc_result,
+        "list": PollResult.from_wire,
+        "start": StartResult.from_wire,
+        "stop": StopResult.from_wire,
+        "gc": parse_gc_result,
     }
     for _ in range(25):
         drawn = [
             (NodeSample.from_wire, next(streams["watch"])),
-            (parsing.parse_event, next(streams["control"])),
+            (parse_event, next(streams["control"])),
             (Hello.from_wire, frames.hello()),
             *((read, frames.answer({"id": 1, "verb": verb})) for verb, read in verbs.items()),
         ]

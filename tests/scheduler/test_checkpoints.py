@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from agents.wire.messages import ContainerStatus
+from agents.engines.interface import Container, PollResult
 from portal.models import Attempt, Job, JobEvent, Quota
 from scheduler import what_if
 from scheduler.core.decide import decide
@@ -120,14 +120,14 @@ def decide_for_one_more(scene: dict[str, Any]) -> set[str]:
 
 
 def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
-    from_wire, left_out = ContainerStatus.from_wire, []
+    from_wire, left_out = PollResult.from_wire, []
 
-    def as_before(row: dict[str, Any]) -> ContainerStatus:
+    def as_before(answer: dict[str, Any]) -> PollResult:
         """Its rows lack the field."""
-        left_out.append(row.pop("checkpoint_age_s"))
-        return from_wire(row)
+        left_out.extend(row.pop("checkpoint_age_s") for row in answer["containers"])
+        return from_wire(answer)
 
-    monkeypatch.setattr(ContainerStatus, "from_wire", as_before)
+    monkeypatch.setattr(PollResult, "from_wire", as_before)
     job = borrow(scene, "saves", SAVES)
     borrow(scene, "other", "sleep 600")
     both_run(scene)
@@ -142,16 +142,13 @@ ROW = {
 
 
 def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
-    assert ContainerStatus.from_wire(ROW).checkpoint_age_s is None
-    assert ContainerStatus.from_wire(ROW | {"checkpoint_age_s": None}).checkpoint_age_s is None
-    assert (
-        ContainerStatus.from_wire(ROW | {"checkpoint_age_s": 1.5, "of_a_later_agent": 1}).checkpoint_age_s
-        == 1.5
-    )
+    assert Container.from_wire(ROW).checkpoint_age_s is None
+    assert Container.from_wire(ROW | {"checkpoint_age_s": None}).checkpoint_age_s is None
+    assert Container.from_wire(ROW | {"checkpoint_age_s": 1.5, "of_a_later_agent": 1}).checkpoint_age_s == 1.5
 
 
 @pytest.mark.parametrize("word", ["checkpoint_age_s", "progress", "progress_age_s"])
 @pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
 def test_what_is_no_number_is_not_taken(word: str, odd: object) -> None:
     with pytest.raises(ValueError, match="is not a number"):
-        ContainerStatus.from_wire(ROW | {word: odd})
+        Container.from_wire(ROW | {word: odd})

@@ -9,7 +9,7 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from agents.wire.messages import ContainerStatus
+from agents.engines.interface import PollResult
 from portal.domain.throughput import Layout
 from portal.models import Attempt, AttemptProgress, Job
 from portal.services.jobs import progress
@@ -65,14 +65,14 @@ def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(scene: dict[str, An
 
 
 def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
-    from_wire, left_out = ContainerStatus.from_wire, []
+    from_wire, left_out = PollResult.from_wire, []
 
-    def as_before(row: dict[str, Any]) -> ContainerStatus:
+    def as_before(answer: dict[str, Any]) -> PollResult:
         """Its rows lack the fields."""
-        left_out.append((row.pop("progress"), row.pop("progress_age_s")))
-        return from_wire(row)
+        left_out.extend((row.pop("progress"), row.pop("progress_age_s")) for row in answer["containers"])
+        return from_wire(answer)
 
-    monkeypatch.setattr(ContainerStatus, "from_wire", as_before)
+    monkeypatch.setattr(PollResult, "from_wire", as_before)
     job = submit(scene, COUNTS)
     assert scene["engine"].run_until(lambda: any(done for done, _ in left_out), 40.0)
     assert runs(job) and not AttemptProgress.objects.exists()

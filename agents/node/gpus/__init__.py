@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
-
-from agents.node.gpus.links import GpuLink
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 
@@ -45,8 +43,6 @@ class GpuFault(NamedTuple):
 
 
 class GpuProcess(NamedTuple):
-    """A process that holds GPU memory."""
-
     pid: int
     memory_mib: Optional[int]
 
@@ -67,11 +63,38 @@ class GpuSample(NamedTuple):
     energy_joules: Optional[float] = None
 
 
+PCIE_LEVELS = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
+}
+"""NVML's common ancestors of two GPUs, nearest first, by their number in NVML."""
+
+NVSWITCH = ""
+"""Key of an NVSwitch among NVLink remote ends; GPUs are keyed by PCIe address."""
+
+
+class GpuLink(NamedTuple):
+    """Link of two whole GPUs (UUIDs).
+
+    ``nvlinks``: number of NVLinks between them, direct or through a switch; None when their number is
+    unknown. ``level``: one of :data:`PCIE_LEVELS`, None when unknown.
+    """
+
+    a: str
+    b: str
+    nvlinks: Optional[int]
+    level: Optional[str]
+
+
 class GpuProvider:
-    """Source of GPUs. A GPU that disappeared is no longer listed, or listed as lost."""
+    """Source of GPUs; this one has none. A GPU that disappeared is no longer listed, or listed as lost."""
 
     def driver_version(self) -> Optional[str]:
-        raise NotImplementedError
+        return None
 
     def max_cuda_version(self) -> Optional[str]:
         """Return the highest CUDA version of the driver, such as 12.4; None when unknown."""
@@ -79,7 +102,7 @@ class GpuProvider:
 
     def gpus(self) -> List[GpuInfo]:
         """Return all current GPUs in machine order."""
-        raise NotImplementedError
+        return []
 
     def driver_error(self) -> Optional[str]:
         """Return why GPUs could not be listed; None when :meth:`gpus` is complete."""
@@ -91,7 +114,7 @@ class GpuProvider:
 
     def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
         """Return one sample per GPU; simulated GPUs show ``busy_milli``, the allocated part, as load."""
-        raise NotImplementedError
+        return []
 
     def watch_faults(self) -> None:
         """Subscribe to the driver's fault events, where supported; they affect the reported health."""
@@ -102,14 +125,32 @@ class GpuProvider:
 
 
 class NoGpus(GpuProvider):
-    def driver_version(self) -> Optional[str]:
-        return None
+    """A machine without GPUs."""
 
-    def gpus(self) -> List[GpuInfo]:
-        return []
 
-    def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
-        return []
+def nvlinks_between(
+    one: Mapping[str, int], one_at: Optional[str], other: Mapping[str, int], other_at: Optional[str]
+) -> int:
+    """Return the number of NVLinks between two GPUs, given the active links of each by remote end, and PCIe
+    addresses.
+
+    Through a switch it is the smaller of both counts, as in nvidia-smi.
+    """
+    direct = max(one.get(other_at or "-", 0), other.get(one_at or "-", 0))
+    return direct or min(one.get(NVSWITCH, 0), other.get(NVSWITCH, 0))
+
+
+def nvlink_islands(uuids: Sequence[str], links: Iterable[GpuLink]) -> Dict[str, int]:
+    """Return the NVLink island of each GPU, numbered in machine order; empty when no two are joined."""
+    nvlink_island = {uuid: number for number, uuid in enumerate(uuids)}
+    for link in links:
+        if link.nvlinks != 0 and nvlink_island[link.a] != nvlink_island[link.b]:
+            low, high = sorted((nvlink_island[link.a], nvlink_island[link.b]))
+            nvlink_island = {uuid: low if at == high else at for uuid, at in nvlink_island.items()}
+    numbers = sorted(set(nvlink_island.values()))
+    if len(numbers) == len(nvlink_island):
+        return {}
+    return {uuid: numbers.index(at) for uuid, at in nvlink_island.items()}
 
 
 def open_gpus(setting: str) -> GpuProvider:

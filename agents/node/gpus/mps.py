@@ -88,7 +88,6 @@ def limit_commands(limit_mib: int, percent: float, servers: Sequence[int]) -> Li
 
 
 def parse_server_pids(answer: str) -> List[int]:
-    """Return the process ids in the reply to ``SERVERS``."""
     return [int(word) for word in answer.split() if word.isdigit()]
 
 

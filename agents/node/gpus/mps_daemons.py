@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from agents.node.errors import ENGINE_ERROR, AgentError
 from agents.node.gpus import GpuInfo, GpuProvider, mps
 from agents.node.host import mount_namespace, procfs
-from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_json
 from agents.node.ledger.ledger import LIVE_PHASES, Ledger, Record
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import GpuShare, TaskSpec
@@ -53,7 +52,6 @@ class MpsDaemons:
         self._program = mps.find_control_program(settings)
 
     def unavailable_reason(self) -> Optional[str]:
-        """Return why shares are not enforced, as a clause; None when they are."""
         return mps.unavailable_reason(self._settings, self._gpus.gpus(), self._program)
 
     def mps_share(self, spec: TaskSpec) -> Optional[mps.MpsShare]:
@@ -93,7 +91,6 @@ class MpsDaemons:
                 self._stop_daemon(uuid)
 
     def idle_daemons(self) -> List[str]:
-        """Return the folders of daemons whose GPU is no longer shared."""
         return [key for key, uuid in self._all_daemons().items() if not self._holders(uuid)]
 
     def tasks_without_daemon(self) -> List[str]:
@@ -193,12 +190,9 @@ class MpsDaemons:
             deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
             while daemon.is_alive and time.monotonic() < deadline_s:
                 time.sleep(_POLL_INTERVAL_S)
-        for pid in _daemon_processes(self._path(uuid, "pipe")):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        procfs.kill_processes(_daemon_processes(self._path(uuid, "pipe")))
         for name in ("daemon.json", "launch.json"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(uuid, name))
+            remove_file(self._path(uuid, name))
         for folder in (
             self._path(uuid, "pipe"),
             self._shm_dir(uuid) if mps.uses_private_shm(self._settings) else None,
@@ -228,7 +222,6 @@ class MpsDaemons:
             os.chmod(share.shm_dir, 0o1777)  # noqa: S103 - as the machine's own
 
     def _all_daemons(self) -> Dict[str, str]:
-        """Return the GPUs of all daemons by folder."""
         with contextlib.suppress(FileNotFoundError):
             found = {key: self._uuid(key) for key in os.listdir(self._root)}
             return {key: uuid for key, uuid in found.items() if uuid is not None}
@@ -296,8 +289,7 @@ def _clear_dir(folder: str) -> None:
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.path)
+            remove_file(entry.path)
 
 
 def main(folder: str) -> int:

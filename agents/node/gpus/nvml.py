@@ -9,10 +9,23 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from agents.node.gpus import LOST, GpuFault, GpuInfo, GpuProcess, GpuProvider, GpuSample, NoGpus
+from agents.node.gpus import (
+    LOST,
+    NVSWITCH,
+    OK,
+    PCIE_LEVELS,
+    GpuFault,
+    GpuInfo,
+    GpuLink,
+    GpuProcess,
+    GpuProvider,
+    GpuSample,
+    NoGpus,
+    nvlink_islands,
+    nvlinks_between,
+)
 from agents.node.gpus.faults import FaultLog, watch_faults
 from agents.node.gpus.health import MEMORY_FAULT, HealthReadings, evaluate_health, is_throttled
-from agents.node.gpus.links import NVSWITCH, PCIE_LEVELS, GpuLink, nvlink_islands, nvlinks_between
 from agents.node.host.procfs import read_text
 
 _Answer = TypeVar("_Answer")
@@ -95,19 +108,15 @@ class UnresponsiveGpus(GpuProvider):
 
 
 class _Memory(NamedTuple):
-    total: int
-    used: int
-    reserved: Optional[int]
+    total_mib: Optional[int] = None
+    used_mib: Optional[int] = None
+    reserved_mib: Optional[int] = None
 
 
 class _StaticInfo(NamedTuple):
     """Properties that are constant while a GPU is present."""
 
-    model: str
-    profile: Optional[str]
-    capability: Optional[float]
-    bus_id: Optional[str]
-    numa_node: Optional[int]
+    gpu: GpuInfo
     instance: Optional[int]  # instance number of a MIG slice
     physical_uuid: str  # UUID of the whole GPU, also for slices
 
@@ -179,7 +188,7 @@ class NvmlGpus(GpuProvider):
                 GpuSample(
                     uuid=facts.uuid,
                     utilisation_percent=None if rates is None else float(rates.gpu),
-                    memory_used_mib=None if memory is None else memory.used // _MIB,
+                    memory_used_mib=memory.used_mib,
                     power_watts=None if milliwatts is None else round(milliwatts / 1000.0, 1),
                     temperature_c=self._query(
                         self._nvml.nvmlDeviceGetTemperature, handle, self._nvml.NVML_TEMPERATURE_GPU
@@ -215,43 +224,39 @@ class NvmlGpus(GpuProvider):
         self, index: int, uuid: str, handle: Any, parent: Any, parent_uuid: str, condition: HealthReadings
     ) -> GpuInfo:
         if uuid not in self._static_info:
-            self._static_info[uuid] = self._read_static_info(handle, parent, parent_uuid)
+            self._static_info[uuid] = self._read_static_info(uuid, handle, parent, parent_uuid)
         traits, memory = self._static_info[uuid], self._memory(handle)
         xids = self._faults.recent(parent_uuid, traits.instance)
-        health = evaluate_health(condition._replace(responds=memory is not None, xids=xids))
-        return GpuInfo(
-            uuid=uuid,
+        health = evaluate_health(condition._replace(responds=memory.total_mib is not None, xids=xids))
+        return traits.gpu._replace(
             index=index,
-            model=traits.model,
-            memory_mib=None if memory is None else memory.total // _MIB,
-            simulated=False,
+            memory_mib=memory.total_mib,
+            driver_reserved_mib=memory.reserved_mib,
             health=health.health,
             health_message=health.message,
             fatal=health.fatal,
             ecc_uncorrected=condition.ecc_uncorrected,
-            compute_capability=traits.capability,
-            mig_profile=traits.profile,
-            driver_reserved_mib=None
-            if memory is None or memory.reserved is None
-            else memory.reserved // _MIB,
-            bus_id=traits.bus_id,
-            numa_node=traits.numa_node,
         )
 
-    def _read_static_info(self, handle: Any, parent: Any, whole: str) -> _StaticInfo:
+    def _read_static_info(self, uuid: str, handle: Any, parent: Any, whole: str) -> _StaticInfo:
         name = _text(self._query(self._nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
         model, mig, profile = name.partition(" MIG ")  # NVIDIA A100-SXM4-40GB MIG 1g.5gb
         capability = self._query(self._nvml.nvmlDeviceGetCudaComputeCapability, parent)
         bus_id = self._bus_id(parent)
-        return _StaticInfo(
+        gpu = GpuInfo(
+            uuid,
+            index=0,
             model=model,
-            profile=profile if mig else None,
-            capability=None if capability is None else float("{}.{}".format(*capability)),
+            memory_mib=None,
+            simulated=False,
+            health=OK,
+            compute_capability=None if capability is None else float("{}.{}".format(*capability)),
+            mig_profile=profile if mig else None,
             bus_id=bus_id,
             numa_node=None if bus_id is None else _numa_node(bus_id),
-            instance=self._query(self._nvml.nvmlDeviceGetGpuInstanceId, handle) if mig else None,
-            physical_uuid=whole,
         )
+        instance = self._query(self._nvml.nvmlDeviceGetGpuInstanceId, handle) if mig else None
+        return _StaticInfo(gpu, instance, whole)
 
     def _health_readings(self, uuid: str, handle: Any) -> HealthReadings:
         """Return the readings of a whole GPU; its slices share them."""
@@ -284,20 +289,20 @@ class NvmlGpus(GpuProvider):
         kind, since = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
         return self._query(self._nvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
 
-    def _memory(self, handle: Any) -> Optional[_Memory]:
-        """Return total, used and reserved bytes; older drivers count reserved memory as used."""
+    def _memory(self, handle: Any) -> _Memory:
+        """Return the memory of a GPU; older drivers count reserved memory as used."""
         found = self._query(self._nvml.nvmlDeviceGetMemoryInfo, handle, self._nvml.nvmlMemory_v2)
         if found is not None:
-            return _Memory(found.total, found.used, found.reserved)
+            return _Memory(found.total // _MIB, found.used // _MIB, found.reserved // _MIB)
         found = self._query(self._nvml.nvmlDeviceGetMemoryInfo, handle)
-        return None if found is None else _Memory(found.total, found.used, None)
+        return _Memory() if found is None else _Memory(found.total // _MIB, found.used // _MIB)
 
     def _find_links(self, whole: Dict[str, Any]) -> List[GpuLink]:
         """Return the links, cached until the set of GPUs changes: reading takes some hundred calls."""
         key = tuple(whole)
         if self._links_cache[0] != key:
             ends = {uuid: self._count_nvlinks(handle) for uuid, handle in whole.items()}
-            at = {uuid: self._static_info[uuid].bus_id for uuid in whole}
+            at = {uuid: self._static_info[uuid].gpu.bus_id for uuid in whole}
             found = []
             for a, b in itertools.combinations(whole, 2):
                 nvlinks: Optional[int] = nvlinks_between(ends[a], at[a], ends[b], at[b])

@@ -48,21 +48,34 @@ def _try_flock(descriptor: int, wait: bool, kind: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def opened(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
+    """Yield a descriptor, closed at the end of the block."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file if it exists."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def write_atomic(path: str, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
     """Replace ``path`` atomically; after a crash it has the old or the new content."""
     part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
     with disk_full_as_error(path):
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            try:
+            with opened(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as descriptor:
                 os.fchmod(descriptor, mode)
                 view = memoryview(content)
                 while view:
                     view = view[os.write(descriptor, view) :]
                 if sync:
                     os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             os.replace(part, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -74,11 +87,8 @@ def write_atomic(path: str, content: bytes, *, mode: int = 0o600, sync: bool = T
 
 def fsync_dir(path: str) -> None:
     """Make renames and new names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_json(path: str) -> Optional[Any]:

@@ -1,15 +1,19 @@
-"""Control groups (v1 and v2): usage of processes, and groups with limits for tasks."""
+"""Control groups (v1 and v2): usage of processes, groups with limits for tasks, and OOM kills."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from typing import Dict, List, NamedTuple, Optional
+import re
+import threading
+from typing import Dict, List, NamedTuple, Optional, Set
 
-from agents.node.host.procfs import MIB, read_text
+from agents.node.host.atomic_files import opened
+from agents.node.host.procfs import MIB, kill_processes, read_text
 
 _ROOT = "/sys/fs/cgroup"
+_OOM_GROUP = re.compile(r"oom_memcg=([^,\s]+)")
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
 class CgroupUsage(NamedTuple):
@@ -135,9 +139,7 @@ class TaskCgroup:
         ).usage()
 
     def kill(self) -> None:
-        for pid in self.members():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes(self.members())
 
     def remove(self) -> None:
         for folder in self._folders:
@@ -230,8 +232,40 @@ def _create_v2(
 
 
 def _write(folder: str, name: str, text: str) -> None:
-    descriptor = os.open(os.path.join(folder, name), os.O_WRONLY)
-    try:
+    with opened(os.path.join(folder, name), os.O_WRONLY) as descriptor:
         os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+
+
+class OomLog:
+    """Containers with OOM kills, from the kernel log: the control group may be gone before it is read.
+
+    Reports nothing where ``/dev/kmsg`` is not readable.
+    """
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._lock = threading.Lock()
+        self._killed_containers: Set[str] = set()
+        try:
+            self._log: Optional[int] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._log, 0, os.SEEK_END)
+        except OSError:
+            self._log = None
+
+    def has_oom_kill(self, group_folder: str) -> bool:
+        """Return True when the kernel killed a process of this container for lack of memory."""
+        with self._lock:
+            self._read()
+            return any(container in self._killed_containers for container in _CONTAINER.findall(group_folder))
+
+    def _read(self) -> None:
+        while self._log is not None:
+            try:
+                line = os.read(self._log, 8192).decode(errors="replace")
+            except BrokenPipeError:
+                continue  # lines were overwritten; continue with the remaining ones
+            except OSError:
+                return
+            if not line:
+                return
+            for group in _OOM_GROUP.findall(line):
+                self._killed_containers.update(_CONTAINER.findall(group))

@@ -6,6 +6,8 @@ import ctypes
 import os
 from typing import Optional
 
+from agents.node.host.atomic_files import opened
+
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 NOSUID, NODEV, RDONLY, REMOUNT, BIND = 2, 4, 1, 32, 4096
 _REC, _PRIVATE = 16384, 1 << 18
@@ -34,8 +36,5 @@ def mount(source: str, target: str, kind: Optional[str], flags: int, data: Optio
 def map_own_ids(uid: int, gid: int) -> None:
     """Map only the current account to itself in a new user namespace."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        try:
+        with opened(f"/proc/self/{name}", os.O_WRONLY) as descriptor:
             os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
-
-from agents.node.host.atomic_files import free_mib
+import signal
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 MIB = 1024 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -141,8 +141,14 @@ def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
     return facts is not None and facts.state not in "ZX" and start_ticks in (None, facts.start_ticks)
 
 
+def kill_processes(pids: Iterable[int]) -> None:
+    """Send SIGKILL to those that still exist."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def list_processes() -> List[ProcessInfo]:
-    """Return all visible processes."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [facts for facts in found if facts is not None]
 
@@ -156,7 +162,3 @@ def descendants(root: int, processes: List[ProcessInfo]) -> List[ProcessInfo]:
     for facts in found:  # grows during iteration
         found.extend(children.get(facts.pid, ()))
     return found
-
-
-def disk_free_mib(path: str) -> Optional[int]:
-    return free_mib(path)

@@ -62,8 +62,6 @@ def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
 
 
 class ImageCollector:
-    """Removes images from the stores of all engines."""
-
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import json
@@ -15,12 +14,12 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from agents.node.errors import ENGINE_ERROR, IMAGE_MISSING, AgentError, invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, write_atomic
+from agents.node.host.atomic_files import disk_full_as_error, opened, remove_file, write_atomic
 from agents.node.images.image_gc import store_used_percent
 from agents.node.ledger.image_usage import record_arrival
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
 from agents.node.spec.image_names import UNKNOWN_ARCHIVE, registry_host
-from agents.node.spec.task_spec import parse_integer
+from agents.node.spec.task_spec import parse_base64, parse_integer
 from agents.node.tasks.task_manager import TaskManager
 
 _UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
@@ -46,8 +45,6 @@ class RegistryLogin(NamedTuple):
 
 
 class ImageManager:
-    """The image verbs of one session."""
-
     def __init__(self, tasks: TaskManager, push: Callable[[JsonObject], None]) -> None:
         self._tasks = tasks
         self._push = push
@@ -114,8 +111,7 @@ class ImageManager:
                 image = runtime.load(path)
                 self._record_arrival(runtime, image, before)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            remove_file(path)
         return {"size": size, "image": _row(runtime.kind, image)}
 
     def _record_arrival(self, runtime: Runtime, image: Image, before: Set[str]) -> None:
@@ -157,23 +153,15 @@ class ImageManager:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _append(self, path: str, fields: JsonObject) -> int:
-        offset = parse_integer(fields, "offset")
-        try:
-            data = base64.b64decode(fields["data_b64"], validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise invalid_spec("data_b64 is not base64.") from error
+        offset, data = parse_integer(fields, "offset"), parse_base64(fields, "data_b64")
         if offset > _size(path):
             raise invalid_spec(f"The chunk starts at {offset}, but only {_size(path)} bytes are here.")
         self._tasks.directories.check_disk_space()
-        with disk_full_as_error(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(descriptor, view, offset)
-                    view, offset = view[written:], offset + written
-            finally:
-                os.close(descriptor)
+        with disk_full_as_error(path), opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view, offset = view[written:], offset + written
         return _size(path)
 
     @staticmethod

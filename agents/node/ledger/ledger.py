@@ -36,8 +36,6 @@ Record = Dict[str, Any]
 
 
 class Admission(NamedTuple):
-    """A start that the ledger admits."""
-
     record: Record
     is_repeat: bool  # the task was already admitted
 
@@ -99,7 +97,6 @@ class Ledger:
         ]
 
     def live_milli(self) -> Dict[str, int]:
-        """Return the milli held on each GPU with allocations."""
         return _live_milli(self.read())
 
     def pooled_networks(self) -> Dict[str, Record]:
@@ -122,9 +119,9 @@ class Ledger:
         """
         with file_lock(self._lock_path):
             state = read_json(self._path) or _empty_ledger()
-            before = _fingerprint(state)
+            before = repr(state)
             yield state
-            if _fingerprint(state) != before:
+            if repr(state) != before:
                 write_json(self._path, state)
 
     def check_epoch(self, epoch: int) -> None:
@@ -140,7 +137,7 @@ class Ledger:
         """Reserve the GPUs of a task or refuse; a repeated admission succeeds."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            job = _job(state, spec.job)
             if spec.attempt in job["tombstones"]:
                 raise AgentError(
                     errors.TOMBSTONED,
@@ -195,9 +192,7 @@ class Ledger:
     def update_task(self, name: str, **fields: Any) -> Record:
         """Update fields of a task record; an exited task cannot become live again."""
         with self.transaction() as state:
-            record = state["tasks"].get(name)
-            if record is None:
-                raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            record = _known_task(state, name)
             if record["phase"] == EXITED and fields.get("phase") in LIVE_PHASES:
                 raise AgentError(errors.TOMBSTONED, f"{name} has ended and cannot start again.")
             record.update(fields)
@@ -209,9 +204,8 @@ class Ledger:
         """Tombstone an attempt; return its tasks with their stop deadlines."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
-            if attempt not in facts["tombstones"]:
-                facts["tombstones"] = sorted([*facts["tombstones"], attempt])
+            facts = _job(state, job)
+            _add_tombstone(facts, attempt)
             facts["attempt"] = max(facts["attempt"], attempt)
             facts["last_seen_s"] = time.time()
             return _set_deadlines(state, job, attempt, time.time() + grace_s)
@@ -222,7 +216,7 @@ class Ledger:
         """Like :meth:`tombstone`, for some tasks of an attempt that continues."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            facts = _job(state, job)
             left = facts.setdefault("stopped_tasks", {})
             left[str(attempt)] = sorted({*left.get(str(attempt), ()), *tasks})
             facts["last_seen_s"] = time.time()
@@ -244,8 +238,8 @@ class Ledger:
                         record["job"],
                         {"attempt": record["attempt"], "tombstones": [], "last_seen_s": time.time()},
                     )
-                    if record["phase"] != RESERVED and record["attempt"] not in facts["tombstones"]:
-                        facts["tombstones"] = sorted([*facts["tombstones"], record["attempt"]])
+                    if record["phase"] != RESERVED:
+                        _add_tombstone(facts, record["attempt"])
 
     def remove_old_jobs(self, now_s: float) -> int:
         """Remove jobs without tasks and without contact for thirty days; return their number."""
@@ -263,9 +257,7 @@ class Ledger:
     def mark_starting(self, name: str) -> Record:
         """Set the phase ``starting`` immediately before a task runs; refuse when it was stopped."""
         with self.transaction() as state:
-            record = state["tasks"].get(name)
-            if record is None:
-                raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            record = _known_task(state, name)
             facts = state["jobs"].get(record["job"], {})
             forbidden = record["attempt"] in facts.get("tombstones", ())
             forbidden = forbidden or record["task"] in _stopped_tasks(facts, record["attempt"])
@@ -280,7 +272,6 @@ class Ledger:
             state["tasks"].pop(name, None)
 
     def set_boot_id(self, boot_id: str) -> None:
-        """Record the boot id that the ledger refers to."""
         with self.transaction() as state:
             state["boot_id"] = boot_id
 
@@ -369,7 +360,6 @@ class Ledger:
 
 
 def task_network(record: Record) -> Optional[str]:
-    """Return the name of a task's network; None without one."""
     if not record["subnet"]:
         return None
     return record.get("network") or network_name(record["cluster"], record["job"])  # older records lack it
@@ -387,48 +377,46 @@ def _empty_ledger() -> Record:
     }
 
 
-def _fingerprint(state: Record) -> str:
-    return repr(state)
+_SPEC_KEYS = (
+    *("cluster", "job", "attempt", "task", "digest", "runtime", "image", "user", "owner", "project"),
+    *("rendezvous_port", "disk_mib"),
+)
+_UNKNOWN_AT_FIRST = (
+    *("network", "subnet", "task_uid", "pid", "pid_start", "stop_deadline_s", "killed_at_s", "started_s"),
+    *("ended_s", "exit_code", "oom", "peak_memory_mib", "mps", "fault", "disk_used_mib"),
+)
 
 
 def _new_record(spec: TaskSpec) -> Record:
     return {
-        "cluster": spec.cluster,
-        "job": spec.job,
-        "attempt": spec.attempt,
-        "task": spec.task,
-        "digest": spec.digest,
-        "runtime": spec.runtime,
-        "image": spec.image,
-        "user": spec.user,
-        "owner": spec.owner,
-        "project": spec.project,
+        **{key: getattr(spec, key) for key in _SPEC_KEYS},
+        **dict.fromkeys(_UNKNOWN_AT_FIRST),
         "home": spec.home.source if spec.home else None,
-        "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
+        "gpus": [share._asdict() for share in spec.gpus],
         "phase": RESERVED,
         "ports": {},
-        "rendezvous_port": spec.rendezvous_port,
-        "network": None,
-        "subnet": None,
         "from_pool": False,
-        "task_uid": None,
-        "pid": None,
-        "pid_start": None,
-        "stop_deadline_s": None,
-        "killed_at_s": None,
         "reserved_s": time.time(),
-        "started_s": None,
-        "ended_s": None,
-        "exit_code": None,
-        "oom": None,
-        "peak_memory_mib": None,
         "removed": False,
-        "mps": None,
-        "fault": None,
         "egress": {"mode": spec.egress.mode, "allow": list(spec.egress.allow)},
-        "disk_mib": spec.disk_mib,
-        "disk_used_mib": None,
     }
+
+
+def _job(state: Record, job: str) -> Record:
+    """Return the entry of a job, created when missing."""
+    entry: Record = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+    return entry
+
+
+def _add_tombstone(entry: Record, attempt: int) -> None:
+    entry["tombstones"] = sorted({*entry["tombstones"], attempt})
+
+
+def _known_task(state: Record, name: str) -> Record:
+    record: Optional[Record] = state["tasks"].get(name)
+    if record is None:
+        raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+    return record
 
 
 def _check_epoch(state: Record, epoch: int) -> None:

@@ -10,8 +10,7 @@ import os
 import time
 from typing import Any, Dict
 
-from agents.node.host import procfs
-from agents.node.host.atomic_files import file_lock
+from agents.node.host.atomic_files import file_lock, free_mib
 from agents.node.images.image_gc import ImageCollector, parse_image_gc_policy
 from agents.node.images.image_manager import ImageManager
 from agents.node.ledger.ledger import EXITED
@@ -25,8 +24,6 @@ _MIN_AGE_S = 600
 
 
 class GarbageCollector:
-    """Removes remains of tasks, uploads, networks and images."""
-
     def __init__(self, tasks: TaskManager, images: ImageManager, spares: NetworkPool) -> None:
         self._tasks = tasks
         self._images = images
@@ -61,7 +58,7 @@ class GarbageCollector:
         )
 
     def _free_mib(self) -> int:
-        return procfs.disk_free_mib(self._tasks.settings.state_dir) or 0
+        return free_mib(self._tasks.settings.state_dir) or 0
 
     def _remove_ended_tasks(self, before_s: float) -> int:
         """Remove tasks that ended before ``before_s``; their attempts never start again."""

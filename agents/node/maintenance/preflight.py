@@ -6,7 +6,8 @@ import os
 from typing import Any, Dict, List, Optional
 
 from agents.node.gpus import mps
-from agents.node.host import procfs, versions
+from agents.node.host import versions
+from agents.node.host.atomic_files import free_mib
 from agents.node.network.fabric import check_fabric
 from agents.node.settings import Settings
 from agents.node.tasks.task_manager import TaskManager
@@ -46,7 +47,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     """
     settings = tasks.settings
     checks = [_engine_check(kind, runtime.version()) for kind, runtime in tasks.runtimes.items()]
-    free = procfs.disk_free_mib(settings.state_dir)
+    free = free_mib(settings.state_dir)
     checks.append(
         _check(
             "disk",
@@ -75,25 +76,9 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
 
 
 def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[str, Any]:
-    """Run the checks from the command line."""
-    from agents.node.gpus import open_gpus
-    from agents.node.ledger.ledger import Ledger
-    from agents.node.runtimes.choose import open_runtimes
-    from agents.node.storage.directories import NodeDirectories
-
-    places = NodeDirectories(settings)
-    places.create_all()
-    ledger = Ledger(settings.state_dir)
-    return run_preflight(
-        TaskManager(
-            settings,
-            ledger,
-            places,
-            open_runtimes(settings, agent_command),
-            open_gpus(settings.gpu_provider),
-            agent_command,
-        )
-    )
+    tasks = TaskManager.open(settings, agent_command)
+    tasks.directories.create_all()
+    return run_preflight(tasks)
 
 
 def _engine_check(kind: str, version: Optional[str]) -> Dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import hashlib
 import os
@@ -12,9 +10,9 @@ import time
 from typing import Any, Dict, List, Optional
 
 from agents.node.errors import ENGINE_ERROR, FORBIDDEN, AgentError, invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, fsync_dir, write_atomic
+from agents.node.host.atomic_files import disk_full_as_error, fsync_dir, remove_file, write_atomic
 from agents.node.settings import Settings
-from agents.node.spec.task_spec import parse_integer, parse_seconds
+from agents.node.spec.task_spec import parse_base64, parse_integer, parse_seconds
 
 IDENTITY, NAMESPACE = "fairway-upgrade", "fairway-node"
 _VERIFY_WITHIN_S = 20.0
@@ -55,10 +53,7 @@ class AgentUpgrader:
         if request.get("confirm") is not None:
             return self._confirm(target, request["confirm"])
         part = target + ".new"
-        try:
-            data = base64.b64decode(request.get("data_b64") or "", validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise invalid_spec("data_b64 is not base64.") from error
+        data = parse_base64(request, "data_b64") if request.get("data_b64") else b""
         offset = parse_integer(request, "offset")
         with disk_full_as_error(part), open(part, "r+b" if offset else "wb") as stream:
             stream.seek(offset)
@@ -84,8 +79,7 @@ class AgentUpgrader:
     def _confirm(target: str, wanted: Any) -> Dict[str, Any]:
         if digest_of(target) != wanted:
             raise AgentError(FORBIDDEN, "The installed program is not the one to confirm.")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_trial_path(target))
+        remove_file(_trial_path(target))
         return {"confirmed": True}
 
     @staticmethod
@@ -124,8 +118,7 @@ class AgentUpgrader:
                     os.unlink(previous)
                 os.link(target + ending, previous)
         if confirm_within_s is None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_trial_path(target))
+            remove_file(_trial_path(target))
         else:
             write_atomic(_trial_path(target), f"{int(time.time() + confirm_within_s)}\n".encode(), mode=0o644)
         # at any moment either the current or the previous program has its matching signature

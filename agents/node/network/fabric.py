@@ -69,14 +69,9 @@ def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Seq
             )
     elif named.network and named.network not in [each["name"] for each in runtime.external_networks() or ()]:
         lacks.append(f"{runtime.kind} has no network {named.network}.")
-    if lacks:
-        return {"name": "fabric", "ok": False, "message": " ".join(lacks)}
-    words = [each for each in (named.interface, named.network, *devices) if each]
-    return {
-        "name": "fabric",
-        "ok": True,
-        "message": f"All requirements of the pool are met: {', '.join(words)}.",
-    }
+    words = [] if lacks else [each for each in (named.interface, named.network, *devices) if each]
+    message = " ".join(lacks) or f"All requirements of the pool are met: {', '.join(words)}."
+    return {"name": "fabric", "ok": not lacks, "message": message}
 
 
 def _has_interface(named: str) -> bool:

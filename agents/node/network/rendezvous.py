@@ -19,6 +19,7 @@ import time
 from typing import Any, Dict, Optional
 
 from agents.node.errors import RENDEZVOUS_PORT_IN_USE, AgentError
+from agents.node.host.atomic_files import remove_file
 from agents.node.host.procfs import read_text
 from agents.node.spec.task_spec import parse_integer, parse_ip_address, parse_public_id, parse_seconds
 
@@ -66,8 +67,7 @@ class RendezvousListeners:
         """Free the port, also from other agent processes; refuse while another program listens there."""
         with self._lock:
             others = os.path.exists(_owner_file(folder))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_owner_file(folder))
+            remove_file(_owner_file(folder))
             mine = self._listeners.pop(name, None)
             if mine is not None:
                 mine.stop()

@@ -275,20 +275,6 @@ def create_network(
     return [*words, name]
 
 
-def remove_network(name: str) -> List[str]:
-    return ["network", "rm", name]
-
-
-def list_networks(cluster: str) -> List[str]:
-    """Return arguments that list networks with this cluster's label."""
-    return ["network", "ls", "--filter", f"label=fairway.cluster={cluster}", "--format", "{{.Name}}"]
-
-
-def list_all_networks() -> List[str]:
-    """Return arguments that list all networks of an engine."""
-    return ["network", "ls", "--format", "{{.Name}}"]
-
-
 def parse_external_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     """Parse a network of an engine's inspect; return None for managed ones and special drivers."""
     marks = row.get("labels") or row.get("Labels") or {}
@@ -304,24 +290,6 @@ def parse_external_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         gateway = each.get("gateway") or each.get("Gateway")
         subnets.append({"subnet": str(network), "range": [str(first), str(last)], "gateway": gateway})
     return {"name": str(row.get("name") or row.get("Name")), "driver": driver, "subnets": subnets}
-
-
-def list_containers(cluster: str) -> List[str]:
-    """Return arguments that list containers with this cluster's label in any state."""
-    return [
-        "ps",
-        "--all",
-        "--no-trunc",
-        "--filter",
-        f"label=fairway.cluster={cluster}",
-        "--format",
-        "{{.ID}}",
-    ]
-
-
-def remove(engine: EngineOptions, name: str) -> List[str]:
-    """Return arguments that kill and remove a container; the grace period is already over."""
-    return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
 
 
 def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
@@ -349,17 +317,3 @@ def shell(engine: EngineOptions, name: str) -> List[str]:
 def signal_in_container(name: str) -> List[str]:
     """Return arguments to which a signal and a process id are appended to signal a process of a container."""
     return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]
-
-
-def image_store(kind: str) -> List[str]:
-    """Return arguments that print the folder of an engine's images."""
-    return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
-
-
-def storage_driver(kind: str) -> List[str]:
-    """Return arguments that print an engine's storage driver."""
-    return ["info", "--format", "{{.Driver}}" if kind == "docker" else "{{.Store.GraphDriverName}}"]
-
-
-def inspect(names: Sequence[str]) -> List[str]:
-    return ["container", "inspect", *names]

@@ -16,7 +16,7 @@ from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.host import procfs
-from agents.node.host.atomic_files import write_atomic
+from agents.node.host.atomic_files import remove_file, write_atomic
 from agents.node.runtimes import (
     CREATED,
     EXITED,
@@ -115,13 +115,11 @@ class ContainerRuntime(Runtime):
     def run(
         self, arguments: Sequence[str], *, timeout_s: float = _COMMAND_WITHIN_S, lock_fd: Optional[int] = None
     ) -> CommandResult:
-        """Run one command of the engine."""
         try:
             answer = subprocess.run(
                 self.command(arguments),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 timeout=timeout_s,
                 check=False,
                 pass_fds=() if lock_fd is None else (lock_fd,),
@@ -144,7 +142,6 @@ class ContainerRuntime(Runtime):
         return answer.stdout
 
     def error(self, verb: str, answer: CommandResult) -> AgentError:
-        """Map a failed command to a refusal."""
         last = (
             answer.stderr.strip().splitlines()[-1][:600]
             if answer.stderr.strip()
@@ -190,8 +187,7 @@ class ContainerRuntime(Runtime):
         image = self._prepared_images.pop(config.spec.name, None) or self.inspect_image(
             config.spec.image or ""
         )
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(config.task_dir, "pid"))
+        remove_file(os.path.join(config.task_dir, "pid"))
         engine = self.engine._replace(gpu_mode=self._gpu_mode()) if config.real_gpus else self.engine
         if config.spec.disk_mib is not None:
             engine = engine._replace(limits_layers=self.limits_layers())
@@ -232,29 +228,37 @@ class ContainerRuntime(Runtime):
                 and find_mount(mounts, root)[1] == "xfs"
                 and project_quota.is_supported(root)
             )
-            driver = (
-                self.run_checked(arguments.storage_driver(self.kind), timeout_s=10.0).strip() if able else ""
-            )
+            driver = self._engine_info("Driver", "Store.GraphDriverName") if able else ""
             self._limits_layers = driver in ("overlay", "overlay2")
         return self._limits_layers
+
+    def _engine_info(self, docker_field: str, podman_field: str) -> str:
+        field = docker_field if self.kind == "docker" else podman_field
+        return self.run_checked(["info", "--format", "{{." + field + "}}"], timeout_s=10.0).strip()
 
     def start(self, name: str) -> None:
         self._remove_env_file(name)  # left by an interrupted creation
         self.run_checked(["start", name])
 
     def _remove_env_file(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(arguments.environment_path(os.path.join(self.settings.state_dir, "tasks", name)))
+        remove_file(arguments.environment_path(os.path.join(self.settings.state_dir, "tasks", name)))
 
     def find(self, name: str) -> Optional[ContainerInfo]:
         found = self._inspect([name])
         return found[0] if found else None
 
     def tasks(self, cluster: str) -> List[ContainerInfo]:
-        answer = self.run(arguments.list_containers(cluster))
-        if answer.code != 0:
-            raise self.error("ps", answer)
-        ids = answer.stdout.split()
+        ids = self.run_checked(
+            [
+                "ps",
+                "--all",
+                "--no-trunc",
+                "--filter",
+                f"label=fairway.cluster={cluster}",
+                "--format",
+                "{{.ID}}",
+            ]
+        ).split()
         return [found for found in self._inspect(ids) if found.cluster == cluster] if ids else []
 
     def _inspect(self, names: Sequence[str]) -> List[ContainerInfo]:
@@ -262,11 +266,10 @@ class ContainerRuntime(Runtime):
         return [each for each in found if each is not None]
 
     def _inspect_rows(self, names: Sequence[str]) -> List[Dict[str, Any]]:
-        answer = self.run(arguments.inspect(names))
-        for _ in range(_INSPECT_RETRIES):
+        for _ in range(1 + _INSPECT_RETRIES):
+            answer = self.run(["container", "inspect", *names])
             if answer.code == 0 or not answer.mentions(_PROCESS_ENDED_MESSAGES):
                 break
-            answer = self.run(arguments.inspect(names))
         try:
             rows: List[Dict[str, Any]] = json.loads(answer.stdout or "[]")
         except ValueError:
@@ -290,7 +293,8 @@ class ContainerRuntime(Runtime):
     def remove(self, name: str) -> None:
         if self._find_managed(name) is None:
             return
-        answer = self.run(arguments.remove(self.engine, name))
+        at_once = ["--time", "0"] if self.kind == "podman" else []  # the grace period is already over
+        answer = self.run(["rm", "--force", "--volumes", *at_once, name])
         if answer.code != 0 and not answer.mentions(_NOT_FOUND_MESSAGES):
             raise self.error("rm", answer)
 
@@ -324,22 +328,20 @@ class ContainerRuntime(Runtime):
             raise self.error("network create", answer)
 
     def networks(self, cluster: str) -> List[str]:
-        return self.run_checked(arguments.list_networks(cluster)).split()
+        mine = f"label=fairway.cluster={cluster}"
+        return self.run_checked(["network", "ls", "--filter", mine, "--format", "{{.Name}}"]).split()
 
     def external_networks(self) -> Optional[List[Dict[str, Any]]]:
         try:
-            names = [
-                each
-                for each in self.run_checked(arguments.list_all_networks()).split()
-                if not each.startswith("fw-")
-            ]
+            listed = self.run_checked(["network", "ls", "--format", "{{.Name}}"]).split()
+            names = [each for each in listed if not each.startswith("fw-")]
             rows = json.loads(self.run(["network", "inspect", *names]).stdout) if names else []
         except (AgentError, ValueError):
             return None
         return [found for row in rows if (found := arguments.parse_external_network(row)) is not None]
 
     def remove_network(self, name: str) -> None:
-        answer = self.run(arguments.remove_network(name))
+        answer = self.run(["network", "rm", name])
         if answer.code != 0 and not answer.mentions(
             (*_NOT_FOUND_MESSAGES, "being used", "active endpoints", "has associated")
         ):
@@ -428,9 +430,7 @@ class ContainerRuntime(Runtime):
 
     def store_path(self) -> Optional[str]:
         if self._store_path is None:
-            self._store_path = (
-                self.run_checked(arguments.image_store(self.kind), timeout_s=10.0).strip() or None
-            )
+            self._store_path = self._engine_info("DockerRootDir", "Store.GraphRoot") or None
         return self._store_path
 
     def images_in_use(self) -> Set[str]:

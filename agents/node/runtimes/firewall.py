@@ -173,7 +173,6 @@ class Firewall:
             write_atomic(self._digest_path, digest.encode(), sync=False)
 
     def _restricted_jobs(self) -> List[JobPolicy]:
-        """Return the subnets of live tasks with a restrictive policy."""
         found = {
             record["subnet"]: egress.parse_egress_policy(record["egress"])
             for record in self._ledger.tasks().values()
@@ -186,8 +185,7 @@ class Firewall:
             answer = subprocess.run(
                 [*self._within, *command],
                 input=text.encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 timeout=_TIMEOUT_S,
                 check=False,
             )

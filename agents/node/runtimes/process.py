@@ -17,7 +17,7 @@ from agents.node import shim
 from agents.node.errors import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, invalid_spec
 from agents.node.gpus import mps
 from agents.node.host import cgroup, procfs
-from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_json
 from agents.node.runtimes import (
     CREATED,
     EXITED,
@@ -27,6 +27,7 @@ from agents.node.runtimes import (
     Runtime,
     WritablePaths,
 )
+from agents.node.runtimes.arguments import LABELS, OWNER_LABELS
 from agents.node.settings import Settings
 from agents.node.spec import report_files
 from agents.node.spec.egress import OPEN
@@ -88,15 +89,7 @@ class ProcessRuntime(Runtime):
             path,
             {
                 "name": spec.name,
-                "labels": {
-                    "cluster": spec.cluster,
-                    "job": spec.job,
-                    "attempt": spec.attempt,
-                    "task": spec.task,
-                    "digest": spec.digest,
-                    "owner": spec.owner,
-                    "project": spec.project,
-                },
+                "labels": {label: getattr(spec, label) for label in (*LABELS, *OWNER_LABELS)},
                 "command": wrap_with_secret_env(command, spec.secret_variables, shlex.quote(secrets)),
                 "env": environment,
                 "workdir": spec.workdir or config.home_path or temporary,
@@ -111,10 +104,7 @@ class ProcessRuntime(Runtime):
                 if config.mps_share and config.mps_share.shm_dir != mps.SHM_DIR
                 else None,
                 "limits": {
-                    "memory_mib": spec.memory_mib,
-                    "pids": spec.pids,
-                    "cpu_milli": spec.cpu_milli,
-                    "shm_mib": spec.shm_mib,
+                    limit: getattr(spec, limit) for limit in ("memory_mib", "pids", "cpu_milli", "shm_mib")
                 },
             },
         )
@@ -145,14 +135,8 @@ class ProcessRuntime(Runtime):
             state = EXITED
         else:
             state = RUNNING if alive else CREATED
-        labels = order["labels"]
         return ContainerInfo(
             name=name,
-            cluster=labels["cluster"],
-            job=labels["job"],
-            attempt=labels["attempt"],
-            task=labels["task"],
-            digest=labels["digest"],
             state=state,
             exit_code=ended.get("exit_code"),
             oom=ended.get("oom"),
@@ -160,8 +144,7 @@ class ProcessRuntime(Runtime):
             started_s=begun.get("started_s"),
             ended_s=ended.get("ended_s"),
             peak_memory_mib=ended.get("peak_memory_mib"),
-            owner=labels.get("owner"),
-            project=labels.get("project"),
+            **order["labels"],
         )
 
     def tasks(self, cluster: str) -> List[ContainerInfo]:
@@ -201,8 +184,7 @@ class ProcessRuntime(Runtime):
         if not shim.claim_task(folder, "stop") and not self._kill_all(name, folder, _REMOVE_TIMEOUT_S):
             raise AgentError(ENGINE_ERROR, f"{name} still exists although it was killed.")
         for leftover in ("launch.json", "pid.json", "exit.json", "claim", "shim.lock"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, leftover))
+            remove_file(os.path.join(folder, leftover))
         shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
 
     def _kill_all(self, name: str, folder: str, timeout_s: float) -> bool:
@@ -219,10 +201,8 @@ class ProcessRuntime(Runtime):
         if group is not None:
             group.kill()
             group.remove()
-        for each in procfs.list_processes():
-            if begun.get("pid") and each.session == begun["pid"]:
-                with contextlib.suppress(OSError):
-                    os.kill(each.pid, signal.SIGKILL)
+        everyone = procfs.list_processes() if begun.get("pid") else []
+        procfs.kill_processes(each.pid for each in everyone if each.session == begun["pid"])
         return let_go
 
 

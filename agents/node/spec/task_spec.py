@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
@@ -31,8 +32,6 @@ FORBIDDEN_ENV = ("LD_PRELOAD", "LD_AUDIT")
 
 
 class GpuShare(NamedTuple):
-    """Share of one GPU in milli."""
-
     uuid: str
     milli: int
 
@@ -381,7 +380,6 @@ class FabricRequirements(NamedTuple):
 
 
 def parse_fabric(raw: Any) -> FabricRequirements:
-    """Return the field ``fabric`` of a request."""
     if not isinstance(raw, dict) or set(raw) != set(FabricRequirements._fields):
         raise invalid_spec("fabric must have a runtime, an interface, a network and devices.")
     if "/" in str(raw["interface"]):
@@ -398,7 +396,6 @@ def parse_fabric(raw: Any) -> FabricRequirements:
 
 
 def parse_ip_address(value: Any) -> str:
-    """Return an IPv4 or IPv6 address."""
     try:
         return str(ipaddress.ip_address(value))
     except ValueError as error:
@@ -442,6 +439,14 @@ def parse_integer(fields: Dict[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise AgentError("invalid_spec", f"{key} is not an integer.")
     return value
+
+
+def parse_base64(fields: Dict[str, Any], key: str) -> bytes:
+    """Return a request field that must be base64."""
+    try:
+        return base64.b64decode(fields[key], validate=True)
+    except (TypeError, ValueError) as error:
+        raise invalid_spec(f"{key} is not base64.") from error
 
 
 def parse_public_id(fields: Dict[str, Any], key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Iterable, Iterator, Optional
 
 from agents.node import errors
 from agents.node.errors import AgentError
-from agents.node.host.atomic_files import disk_full_as_error, file_lock, free_mib
+from agents.node.host.atomic_files import disk_full_as_error, file_lock, free_mib, opened, remove_file
 from agents.node.settings import Settings
 from agents.node.spec import report_files
 from agents.node.spec.environment import SECRET_ENV_FILE, secret_env_file_content
@@ -33,7 +33,6 @@ class NodeDirectories:
         self.volumes = Volumes(settings)
 
     def create_all(self) -> None:
-        """Create the folders that every node has."""
         with disk_full_as_error(self._settings.state_dir):
             for folder, mode in (
                 (self._settings.state_dir, 0o711),
@@ -120,15 +119,11 @@ class NodeDirectories:
 
     @staticmethod
     def _write_secret(path: str, content: bytes, uid: Optional[int], gid: Optional[int]) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
+        remove_file(path)
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as descriptor:
             os.write(descriptor, content)
             if uid is not None:
                 os.fchown(descriptor, uid, gid if gid is not None else -1)
-        finally:
-            os.close(descriptor)
 
     def remove_secrets(self, name: str) -> None:
         shutil.rmtree(os.path.join(self.task_dir(name), "secrets"), ignore_errors=True)

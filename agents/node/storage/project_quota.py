@@ -12,7 +12,8 @@ import errno
 import fcntl
 import os
 import struct
-from typing import Iterator
+
+from agents.node.host.atomic_files import opened
 
 _QUOTACTL_FD = 443  # same number on every supported architecture
 _PROJECT = 2
@@ -22,6 +23,7 @@ _INHERIT = 0x200
 _FLAGS = "<IIIII8x"  # flags, extent size, extents, project, copy extent size
 _QUOTA = "<QQQQQQQQI4x"  # hard and soft limit in KiB, bytes used; the same for inodes; graces; valid fields
 _INFO_BYTES = 24
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _LIMITS_OF_BLOCKS = 1
 _UNSUPPORTED_ERRNOS = frozenset(
     {errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS, errno.ESRCH, errno.EINVAL, errno.EPERM}
@@ -30,7 +32,7 @@ _UNSUPPORTED_ERRNOS = frozenset(
 
 def is_supported(folder: str) -> bool:
     """Return True when the file system of a folder enforces project quotas."""
-    with contextlib.suppress(OSError), _opened(folder) as descriptor:
+    with contextlib.suppress(OSError), opened(folder, _FOLDER) as descriptor:
         _quotactl(descriptor, _GET_INFO, 0, ctypes.create_string_buffer(_INFO_BYTES))
         return True
     return False
@@ -42,7 +44,7 @@ def set_limit(folder: str, project_id: int, mib: int) -> bool:
     Raise OSError for errors unrelated to quotas.
     """
     try:
-        with _opened(folder) as descriptor:
+        with opened(folder, _FOLDER) as descriptor:
             flags = list(struct.unpack(_FLAGS, fcntl.ioctl(descriptor, _GET_FLAGS, bytes(28))))
             if flags[3] != project_id or not flags[0] & _INHERIT:
                 flags[0], flags[3] = flags[0] | _INHERIT, project_id
@@ -69,12 +71,3 @@ def _quotactl(descriptor: int, command: int, project_id: int, data: "ctypes.Arra
     if done != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,7 @@ from typing import Any, Dict, Tuple
 from agents.node import errors
 from agents.node.errors import AgentError
 from agents.node.ledger.ledger import EXITED
-from agents.node.spec.task_spec import container_name, parse_integer, parse_public_id
+from agents.node.spec.task_spec import parse_integer
 from agents.node.storage.directories import FIRST_LOG_SUFFIX
 from agents.node.task_log import log_cut_message
 from agents.node.tasks.task_manager import TaskManager
@@ -21,13 +21,8 @@ MAX_BYTES = 262_144
 
 def read_log(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     """Return bytes of a log from ``offset``; ``eof`` only when the task has ended and nothing follows."""
-    job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
-    task, offset = (
-        parse_integer(dict(request, task=request.get("task", 0)), "task"),
-        parse_integer(request, "offset"),
-    )
-    limit = min(parse_integer(dict(request, limit=request.get("limit", MAX_BYTES)), "limit"), MAX_BYTES)
-    name = container_name(tasks.settings.cluster, job, attempt, task)
+    name, offset = tasks.task_name(request), parse_integer(request, "offset")
+    limit = min(parse_integer({"limit": MAX_BYTES, **request}, "limit"), MAX_BYTES)
     record = tasks.ledger.tasks().get(name)
     if record is None:
         raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not on this node.")

@@ -204,7 +204,6 @@ def _health_state(facts: GpuInfo) -> Tuple[object, ...]:
 
 
 def exited_event(name: str, record: Record) -> Dict[str, Any]:
-    """Return the event for the end of a task."""
     keys = ("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "started_s", "ended_s")
     event: Dict[str, Any] = {key: record[key] for key in keys}
     event.update(

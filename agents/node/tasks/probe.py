@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.ledger.ledger import RUNNING
-from agents.node.spec.task_spec import container_name, parse_integer, parse_public_id
+from agents.node.spec.task_spec import parse_integer
 from agents.node.tasks.task_manager import TaskManager
 
 REPLY_TIMEOUT_S = 3.0
@@ -15,15 +15,10 @@ REPLY_TIMEOUT_S = 3.0
 
 def probe_port(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the HTTP status of ``path`` on a port of a task; None while nothing answers."""
-    job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
-    task, port = (
-        parse_integer(dict(request, task=request.get("task", 0)), "task"),
-        parse_integer(request, "port"),
-    )
+    name, port = tasks.task_name(request), parse_integer(request, "port")
     path = request.get("path", "/")
     if not isinstance(path, str) or not path.startswith("/") or any(ord(each) <= 32 for each in path):
         raise invalid_spec("path is not an absolute path.")
-    name = container_name(tasks.settings.cluster, job, attempt, task)
     record = tasks.ledger.tasks().get(name)
     if record is None or record["phase"] != RUNNING or str(port) not in record["ports"]:
         raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not running here with port {port}.")

@@ -10,15 +10,14 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional
 
-from agents.node import checkpoint, errors, progress
+from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.gpus import OK, GpuProvider
+from agents.node.gpus import OK, GpuProvider, open_gpus
 from agents.node.gpus.mps_daemons import MpsDaemons
 from agents.node.host import cgroup, procfs
 from agents.node.host.atomic_files import file_lock
-from agents.node.host.oom_log import OomLog
 from agents.node.ledger.ledger import (
     EXITED,
     LIVE_PHASES,
@@ -33,8 +32,17 @@ from agents.node.network import fabric, rendezvous
 from agents.node.runtimes import CREATED, ContainerConfig, ContainerInfo, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
+from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
-from agents.node.spec.task_spec import TaskSpec, parse_integer, parse_public_id, parse_seconds, parse_spec
+from agents.node.spec import report_files
+from agents.node.spec.task_spec import (
+    TaskSpec,
+    container_name,
+    parse_integer,
+    parse_public_id,
+    parse_seconds,
+    parse_spec,
+)
 from agents.node.storage.directories import NodeDirectories
 from agents.node.tasks import task_rows
 
@@ -75,10 +83,23 @@ class TaskManager:
         self.on_start: Callable[[], None] = lambda: None
         self.peaks: Dict[str, cgroup.CgroupUsage] = {}
         self._cgroups: Dict[str, cgroup.Cgroup] = {}
-        self._kernel_log = OomLog()
+        self._kernel_log = cgroup.OomLog()
         self._rendezvous = rendezvous.RendezvousListeners()
         self._disk_full_message = ""
         self._disk_full_until_s = 0.0
+
+    @classmethod
+    def open(cls, settings: Settings, agent_command: List[str]) -> TaskManager:
+        """Return the tasks of the node with these settings."""
+        uids = (settings.uid_first, settings.uid_count)
+        return cls(
+            settings,
+            Ledger(settings.state_dir, subnets=settings.subnets, uids=uids),
+            NodeDirectories(settings),
+            open_runtimes(settings, agent_command),
+            open_gpus(settings.gpu_provider),
+            agent_command,
+        )
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -387,7 +408,6 @@ class TaskManager:
             return True
 
     def tasks_past_deadline(self, now_s: float) -> List[str]:
-        """Return the tasks whose stop deadline has passed."""
         return [
             name
             for name, record in self.ledger.tasks().items()
@@ -502,6 +522,12 @@ class TaskManager:
                 return found or task_rows.running_info(name, record)
             time.sleep(0.02)
 
+    def task_name(self, request: JsonObject) -> str:
+        """Return the name of the task that a request concerns; rank 0 unless it names another."""
+        job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
+        task = parse_integer({"task": 0, **request}, "task")
+        return container_name(self.settings.cluster, job, attempt, task)
+
     def _task_fault(self, record: Record) -> Optional[str]:
         return record.get("fault") or self.mps_daemons.task_fault(record)
 
@@ -556,11 +582,10 @@ class TaskManager:
         }
 
     def _read_reports(self, row: JsonObject) -> JsonObject:
-        """Return checkpoint and progress reports of a running task."""
         folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
-        reported = progress.read_progress(folder, started_s, now_s)
+        reported = report_files.read_progress(folder, started_s, now_s)
         return {
-            "checkpoint_age_s": checkpoint.checkpoint_age_s(folder, started_s, now_s),
+            "checkpoint_age_s": report_files.checkpoint_age_s(folder, started_s, now_s),
             "progress": reported.done if reported else None,
             "progress_age_s": reported.age_s if reported else None,
         }
@@ -645,10 +670,8 @@ class TaskManager:
                 self._clean_up(name, record, runtime)
                 self.ledger.update_task(name, phase=EXITED, removed=True, rebooted=True, ended_s=time.time())
 
-    @contextlib.contextmanager
-    def _task_lock(self, name: str, *, wait: bool = True) -> Iterator[Optional[int]]:
-        with file_lock(self.directories.lock_path(name), wait=wait) as descriptor:
-            yield descriptor
+    def _task_lock(self, name: str, *, wait: bool = True) -> ContextManager[Optional[int]]:
+        return file_lock(self.directories.lock_path(name), wait=wait)
 
 
 def _parse_task_numbers(raw: Any) -> Optional[List[int]]:

@@ -12,6 +12,10 @@ from agents.node.runtimes import RUNNING as IS_RUNNING
 JsonObject = Dict[str, Any]
 DISK_FIELDS = ("disk_mib", "disk_used_mib")
 """Disk limit outside volumes, and what was written when it was exceeded."""
+_TASK_KEYS = ("cluster", "job", "attempt", "task", "digest", "started_s")
+_LEDGER_KEYS = (*_TASK_KEYS, "runtime", "ended_s", "exit_code", "oom", "peak_memory_mib", "ports", "gpus")
+_LATER_KEYS = ("owner", "project", "fault", *DISK_FIELDS)
+"""Keys that records of older agents lack."""
 
 
 def start_reply(name: str, record: Record, state: str, *, already: bool) -> JsonObject:
@@ -27,55 +31,21 @@ def start_reply(name: str, record: Record, state: str, *, already: bool) -> Json
 def row_from_ledger(name: str, record: Record) -> JsonObject:
     """Return the row of a task that only the ledger knows."""
     state = {RESERVED: CREATED, STARTING: CREATED, RUNNING: IS_RUNNING, EXITED: IS_EXITED}[record["phase"]]
-    keys = ("cluster", "job", "attempt", "task", "digest", "runtime", "exit_code", "oom", "peak_memory_mib")
-    row: JsonObject = {key: record[key] for key in keys}
-    row.update(name=name, state=state, ports=record["ports"], gpus=record["gpus"])
-    row.update(
-        started_s=record["started_s"], ended_s=record["ended_s"], rebooted=bool(record.get("rebooted"))
-    )
-    row.update(owner=record.get("owner"), project=record.get("project"), fault=record.get("fault"))
-    row.update({key: record.get(key) for key in DISK_FIELDS})
-    return row
+    row: JsonObject = {key: record[key] for key in _LEDGER_KEYS}
+    row.update({key: record.get(key) for key in _LATER_KEYS})
+    return dict(row, name=name, state=state, rebooted=bool(record.get("rebooted")))
 
 
 def row_from_runtime(found: ContainerInfo, record: Optional[Record], runtime: str) -> JsonObject:
     """Return the row of a task from its runtime, completed from the ledger."""
     if record is not None and record["phase"] == EXITED:
         return row_from_ledger(found.name, record)
-    return {
-        "name": found.name,
-        "cluster": found.cluster,
-        "job": found.job,
-        "attempt": found.attempt,
-        "task": found.task,
-        "digest": found.digest,
-        "runtime": runtime,
-        "state": found.state,
-        "exit_code": found.exit_code,
-        "oom": found.oom,
-        "peak_memory_mib": found.peak_memory_mib,
-        "started_s": found.started_s,
-        "ended_s": found.ended_s,
-        "ports": record["ports"] if record else {},
-        "gpus": record["gpus"] if record else [],
-        "rebooted": False,
-        "owner": found.owner,
-        "project": found.project,
-    }
+    row = found._asdict()
+    del row["pid"]
+    held = {key: record[key] for key in ("ports", "gpus")} if record else {"ports": {}, "gpus": []}
+    return dict(row, **held, runtime=runtime, rebooted=False)
 
 
 def running_info(name: str, record: Record) -> ContainerInfo:
-    return ContainerInfo(
-        name=name,
-        cluster=record["cluster"],
-        job=record["job"],
-        attempt=record["attempt"],
-        task=record["task"],
-        digest=record["digest"],
-        state=IS_RUNNING,
-        exit_code=None,
-        oom=None,
-        pid=record["pid"],
-        started_s=record["started_s"],
-        ended_s=None,
-    )
+    known = {key: record[key] for key in (*_TASK_KEYS, "pid")}
+    return ContainerInfo(name=name, state=IS_RUNNING, exit_code=None, oom=None, ended_s=None, **known)

@@ -107,8 +107,7 @@ class Shell:
         os.close(self.master)
         code = self.wait(0.0)
         if code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            procfs.kill_processes([self.pid])
             self.wait(_EXIT_TIMEOUT_S)
         if self._signal_command is None:
             self._kill_session()
@@ -123,9 +122,7 @@ class Shell:
                 for each in procfs.list_processes()
                 if each.session == self.pid and each.state not in "ZX"
             ]
-            for each in left:
-                with contextlib.suppress(OSError):
-                    os.kill(each.pid, signal.SIGKILL)
+            procfs.kill_processes(each.pid for each in left)
             if not left or time.monotonic() >= until_s:
                 return
             time.sleep(0.02)

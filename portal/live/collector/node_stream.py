@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 from agents.connect_limiter import ConnectLimiter
-from agents.engines.parsing import LOG_CHUNK_BYTES, parse_log_chunk
+from agents.engines.interface import LOG_CHUNK_BYTES, LogChunk
 from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.wire.fields import InvalidMessageError
 from agents.wire.messages import NodeSample
@@ -205,7 +205,7 @@ class NodeStream:
                 limit=LOG_CHUNK_BYTES,
             )
             try:
-                piece = parse_log_chunk(answer)
+                piece = LogChunk.from_wire(answer)
             except ValueError as problem:
                 self._listener.on_malformed(self.node.public_id, f"logs: {problem}")
                 raise OutcomeUnknownError("The node's log data are invalid.") from problem

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.link import AgentError, Link, OutcomeUnknownError, Reply
+from agents.link import AgentError, Link, OutcomeUnknownError
 from tests.agents.node.conftest import GPUS, LoneNode
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
@@ -152,13 +152,16 @@ def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
         spec = marking(node, job, runtime)
         environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "start"}
         with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "disk_full_message"}) as link:
-            outcome = link.try_request("start", timeout_s=30, epoch=1, spec=spec)
+            try:
+                refusal, _ = None, link.request("start", timeout_s=30, epoch=1, spec=spec)
+            except (AgentError, OutcomeUnknownError) as error:
+                refusal = error
         with node.open() as link:
             rows = link.request("list", timeout_s=30)["containers"]
             running = [row for row in rows if row["job"] == job and row["state"] == "running"]
-            assert len(running) == isinstance(outcome, Reply), (at, outcome)
+            assert len(running) == (refusal is None), (at, refusal)
             end(link, job)
-        if isinstance(outcome, Reply):
+        if refusal is None:
             return refused
-        assert isinstance(outcome, AgentError) and outcome.code == "disk_full", (at, outcome)
+        assert isinstance(refusal, AgentError) and refusal.code == "disk_full", (at, refusal)
     raise AssertionError("the sweep did not reach the end of a start")

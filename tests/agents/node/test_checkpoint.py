@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import checkpoint
 from agents.node.spec import report_files
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_process import eventually, needs_root, start
@@ -27,7 +26,7 @@ def made(folder: Path) -> Path:
 
 
 def age(folder: Path, started_s: float | None = NOW_S - 3600) -> float | None:
-    return checkpoint.checkpoint_age_s(str(folder), started_s, NOW_S)
+    return report_files.checkpoint_age_s(str(folder), started_s, NOW_S)
 
 
 def test_a_file_that_nobody_touched_says_nothing(tmp_path: Path) -> None:

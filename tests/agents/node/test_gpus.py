@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as drawn
 
-from agents.node.gpus import GpuProvider, NoGpus
+from agents.node.gpus import GpuLink, GpuProvider, NoGpus, nvlink_islands
 from agents.node.gpus import nvml as by_nvml
-from agents.node.gpus.links import GpuLink, nvlink_islands
 from agents.node.gpus.simulated import SimulatedGpus
 from tests.fakes import nvml
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import progress
 from agents.node.spec import report_files
 from agents.wire.fields import check_number
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
@@ -28,11 +27,11 @@ def made(folder: Path) -> Path:
     return folder / "progress"
 
 
-def told(folder: Path, started_s: float | None = NOW_S - 3600) -> progress.ProgressReport | None:
-    return progress.read_progress(str(folder), started_s, NOW_S)
+def told(folder: Path, started_s: float | None = NOW_S - 3600) -> report_files.ProgressReport | None:
+    return report_files.read_progress(str(folder), started_s, NOW_S)
 
 
-def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> progress.ProgressReport | None:
+def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> report_files.ProgressReport | None:
     file = made(folder)
     file.write_bytes(what)
     os.utime(file, (at_s, at_s))
