@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+from portal.bootstrap.environment import folder_lock, print_message
 
 MIN_NODE_VERSION = 20
 BUILD_TIMEOUT_S = 600
@@ -31,11 +29,11 @@ def build_frontend(root: Path) -> bool:
     mark = root / "static" / "dist" / FINGERPRINT_FILE
     if _read(mark) == wanted:
         return False
-    with _build_lock(root / "static"):
+    with folder_lock(root / "static"):
         if _read(mark) == wanted:
             return False
         node, npm = find_node()
-        _print_message("Building the front end ...")
+        print_message("Building the front end ...")
         if _read(root / "node_modules" / FINGERPRINT_FILE) != _packages_fingerprint(root):
             _run([*npm, "ci", "--no-audit", "--no-fund"], root, node)
             (root / "node_modules" / FINGERPRINT_FILE).write_text(_packages_fingerprint(root))
@@ -108,22 +106,8 @@ def _major(node: str) -> int:
     return int(version.group(1)) if version else 0
 
 
-@contextlib.contextmanager
-def _build_lock(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _read(path: Path) -> str | None:
     try:
         return path.read_text()
     except OSError:
         return None
-
-
-def _print_message(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

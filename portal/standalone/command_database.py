@@ -13,7 +13,7 @@ from portal.standalone.instance_lock import InstanceLock
 from portal.standalone.process_table import server_processes
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import terminate_orphans
-from portal.standalone.processes.supervisor import running_supervisor
+from portal.standalone.processes.supervisor import Supervisor
 from portal.standalone.servers.postgres import prepare_postgres
 
 
@@ -36,9 +36,7 @@ def command_database(folder: DataDir, *, exclusive: bool) -> Iterator[None]:
         if not named:
             records = folder.run / "children.json"
             terminate_orphans(records, str(folder.root))
-            supervisor = held.enter_context(
-                running_supervisor(records, PrefixedWriter(sys.stderr, quiet=True))
-            )
+            supervisor = held.enter_context(Supervisor(records, PrefixedWriter(sys.stderr, quiet=True)))
             postgres = prepare_postgres(folder)
             for process in server_processes(folder, postgres, None):
                 supervisor.start(process)

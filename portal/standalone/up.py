@@ -45,7 +45,7 @@ from portal.standalone.process_table import (
 )
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import terminate_orphans
-from portal.standalone.processes.supervisor import StopRequested, Supervisor, running_supervisor
+from portal.standalone.processes.supervisor import StopRequested, Supervisor
 from portal.standalone.servers.postgres import prepare_postgres
 from portal.standalone.servers.valkey import prepare_valkey
 
@@ -80,7 +80,7 @@ def run(checkout: Path, options: UpOptions) -> None:
         for name in terminate_orphans(records, str(folder.root)):
             lines.supervisor_line(f"stopped {name}, left over from a previous start")
         held.callback(web_socket(folder).unlink, missing_ok=True)  # the web server does not remove its socket
-        supervisor = held.enter_context(running_supervisor(records, lines))
+        supervisor = held.enter_context(Supervisor(records, lines))
         try:
             url = _start(checkout, options, folder, supervisor, lines)
             only.write_info(url=url)

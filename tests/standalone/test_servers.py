@@ -21,7 +21,7 @@ from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.process_table import server_processes
 from portal.standalone.processes.log_prefix import PrefixedWriter
-from portal.standalone.processes.supervisor import running_supervisor
+from portal.standalone.processes.supervisor import Supervisor
 from portal.standalone.servers import binaries
 from portal.standalone.servers.postgres import prepare_postgres
 from portal.standalone.servers.valkey import prepare_valkey
@@ -42,7 +42,7 @@ def folder() -> Iterator[DataDir]:
 def running(folder: DataDir) -> Iterator[tuple[str, str]]:
     """Both servers under a supervisor; gives the versions they report."""
     postgres, valkey = prepare_postgres(folder, durable=False), prepare_valkey(folder)
-    with running_supervisor(folder.run / "children.json", PrefixedWriter(io.StringIO())) as supervisor:
+    with Supervisor(folder.run / "children.json", PrefixedWriter(io.StringIO())) as supervisor:
         for process in server_processes(folder, postgres, valkey):
             supervisor.start(process)
         postgres.wait_ready(lambda: supervisor.is_running("postgres"))
