@@ -9,6 +9,6 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 django.setup()
 
-from portal.gateway.build import build_gateway  # noqa: E402
+from portal.gateway.app import Gateway  # noqa: E402
 
-application = build_gateway()
+application = Gateway()

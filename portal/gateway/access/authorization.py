@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,8 +18,10 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
+from agents.ssh import SshTarget
+from agents.tunnel.pool import LocalTarget, TunnelTarget
 from portal.access import Permission, can
-from portal.domain.states import AttemptState, DesiredState, JobKind
+from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
 from portal.models import Attempt, Node, Task, WorkspaceSession
 from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
 from portal.services.encryption import DecryptionError
@@ -47,32 +49,17 @@ class AccessResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAddress:
-    """How the gateway reaches the loopback interface of a node."""
-
-    public_id: str
-    link: str
-    host: str = ""
-    port: int = 22
-    account: str = ""
-    host_key: str = ""
-
-    @classmethod
-    def from_node(cls, node: Node) -> NodeAddress:
-        return cls(node.public_id, node.transport, node.host, node.port, node.ssh_user, node.host_key)
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
 
-    ``row`` is the primary key of the attempt. ``tool_port`` is the port of the server itself; ``port`` is the
-    one at which the node publishes it.
+    ``node`` is its public id. ``tool_port`` is the port of the server itself; ``port`` is the one at which the
+    node publishes it.
     """
 
     job: str
     attempt: int
-    node: NodeAddress
+    node: str
+    address: TunnelTarget
     port: int
     authorization: str = field(repr=False)
     tool: str = ""
@@ -145,7 +132,8 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     return Target(
         job=job.public_id,
         attempt=attempt.number,
-        node=NodeAddress.from_node(task.node),
+        node=task.node.public_id,
+        address=tunnel_target(task.node),
         port=port,
         authorization=AUTHORIZATION_FORMATS.get(job.environment.tool, "Bearer {secret}").format(
             secret=secret
@@ -154,6 +142,13 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
         attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,
     )
+
+
+def tunnel_target(node: Node) -> TunnelTarget:
+    """Return how the gateway reaches the loopback interface of a node."""
+    if node.transport == NodeTransport.LOCAL.value:
+        return LocalTarget()
+    return SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port)
 
 
 def running_targets() -> list[Target]:
@@ -211,19 +206,11 @@ class Authorizer:
             asking = asyncio.create_task(self._refresh(key))
             self._pending[key] = asking
             asking.add_done_callback(lambda _: self._pending.pop(key, None))
-        try:
-            return await asyncio.wait_for(asyncio.shield(asking), DECISION_TIMEOUT_S)
-        except (DatabaseError, TimeoutError, OSError) as problem:
-            raise AuthorizationUnavailableError(str(problem)) from problem
+        return await _within_time_limit(asyncio.shield(asking))
 
     async def redeem(self, ticket: str, job: str) -> str | None:
         """Return the cookie for a valid ticket, else None. Raise AuthorizationUnavailableError."""
-        try:
-            return await asyncio.wait_for(
-                self.run_in_thread(do_redeem_ticket, ticket, job), DECISION_TIMEOUT_S
-            )
-        except (DatabaseError, TimeoutError, OSError) as problem:
-            raise AuthorizationUnavailableError(str(problem)) from problem
+        return await _within_time_limit(self.run_in_thread(do_redeem_ticket, ticket, job))
 
     def invalidate(self, job: str) -> None:
         """Drop cached decisions on a workspace; the next request queries the database."""
@@ -262,6 +249,13 @@ class Authorizer:
             return function(*args)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+
+
+async def _within_time_limit(answer: Awaitable[_T]) -> _T:
+    try:
+        return await asyncio.wait_for(answer, DECISION_TIMEOUT_S)
+    except (DatabaseError, TimeoutError, OSError) as problem:
+        raise AuthorizationUnavailableError(str(problem)) from problem
 
 
 def _close_connection(barrier: threading.Barrier) -> None:
