@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from portal.config import data_paths
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState
 from portal.live.collector.frames import RunningTask
 from portal.live.collector.sample_filter import KnownNode
@@ -68,7 +68,7 @@ def load_state() -> CollectorState:
             port=node.port,
             account=node.ssh_user,
             host_key=node.host_key,
-            settings=json.dumps(node.settings, sort_keys=True, indent=1),
+            settings=data_paths.agent_settings_text(node.settings),
             cluster=cluster,
         )
         found.known_nodes[node.public_id] = KnownNode()

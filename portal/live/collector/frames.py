@@ -40,8 +40,6 @@ class ReceivedSample:
 
 @dataclass(frozen=True)
 class RunningTask:
-    """A running task of a job: node and GPUs."""
-
     job: str
     attempt: int
     rank: int

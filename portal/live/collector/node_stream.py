@@ -91,7 +91,6 @@ class NodeStream:
         self._thread = threading.Thread(target=self._run, name=f"watch-{node.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and return at once."""
         self._thread.start()
 
     def stop(self, wait_s: float = 0.0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from django.conf import settings
 from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.local import open_local
 from agents.ssh import SshError, SshTarget, open_ssh
+from portal.config import data_paths
 from portal.domain.states import NodeTransport
 from portal.live.collector.collector_state import StreamedNode
 
@@ -27,9 +27,9 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
     try:
         if node.link == NodeTransport.LOCAL.value:
             return open_local(
-                Path(settings.DATA_DIR) / "agent" / "agent.pyz",
+                data_paths.agent_program(settings.DATA_DIR),
                 "watch",
-                _settings_file(node),
+                data_paths.write_agent_settings(settings.DATA_DIR, node.public_id, node.settings),
                 cluster=node.cluster,
                 on_event=on_event,
                 hello_timeout_s=HELLO_TIMEOUT_S,
@@ -39,23 +39,9 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
         return open_ssh(
             target, key, "watch", cluster=node.cluster, on_event=on_event, hello_timeout_s=HELLO_TIMEOUT_S
         )
-    except SshError as problem:
-        raise WatchError(str(problem)) from problem
     except AgentError as refusal:
         raise WatchError(refusal.message) from refusal
-    except OutcomeUnknownError as problem:
-        raise WatchError(problem.reason) from problem
+    except (SshError, OutcomeUnknownError) as problem:
+        raise WatchError(str(problem)) from problem
     except OSError as problem:
         raise WatchError(f"The agent cannot be started: {problem}.") from problem
-
-
-def _settings_file(node: StreamedNode) -> Path:
-    """Write the settings file of a local agent from the node's row and return its path."""
-    folder = Path(settings.DATA_DIR) / "agent"
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path = folder / f"{node.public_id}.json"
-    if not path.exists() or path.read_text() != node.settings:
-        fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-        fresh.write_text(node.settings)
-        fresh.replace(path)
-    return path

@@ -53,7 +53,6 @@ class SendBuffer:
             self._waiter.set_result(None)
 
     async def get(self) -> str:
-        """Return the oldest frame; wait for one."""
         while not self._frames:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
