@@ -70,7 +70,6 @@ class ActivityTracker:
         self._task: asyncio.Task[None] | None = None
 
     def record_request(self, target: Target, scope: Scope) -> None:
-        """Record a request to a workspace."""
         if is_activity(target.tool, scope):
             self._last_request_at[target.attempt_pk] = monotonic()
 
@@ -79,7 +78,6 @@ class ActivityTracker:
         self._last_request_at[row] = monotonic()
 
     def start(self) -> None:
-        """Start polling in the running loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

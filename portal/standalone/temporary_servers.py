@@ -18,7 +18,7 @@ from portal.config import data_paths
 from portal.standalone.account import service_account
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.postgres import prepare_postgres
 from portal.standalone.servers.valkey import prepare_valkey
 

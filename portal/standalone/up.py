@@ -56,8 +56,6 @@ DEMO_STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class UpOptions:
-    """Options of `up`."""
-
     listening: ListenOptions
     demo: bool = False
     local_node: bool = True
@@ -203,13 +201,11 @@ def _start_servers(folder: DataDir, supervisor: Supervisor) -> bool:
 
 
 def _check_redis(url: str) -> None:
-    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
     try:
-        client.ping()
+        with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
+            client.ping()
     except redis.RedisError as trouble:
         raise StartError(f"The server of REDIS_URL does not respond: {trouble}") from trouble
-    finally:
-        client.close()
 
 
 def migrate_database() -> None:

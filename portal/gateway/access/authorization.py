@@ -69,8 +69,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AccessDecision:
-    """A result, and the target if it is OPEN."""
-
     result: AccessResult
     target: Target | None = None
 
@@ -145,7 +143,6 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
 
 
 def tunnel_target(node: Node) -> TunnelTarget:
-    """Return how the gateway reaches the loopback interface of a node."""
     if node.transport == NodeTransport.LOCAL.value:
         return LocalTarget()
     return SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port)

@@ -193,7 +193,6 @@ class InputDetector:
         self._session_extended_at = -RENEW_INTERVAL_S * 2.0
 
     def feed(self, data: bytes) -> None:
-        """Process bytes from the browser."""
         self._frames.feed(data)
 
     def _on_frame(self, kind: int) -> None:

@@ -55,7 +55,6 @@ def single_header(headers: Headers, header_name: bytes) -> bytes | None:
 
 
 def _connection_options(headers: Headers) -> set[bytes]:
-    """Return the hop-by-hop header names in Connection."""
     return {
         token.strip().lower()
         for name, value in headers

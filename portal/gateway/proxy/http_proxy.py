@@ -151,8 +151,6 @@ async def _exchange(
 
 
 class RequestBody:
-    """The request's body as it arrives."""
-
     def __init__(self, receive: Receive, *, chunked: bool, is_complete: bool, max_bytes: int | None) -> None:
         self._receive, self._chunked, self._max_bytes = receive, chunked, max_bytes
         self._received_bytes = 0

@@ -30,11 +30,9 @@ class Upstreams:
         self._web = UpstreamPool(self._connect_web, max_idle_s=WEB_MAX_IDLE_S)
 
     def web(self) -> UpstreamPool:
-        """Return the pool of web."""
         return self._web
 
     def port(self, node: TunnelTarget, port: int) -> UpstreamPool:
-        """Return the pool of a job port on a node."""
         found = self._ports.get((node, port))
         if found is None:
             if len(self._ports) >= MAX_POOLS:

@@ -36,7 +36,6 @@ class FrameTracker:
         return not self._remaining and not self._head
 
     def feed(self, data: bytes) -> None:
-        """Process relayed bytes."""
         left = self._remaining
         size = len(data)
         if left >= size:
@@ -87,7 +86,6 @@ class RelayEndpoint(asyncio.Protocol):
             other.close()
 
     def relay(self, data: bytes) -> None:
-        """Write bytes to the other side."""
         other = self.peer
         if other is None:
             self._pending.append(data)
@@ -95,7 +93,6 @@ class RelayEndpoint(asyncio.Protocol):
             other.write(data)
 
     def write(self, data: bytes) -> None:
-        """Write bytes to this side."""
         if self.transport is not None and not self.is_closed:
             self.transport.write(data)
 

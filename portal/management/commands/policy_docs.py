@@ -45,7 +45,6 @@ projects at the next check.
 
 
 def policy_text() -> str:
-    """Return the text of docs/policy.md."""
     rows = [
         (
             setting.name,

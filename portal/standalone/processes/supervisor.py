@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import ChildRecord, write_records
 
@@ -248,7 +248,6 @@ def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_group(popen: subprocess.Popen[bytes]) -> None:
-    """Kill the process group that this child led."""
     if popen.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)

@@ -31,8 +31,6 @@ class PostgresBinaries:
 
 @dataclass(frozen=True)
 class ValkeyBinary:
-    """A Valkey or Redis server program."""
-
     program: Path
     from_wheel: bool
 

@@ -20,8 +20,9 @@ from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE
 from portal.standalone.account import set_owner
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.binaries import PostgresBinaries, find_postgres
+from portal.standalone.servers.readiness import wait_until_ready
 
 DATABASE = "fairway"
 INITDB_TIMEOUT_S = 120
@@ -65,22 +66,13 @@ class PostgresServer:
 
     def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 60) -> None:
         """Return when the server answers and has our database; recovery after a crash may take a while."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                with self.connect("postgres") as connection:
-                    _ensure_database(connection)
-                return
-            except psycopg.OperationalError as trouble:
-                if not is_running():
-                    raise StartError(
-                        "PostgreSQL stopped while starting; see its log lines above."
-                    ) from trouble
-                if time.monotonic() > deadline:
-                    raise StartError(
-                        f"PostgreSQL did not respond within {timeout_s:.0f} s: {trouble}"
-                    ) from trouble
-            time.sleep(0.05)
+        wait_until_ready("PostgreSQL", self._ensure_database, psycopg.OperationalError, is_running, timeout_s)
+
+    def _ensure_database(self) -> None:
+        with self.connect("postgres") as connection:
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE])
+            if found.fetchone() is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
 
 def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer:
@@ -179,12 +171,6 @@ def _write_access_rules(folder: DataDir) -> None:
         path = folder.postgres / name
         path.write_text(text)
         set_owner(path, folder.account, 0o600)
-
-
-def _ensure_database(connection: psycopg.Connection) -> None:
-    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
-    if found is None:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
 
 def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,8 +9,8 @@ import redis
 
 from portal.config.data_paths import VALKEY_SOCKET_NAME
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError
 from portal.standalone.servers.binaries import ValkeyBinary, find_valkey
+from portal.standalone.servers.readiness import wait_until_ready
 
 MEMORY_LIMIT = "512mb"
 
@@ -33,26 +32,10 @@ class ValkeyServer:
         ]
 
     def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 15) -> None:
-        """Return when the server answers a ping."""
-        client = redis.Redis.from_url(self.folder.redis_url, socket_timeout=2, socket_connect_timeout=2)
-        deadline = time.monotonic() + timeout_s
-        try:
-            while True:
-                try:
-                    client.ping()
-                    return
-                except redis.RedisError as trouble:
-                    if not is_running():
-                        raise StartError(
-                            "Valkey stopped while starting; see its log lines above."
-                        ) from trouble
-                    if time.monotonic() > deadline:
-                        raise StartError(
-                            f"Valkey did not respond within {timeout_s:.0f} s: {trouble}"
-                        ) from trouble
-                time.sleep(0.02)
-        finally:
-            client.close()
+        with redis.Redis.from_url(
+            self.folder.redis_url, socket_timeout=2, socket_connect_timeout=2
+        ) as client:
+            wait_until_ready("Valkey", client.ping, redis.RedisError, is_running, timeout_s)
 
 
 def prepare_valkey(folder: DataDir) -> ValkeyServer:
