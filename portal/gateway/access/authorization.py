@@ -41,8 +41,7 @@ AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
 """Format of the secret in the Authorization header, by tool."""
 
 
-class AccessResult(StrEnum):
-    ALLOWED = "open"
+class AccessRefusal(StrEnum):
     DENIED = "stranger"  # no session here; does not reveal whether the workspace exists
     STOPPED = "stopped"
     NOT_READY = "not_ready"
@@ -67,13 +66,8 @@ class Target:
     tool_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AccessDecision:
-    result: AccessResult
-    target: Target | None = None
-
-
-DENIED = AccessDecision(AccessResult.DENIED)
+AccessDecision = Target | AccessRefusal
+"""The target if access is allowed, else why not."""
 
 
 class AuthorizationUnavailableError(Exception):
@@ -83,16 +77,16 @@ class AuthorizationUnavailableError(Exception):
 def decide_access(job: str, cookie: str) -> AccessDecision:
     """Return from the database whether this cookie's holder may use this workspace now, and its target."""
     if not job or not cookie:
-        return DENIED
+        return AccessRefusal.DENIED
     row = (
         WorkspaceSession.objects.select_related("user", "attempt__job__project", "attempt__job__environment")
         .filter(cookie_sha256=digest(cookie), attempt__job__public_id=job, expires_at__gt=timezone.now())
         .first()
     )
     if row is None or session_user(row.session_key) != row.user:
-        return DENIED
+        return AccessRefusal.DENIED
     if not can(row.user, Permission.ENTER, row.attempt.job):
-        return DENIED
+        return AccessRefusal.DENIED
     return _attempt_access(row.attempt)
 
 
@@ -104,16 +98,11 @@ def _attempt_access(attempt: Attempt) -> AccessDecision:
         or attempt.stop_requested_at is not None
         or attempt.state not in {AttemptState.CONFIGURING.value, AttemptState.RUNNING.value}
     ):
-        return AccessDecision(AccessResult.STOPPED)
+        return AccessRefusal.STOPPED
     if attempt.state != AttemptState.RUNNING.value or attempt.ready_at is None:
-        return AccessDecision(AccessResult.NOT_READY)
+        return AccessRefusal.NOT_READY
     task = Task.objects.select_related("node").filter(attempt=attempt, rank=0).first()
-    target = _target(attempt, task) if task else None
-    return (
-        AccessDecision(AccessResult.NOT_READY)
-        if target is None
-        else AccessDecision(AccessResult.ALLOWED, target)
-    )
+    return (_target(attempt, task) if task else None) or AccessRefusal.NOT_READY
 
 
 def _target(attempt: Attempt, task: Task) -> Target | None:
@@ -193,7 +182,7 @@ class Authorizer:
     async def decide(self, job: str, cookie: str, *, max_age_s: float = CACHE_TTL_S) -> AccessDecision:
         """Return a decision at most ``max_age_s`` old. Raise AuthorizationUnavailableError."""
         if not job or not cookie:
-            return DENIED
+            return AccessRefusal.DENIED
         key = (job, cookie)
         kept = self._cache.get(key)
         if kept is not None and monotonic() - kept[0] < max_age_s:
@@ -226,7 +215,7 @@ class Authorizer:
         decision = await self.run_in_thread(self._lookup, *key)
         if (
             self._on_use is not None
-            and decision.result is AccessResult.ALLOWED
+            and isinstance(decision, Target)
             and asked_at - self._last_use_at.get(key, -RENEW_INTERVAL_S) >= RENEW_INTERVAL_S
         ):
             self._last_use_at[key] = asked_at

@@ -39,7 +39,7 @@ class PortalApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         proxied = ProxiedRequest(
-            pool=self._upstreams.web(),
+            pool=self._upstreams.web,
             headers=self._headers(scope),
             response_headers=rules.client_response_headers,
             response_timeout_s=RESPONSE_TIMEOUT_S,

@@ -18,9 +18,8 @@ from django.db import Error as DatabaseError
 from portal.access import AccessPolicy, Permission, access_policy, can
 from portal.domain.states import AttemptState, DesiredState
 from portal.gateway.access.authorization import (
-    DENIED,
     AccessDecision,
-    AccessResult,
+    AccessRefusal,
     AuthorizationUnavailableError,
     Authorizer,
     Target,
@@ -65,10 +64,10 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
         .first()
     )
     if row is None or session_user(session_key) != row.user:
-        return DENIED
+        return AccessRefusal.DENIED
     task, attempt = row.task, row.task.attempt
     if not can(row.user, Permission.ENTER, attempt.job):
-        return DENIED
+        return AccessRefusal.DENIED
     if (
         attempt.job.desired_state != DesiredState.RUN.value
         or attempt.stop_requested_at is not None
@@ -76,15 +75,15 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
         or attempt.state != AttemptState.RUNNING.value
         or task.state != AttemptState.RUNNING.value
     ):
-        return AccessDecision(AccessResult.STOPPED)
+        return AccessRefusal.STOPPED
     if row.port is None:
-        return AccessDecision(AccessResult.NOT_READY)
+        return AccessRefusal.NOT_READY
     try:
         secret = terminal_secret(row)
     except DecryptionError as problem:
         log.error("the secret of the terminal %s cannot be decrypted: %s", public_id, problem)
-        return DENIED
-    target = Target(
+        return AccessRefusal.DENIED
+    return Target(
         job=attempt.job.public_id,
         attempt=attempt.number,
         node=task.node.public_id,
@@ -93,7 +92,6 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
         authorization=f"Bearer {secret}",
         attempt_pk=attempt.pk,
     )
-    return AccessDecision(AccessResult.ALLOWED, target)
 
 
 def close_stale_terminals() -> None:
@@ -133,9 +131,10 @@ class TerminalApp:
         name = path.group(1).decode("ascii")
         session_key = session_id(cookies.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
         try:
-            decision = await self._authorizer.decide(name, session_key, max_age_s=0.0)
-            target = decision.target
-            if target is None or not await self._authorizer.run_in_thread(do_mark_connected, name):
+            target = await self._authorizer.decide(name, session_key, max_age_s=0.0)
+            if not isinstance(target, Target) or not await self._authorizer.run_in_thread(
+                do_mark_connected, name
+            ):
                 message = "You have no access to this terminal, or no longer."
                 raise GatewayError(403, "terminal_refused", "Refused", message)
         except (AuthorizationUnavailableError, DatabaseError, OSError) as problem:
@@ -153,8 +152,7 @@ class TerminalApp:
                 pool=self._upstreams.port(target.address, target.port),
                 headers=[(b"host", b"terminal"), (b"authorization", target.authorization.encode("ascii"))],
                 response_headers=rules.client_response_headers,
-                grant=ActiveGrant(name, session_key, target),
-                monitor=self._monitor,
+                watch=partial(self._monitor.watch, ActiveGrant(name, session_key, target)),
             )
             if await proxy_websocket(proxied, scope):
                 why = "Access to it was revoked."

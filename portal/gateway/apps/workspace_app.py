@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from urllib.parse import parse_qs
 
 from django.conf import settings
 
 from portal.access import AccessPolicy, access_policy
 from portal.gateway.access.authorization import (
-    AccessResult,
+    AccessRefusal,
     AuthorizationUnavailableError,
     Authorizer,
     Target,
@@ -94,13 +95,13 @@ class WorkspaceApp:
                 "Its database does not respond. The workspace keeps running. Try again in a moment.",
                 retry_after_s=5,
             ) from problem
-        if decision.target is None:
-            raise _refusal(decision.result, job)
+        if not isinstance(decision, Target):
+            raise _refusal_error(decision, job)
         if is_cross_site(scope, scope["headers"], workspace_origin(job)):
             message = "The request came from a page of another site."
             raise GatewayError(403, "foreign_origin", "Refused", message)
-        self._activity.record_request(decision.target, scope)
-        proxied = self._proxied_request(scope, job, cookie, decision.target)
+        self._activity.record_request(decision, scope)
+        proxied = self._proxied_request(scope, job, cookie, decision)
         try:
             if websocket:
                 await proxy_websocket(proxied, scope)
@@ -110,7 +111,7 @@ class WorkspaceApp:
             message = "The workspace refused this connection."
             raise GatewayError(problem.status, "refused_by_tool", "Refused", message) from problem
         except NoResponseError as problem:
-            log.info("no response from workspace %s on %s: %s", job, decision.target.node, problem)
+            log.info("no response from workspace %s on %s: %s", job, decision.node, problem)
             self._authorizer.invalidate(job)
             raise GatewayError(
                 502,
@@ -139,8 +140,7 @@ class WorkspaceApp:
                 ports={target.port, target.tool_port},
             ),
             max_body_bytes=self._max_upload_bytes,
-            grant=ActiveGrant(job, cookie, target),
-            monitor=self._monitor,
+            watch=partial(self._monitor.watch, ActiveGrant(job, cookie, target)),
         )
 
     async def _serve_gateway_path(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,31 +191,32 @@ class WorkspaceApp:
         await send_response(send, (status, headers, body))
 
 
-def _refusal(why: AccessResult, job: str) -> GatewayError:
-    if why is AccessResult.STOPPED:
-        return GatewayError(
-            410,
-            "workspace_stopped",
-            "This workspace has stopped",
-            "Its files are kept. Start or resume it from the portal.",
-            link=_portal_link(f"/jobs/{job}/"),
-        )
-    if why is AccessResult.NOT_READY:
-        return GatewayError(
-            503,
-            "workspace_not_ready",
-            "This workspace is starting",
-            "Its server does not respond yet. The portal shows its progress.",
-            link=_portal_link(f"/jobs/{job}/"),
-            retry_after_s=2,
-        )
-    return GatewayError(
+_REFUSALS = {
+    AccessRefusal.DENIED: (
         403,
         "no_session",
         "Open this workspace from the portal",
         "You are not signed in here. Open the workspace from its page in the portal.",
-        link=_portal_link(),
-    )
+    ),
+    AccessRefusal.STOPPED: (
+        410,
+        "workspace_stopped",
+        "This workspace has stopped",
+        "Its files are kept. Start or resume it from the portal.",
+    ),
+    AccessRefusal.NOT_READY: (
+        503,
+        "workspace_not_ready",
+        "This workspace is starting",
+        "Its server does not respond yet. The portal shows its progress.",
+    ),
+}
+
+
+def _refusal_error(refusal: AccessRefusal, job: str) -> GatewayError:
+    link = _portal_link("/" if refusal is AccessRefusal.DENIED else f"/jobs/{job}/")
+    retry_after_s = 2 if refusal is AccessRefusal.NOT_READY else None
+    return GatewayError(*_REFUSALS[refusal], link=link, retry_after_s=retry_after_s)
 
 
 def _portal_link(path: str = "/") -> tuple[str, str]:

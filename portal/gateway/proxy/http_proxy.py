@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
 from portal.gateway.asgi_types import ClientDisconnectedError, Headers, Receive, Scope, Send
 from portal.gateway.protocol.error_responses import BodyTooLargeError, GatewayError
 from portal.gateway.proxy.http_client import (
@@ -35,8 +35,8 @@ class ProxiedRequest:
     response_timeout_s: float | None = None
     max_body_bytes: int | None = None
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
-    grant: ActiveGrant | None = None
-    monitor: AuthorizationMonitor | None = None
+    watch: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda on_revoked: nullcontext()
+    """Within the context, the callback is called when the permission ends. Default: it never ends."""
 
 
 def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None = None) -> bytes:
@@ -214,11 +214,7 @@ class RequestWatchdog:
             self._main.cancel()
 
     async def _check(self) -> None:
-        proxied = self._proxied
-        if proxied.grant is not None and proxied.monitor is not None:
-            with proxied.monitor.watch(proxied.grant, lambda: self._cancel("access was revoked")):
-                await self._wait_for_end()
-        else:
+        with self._proxied.watch(lambda: self._cancel("access was revoked")):
             await self._wait_for_end()
 
     async def _wait_for_end(self) -> None:

@@ -27,10 +27,7 @@ class Upstreams:
         self._web_socket = os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
         self._tunnels: TunnelPool | None = None
         self._ports: dict[tuple[TunnelTarget, int], UpstreamPool] = {}
-        self._web = UpstreamPool(self._connect_web, max_idle_s=WEB_MAX_IDLE_S)
-
-    def web(self) -> UpstreamPool:
-        return self._web
+        self.web = UpstreamPool(self._connect_web, max_idle_s=WEB_MAX_IDLE_S)
 
     def port(self, node: TunnelTarget, port: int) -> UpstreamPool:
         found = self._ports.get((node, port))
@@ -42,7 +39,7 @@ class Upstreams:
         return found
 
     async def close(self) -> None:
-        for way in [self._web, *self._ports.values()]:
+        for way in [self.web, *self._ports.values()]:
             way.close()
         if self._tunnels is not None:
             await self._tunnels.close()

@@ -127,11 +127,8 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
 
 
 async def _relay_until_end(proxied: ProxiedRequest, browser: RawWebSocketProtocol) -> bool:
-    if proxied.monitor is None or proxied.grant is None:
-        await browser.disconnected
-        return False
     lost = asyncio.Event()
-    with proxied.monitor.watch(proxied.grant, lost.set):
+    with proxied.watch(lost.set):
         ending = asyncio.create_task(lost.wait())
         try:
             await asyncio.wait({ending, browser.disconnected}, return_when=asyncio.FIRST_COMPLETED)
