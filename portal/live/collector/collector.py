@@ -22,11 +22,10 @@ from portal.live.collector.foreign_processes import ForeignProcessTracker
 from portal.live.collector.frames import STALE_AFTER_S, ReceivedSample, cluster_frame, job_frame, node_frame
 from portal.live.collector.gpu_memory_overuse import OveruseTracker
 from portal.live.collector.log_publisher import LogPublisher
-from portal.live.collector.node_stream import NodeStream, OpenStream
+from portal.live.collector.node_stream import NodeStream, OpenStream, open_stream
 from portal.live.collector.pending_writes import PendingWrites, flush
 from portal.live.collector.rollup import Minute, NodeRollup, minute_columns
 from portal.live.collector.sample_filter import keep_own_entries
-from portal.live.collector.stream_opener import open_stream
 from portal.live.subscribed_topics import subscribed_topics
 from portal.live_events import send_frame
 from portal.services.nodes.metrics_rollup import delete_expired_metrics

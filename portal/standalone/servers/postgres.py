@@ -26,6 +26,7 @@ from portal.standalone.servers.readiness import wait_until_ready
 
 DATABASE = "fairway"
 INITDB_TIMEOUT_S = 120
+READY_TIMEOUT_S = 60
 OLD_SERVER_TIMEOUT_S = 30
 
 
@@ -64,9 +65,11 @@ class PostgresServer:
             autocommit=True,
         )
 
-    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 60) -> None:
+    def wait_ready(self, is_running: Callable[[], bool]) -> None:
         """Return when the server answers and has our database; recovery after a crash may take a while."""
-        wait_until_ready("PostgreSQL", self._ensure_database, psycopg.OperationalError, is_running, timeout_s)
+        wait_until_ready(
+            "PostgreSQL", self._ensure_database, psycopg.OperationalError, is_running, READY_TIMEOUT_S
+        )
 
     def _ensure_database(self) -> None:
         with self.connect("postgres") as connection:

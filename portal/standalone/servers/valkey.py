@@ -13,6 +13,7 @@ from portal.standalone.servers.binaries import ValkeyBinary, find_valkey
 from portal.standalone.servers.readiness import wait_until_ready
 
 MEMORY_LIMIT = "512mb"
+READY_TIMEOUT_S = 15
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class ValkeyServer:
             *["--maxmemory", MEMORY_LIMIT, "--maxmemory-policy", "noeviction", "--loglevel", "warning"],
         ]
 
-    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 15) -> None:
+    def wait_ready(self, is_running: Callable[[], bool]) -> None:
         with redis.Redis.from_url(
             self.folder.redis_url, socket_timeout=2, socket_connect_timeout=2
         ) as client:
-            wait_until_ready("Valkey", client.ping, redis.RedisError, is_running, timeout_s)
+            wait_until_ready("Valkey", client.ping, redis.RedisError, is_running, READY_TIMEOUT_S)
 
 
 def prepare_valkey(folder: DataDir) -> ValkeyServer:
