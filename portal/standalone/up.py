@@ -27,7 +27,6 @@ from portal.services.cluster.demo import evict_demo_jobs, running_demo_tasks
 from portal.services.cluster.initial_data import ensure_initial_data
 from portal.standalone.account import service_account
 from portal.standalone.address import (
-    apps_domain,
     check_bind_options,
     portal_url,
     sign_in_link,
@@ -167,9 +166,11 @@ def _start(
 
 def _address_settings(url: str) -> dict[str, str]:
     """Return the URL settings of every process, where the environment does not set them."""
-    host = urlsplit(url).hostname or "localhost"
+    public = urlsplit(url)
+    host = public.hostname or "localhost"
     hosts = ",".join(dict.fromkeys([host, "localhost", "127.0.0.1", "[::1]"]))
-    defaults = {"FAIRWAY_APPS_DOMAIN": apps_domain(url), "FAIRWAY_ALLOWED_HOSTS": hosts}
+    # workspaces are below the portal's host by default; browsers resolve *.localhost without DNS
+    defaults = {"FAIRWAY_APPS_DOMAIN": public.netloc, "FAIRWAY_ALLOWED_HOSTS": hosts}
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
 
 

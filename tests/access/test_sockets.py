@@ -11,7 +11,7 @@ from portal.domain.states import Role
 from portal.errors import FairwayError, NotFound
 from portal.gateway.access.authorization import AccessRefusal, Target, decide_access
 from portal.gateway.apps.terminal_app import decide_terminal_access
-from portal.live.websocket.routes import WEBSOCKET_ROUTES
+from portal.live.websocket.consumer import WEBSOCKET_ROUTES
 from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
 from portal.models import Job, Terminal, User
 from portal.services.accounts.session_store import session_id

@@ -307,3 +307,16 @@ async def _reject(send: Any, code: int) -> None:
     """Accept and close: browsers cannot read the status of a refused handshake, but a close code."""
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": code})
+
+
+WEBSOCKET_ROUTES = {"/live/": LiveConsumer}
+"""Path to consumer. Each consumer declares its access policy, as each HTTP route does."""
+
+
+async def websocket_app(scope: Any, receive: Any, send: Any) -> None:
+    consumer = WEBSOCKET_ROUTES.get(scope["path"])
+    if consumer is not None:
+        await consumer.serve(scope, receive, send)
+        return
+    if (await receive())["type"] == "websocket.connect":
+        await send({"type": "websocket.close", "code": 4404})
