@@ -130,7 +130,6 @@ class ActivityTracker:
         except (
             NoResponseError,
             IncompleteResponseError,
-            TimeoutError,
             OSError,
             ValueError,
             KeyError,

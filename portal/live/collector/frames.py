@@ -95,14 +95,8 @@ def job_frame(
         if latest is None or now_s - latest.received_s > STALE_AFTER_S:
             continue
         lag_s = max(lag_s, latest.lag_s(now_s))
-        used = next(
-            (
-                t
-                for t in latest.sample.tasks
-                if (t.job, t.attempt, t.task) == (placement.job, placement.attempt, placement.rank)
-            ),
-            None,
-        )
+        own = (placement.job, placement.attempt, placement.rank)
+        used = next((t for t in latest.sample.tasks if (t.job, t.attempt, t.task) == own), None)
         tasks.append(
             {
                 "rank": placement.rank,

@@ -159,13 +159,9 @@ class Hub:
                 self._unconfirmed.pop(topic, None)
             self._signal_progress()
             await self._probe_groups(layer, channel)
-            limit_s = (
-                PROBE_INTERVAL_S
-                if self._unconfirmed
-                else RENEW_INTERVAL_S
-                if self._subscribers
-                else IDLE_TIMEOUT_S
-            )
+            limit_s = RENEW_INTERVAL_S if self._subscribers else IDLE_TIMEOUT_S
+            if self._unconfirmed:
+                limit_s = PROBE_INTERVAL_S
             try:
                 await asyncio.wait_for(self._changed.wait(), limit_s)
             except TimeoutError:

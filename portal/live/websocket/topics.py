@@ -69,25 +69,21 @@ def initial_frame(user: User, topic: Topic) -> dict[str, Any] | None:
     """Return data so far: ``kind`` "backfill" with rollups and the last sample, or the tail of a log."""
     match topic.kind:
         case "cluster":
-            return {
-                "kind": "backfill",
-                "gpus": _orders(),
-                "last": latest_frames([CLUSTER_KEY]).get(CLUSTER_KEY),
-            }
+            return {"kind": "backfill", "gpus": _orders(), "last": _last_frame(CLUSTER_KEY)}
         case "node":
             node = _node(topic.public_id)
             series = asdict(metric_series.read_node_series(user, node))
-            return {
-                "kind": "backfill",
-                "minutes": series,
-                "last": latest_frames([node.public_id]).get(node.public_id),
-            }
+            return {"kind": "backfill", "minutes": series, "last": _last_frame(node.public_id)}
         case "job":
             series = asdict(metric_series.read_job_series(user, _job(topic.public_id)))
             return {"kind": "backfill", "minutes": series, "last": None}
         case "logs":
             return _log_tail(user, topic)
     return None
+
+
+def _last_frame(name: str) -> dict[str, Any] | None:
+    return latest_frames([name]).get(name)
 
 
 def _log_tail(user: User, topic: Topic) -> dict[str, Any]:

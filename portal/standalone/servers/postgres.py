@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,19 +21,22 @@ from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.binaries import PostgresBinaries, find_postgres
-from portal.standalone.servers.readiness import wait_until_ready
+from portal.standalone.servers.server import Server
 
 DATABASE = "fairway"
 INITDB_TIMEOUT_S = 120
-READY_TIMEOUT_S = 60
 OLD_SERVER_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
-class PostgresServer:
-    """A prepared server: `command` runs it in the foreground; SIGINT is a fast, clean shutdown."""
+class PostgresServer(Server):
+    name = "postgres"
+    title = "PostgreSQL"
+    stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown
+    grace_s = 30.0
+    ready_timeout_s = 60.0  # recovery after a crash may take a while
+    not_ready = psycopg.OperationalError
 
-    folder: DataDir
     binaries: PostgresBinaries
     durable: bool = True
 
@@ -65,13 +67,12 @@ class PostgresServer:
             autocommit=True,
         )
 
-    def wait_ready(self, is_running: Callable[[], bool]) -> None:
-        """Return when the server answers and has our database; recovery after a crash may take a while."""
-        wait_until_ready(
-            "PostgreSQL", self._ensure_database, psycopg.OperationalError, is_running, READY_TIMEOUT_S
-        )
+    @property
+    def from_wheel(self) -> bool:
+        return self.binaries.from_wheel
 
-    def _ensure_database(self) -> None:
+    def check_ready(self) -> None:
+        """Return when the server answers and has our database."""
         with self.connect("postgres") as connection:
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE])
             if found.fetchone() is None:
@@ -131,16 +132,8 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
     set_owner(making, folder.account, 0o700)
-    command = [
-        binaries.program("initdb"),
-        "-D",
-        str(making),
-        "-U",
-        OWNER_ROLE,
-        "--encoding=UTF8",
-        "--no-locale",
-    ]
-    command += ["--auth=peer", "--no-instructions", "--no-sync"]
+    command = [binaries.program("initdb"), "-D", str(making), "-U", OWNER_ROLE, "--auth=peer"]
+    command += ["--encoding=UTF8", "--no-locale", "--no-instructions", "--no-sync"]
     try:
         done = subprocess.run(
             exec_command(command, account=folder.account),
