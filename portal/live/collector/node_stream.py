@@ -20,11 +20,10 @@ from agents.connect_limiter import ConnectLimiter
 from agents.engines.parsing import LOG_CHUNK_BYTES, parse_log_chunk
 from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.local import open_local
-from agents.ssh import SshError, SshTarget, open_ssh
+from agents.ssh import SshError, open_ssh
 from agents.wire.fields import InvalidMessageError
 from agents.wire.messages import NodeSample
 from portal.config import data_paths
-from portal.domain.states import NodeTransport
 from portal.live.collector.collector_state import FollowedLog, StreamedNode
 from portal.live.collector.frames import ReceivedSample
 from portal.selectors.logs.files import MAX_LOG_BYTES
@@ -229,7 +228,7 @@ class WatchError(Exception):
 def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
     """Return an open link in the role ``watch``. Every step has a time limit of seconds. Raise WatchError."""
     try:
-        if node.link == NodeTransport.LOCAL.value:
+        if node.target is None:
             return open_local(
                 data_paths.agent_program(settings.DATA_DIR),
                 "watch",
@@ -239,9 +238,13 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
                 hello_timeout_s=HELLO_TIMEOUT_S,
             )
         key = Path(settings.KEY_FILES["watch"] or settings.KEY_DIR / "watch")
-        target = SshTarget(host=node.host, user=node.account, host_key=node.host_key, port=node.port)
         return open_ssh(
-            target, key, "watch", cluster=node.cluster, on_event=on_event, hello_timeout_s=HELLO_TIMEOUT_S
+            node.target,
+            key,
+            "watch",
+            cluster=node.cluster,
+            on_event=on_event,
+            hello_timeout_s=HELLO_TIMEOUT_S,
         )
     except AgentError as refusal:
         raise WatchError(refusal.message) from refusal
