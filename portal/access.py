@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
@@ -71,6 +71,7 @@ class AccessPolicy(StrEnum):
     WORKSPACE = "workspace"  # gateway only: a workspace session for that origin
 
 
+_Row = TypeVar("_Row", bound=Model)
 _View = TypeVar("_View", bound=Callable[..., Any] | type)
 
 
@@ -285,10 +286,17 @@ def require_permission(requester: Requester, verb: Permission, obj: Any) -> None
 # -- sets of rows ----------------------------------------------------------------------------------
 
 
+def _of_own_projects(
+    requester: Requester, rows: QuerySet[_Row], project_field: str = "project_id"
+) -> QuerySet[_Row]:
+    """Return all rows for administrators, otherwise those of the user's projects and their descendants."""
+    user = require_user(requester)
+    return rows if user.is_admin else rows.filter(**{f"{project_field}__in": project_ids(user)})
+
+
 def visible_projects(requester: Requester) -> QuerySet[Project]:
     """Return all projects for administrators, otherwise the user's projects and their descendants."""
-    user = require_user(requester)
-    return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=project_ids(user))
+    return _of_own_projects(requester, Project.objects.all(), "pk")
 
 
 def nameable_projects(requester: Requester) -> QuerySet[Project]:
@@ -302,25 +310,19 @@ def nameable_projects(requester: Requester) -> QuerySet[Project]:
 
 
 def visible_jobs(requester: Requester) -> QuerySet[Job]:
-    user = require_user(requester)
-    return Job.objects.all() if user.is_admin else Job.objects.filter(project_id__in=project_ids(user))
+    return _of_own_projects(requester, Job.objects.all())
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:
-    user = require_user(requester)
-    rows = TimeLimitExtension.objects.all()
-    return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
+    return _of_own_projects(requester, TimeLimitExtension.objects.all(), "job__project_id")
 
 
 def visible_idle_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
-    user = require_user(requester)
-    rows = IdleExemption.objects.all()
-    return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
+    return _of_own_projects(requester, IdleExemption.objects.all(), "job__project_id")
 
 
 def visible_quotas(requester: Requester) -> QuerySet[Quota]:
-    user = require_user(requester)
-    return Quota.objects.all() if user.is_admin else Quota.objects.filter(project_id__in=project_ids(user))
+    return _of_own_projects(requester, Quota.objects.all())
 
 
 def visible_usage(requester: Requester) -> QuerySet[UsageInterval]:

@@ -9,11 +9,7 @@ from django.core import checks
 
 
 class PortalConfig(AppConfig):
-    """The app, with the label ``portal``."""
-
     name = "portal"
-    label = "portal"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         checks.register(check_separate_site, checks.Tags.security)

@@ -14,7 +14,7 @@ _django_app = get_asgi_application()
 
 from portal.api.monitoring.health import HEALTHZ_PATH, send_healthz  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
-from portal.live.websocket.routes import websocket_app  # noqa: E402
+from portal.live.websocket.consumer import websocket_app  # noqa: E402
 from portal.request_timeout import RequestTimeoutApp  # noqa: E402
 
 enable_pooling()

@@ -13,7 +13,6 @@ class CircuitBreaker:
         self._until_s = 0.0
 
     def trip(self) -> None:
-        """Open the breaker after a timeout."""
         self._until_s = time.monotonic() + self.open_for_s
 
     def __bool__(self) -> bool:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from channels.layers import get_channel_layer
 from redis.exceptions import RedisError
 
-from portal.background_loop import run_in_background_loop
 from portal.on_commit import send_after_commit
 from portal.valkey import announcements
 from portal.valkey.client import VALKEY_BREAKER, record_valkey_error
+
+_Result = TypeVar("_Result")
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,6 @@ TopicEvent = tuple[str, dict[str, Any]]
 
 
 def channel_group(topic: str) -> str:
-    """Return the Channels group of a topic."""
     return f"fw.{topic}"
 
 
@@ -58,7 +60,7 @@ def publish(events: Sequence[TopicEvent]) -> None:
         log.debug("event of %s was not published: Valkey is unavailable", topics)
         return
     try:
-        run_in_background_loop(_send(events))
+        _run_in_background_loop(_send(events))
     except (OSError, RedisError, RuntimeError, ValueError) as problem:
         record_valkey_error(problem)
         log.warning("events of %s were not published: %s", ", ".join(topics[:5]), problem or "no response")
@@ -75,3 +77,24 @@ async def send_frame(topic: str, frame: dict[str, Any]) -> None:
     layer: Any = get_channel_layer()
     async with asyncio.timeout(SEND_TIMEOUT_S):
         await layer.group_send(channel_group(topic), {"type": "fairway.frame", "topic": topic, **frame})
+
+
+# -- an event loop in a background thread, which keeps the connections of synchronous callers open -----------
+
+_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By process id: a fork copies the loop but not the thread that runs it."""
+
+
+def _run_in_background_loop(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run the coroutine in the background loop and return its result. Not for callers in an event loop."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _background_loop()).result()
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    with _lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="own-loop", daemon=True).start()
+        return loop

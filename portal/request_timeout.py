@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -42,11 +43,15 @@ class RequestTimeoutApp:
         exchange = _RequestExchange(receive, send)
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
         try:
-            await exchange.wait_until_received(work)
+            # a slow client does not use up the application's time
             await asyncio.wait(
-                {work, exchange.response_started}, timeout=self._within_s, return_when=_FIRST_COMPLETED
+                {work, exchange.response_started, exchange.received}, return_when=FIRST_COMPLETED
             )
-            if exchange.abandon_unless_started(work):
+            await asyncio.wait(
+                {work, exchange.response_started}, timeout=self._within_s, return_when=FIRST_COMPLETED
+            )
+            exchange.abandoned = not (work.done() or exchange.response_started.done())
+            if not exchange.abandoned:
                 await work
                 return
         except asyncio.CancelledError:
@@ -63,9 +68,6 @@ class RequestTimeoutApp:
             log.warning("an abandoned request ended with: %s", work.exception())
 
 
-_FIRST_COMPLETED = asyncio.FIRST_COMPLETED
-
-
 class _RequestExchange:
     """The messages of one request between server and application."""
 
@@ -73,29 +75,18 @@ class _RequestExchange:
         self._receive, self._send = receive, send
         loop = asyncio.get_running_loop()
         self.response_started: asyncio.Future[None] = loop.create_future()
-        self._received: asyncio.Future[None] = loop.create_future()
-        self._abandoned = False
-
-    async def wait_until_received(self, work: asyncio.Future[None]) -> None:
-        """Return when the request body was received: a slow client does not use up the application's time."""
-        await asyncio.wait({work, self.response_started, self._received}, return_when=_FIRST_COMPLETED)
-
-    def abandon_unless_started(self, work: asyncio.Future[None]) -> bool:
-        """Abandon the application, and drop its later messages, unless it has responded.
-
-        Return False if abandoned.
-        """
-        self._abandoned = not (work.done() or self.response_started.done())
-        return not self._abandoned
+        self.received: asyncio.Future[None] = loop.create_future()
+        self.abandoned = False
+        """The application has not responded in time; its later messages are dropped."""
 
     async def receive(self) -> Any:
         message = await self._receive()
-        if not message.get("more_body", False) and not self._received.done():
-            self._received.set_result(None)
+        if not message.get("more_body", False) and not self.received.done():
+            self.received.set_result(None)
         return message
 
     async def send(self, message: Any) -> None:
-        if self._abandoned:
+        if self.abandoned:
             return
         if not self.response_started.done():
             self.response_started.set_result(None)

@@ -67,7 +67,7 @@ def make_environment(root: Path, *, dev: bool) -> None:
     fingerprint = lock_fingerprint(locks)
     if _is_up_to_date(folder, fingerprint):
         return
-    with _checkout_lock(root):
+    with folder_lock(root):
         if not _is_up_to_date(folder, fingerprint):
             _make_environment(folder, folder / "bin" / "python", locks)
             _write_stamp(folder, fingerprint)
@@ -123,9 +123,9 @@ def _write_stamp(folder: Path, fingerprint: str) -> None:
 
 
 @contextlib.contextmanager
-def _checkout_lock(root: Path) -> Iterator[None]:
-    """Lock the checkout's folder, so that concurrent commands install once."""
-    handle = os.open(root, os.O_RDONLY)
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that concurrent commands install or build once."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -138,7 +138,7 @@ def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None
         _create_environment(folder)
     elif not unmet_pins(python, locks):
         return
-    _print_message(
+    print_message(
         f"Installing the packages of {' and '.join(lock.name for lock in locks)} (first start: a minute or two) ..."
     )
     command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
@@ -173,7 +173,7 @@ def _create_environment(folder: Path) -> None:
         raise BootstrapError(f"{folder} is a link to a broken environment; remove it.")
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
         raise BootstrapError(f"{folder} exists and is not a virtual environment; move it away.")
-    _print_message(f"Creating {folder} with Python {version} ...")
+    print_message(f"Creating {folder} with Python {version} ...")
     try:
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
     except (OSError, subprocess.CalledProcessError) as failure:
@@ -194,9 +194,19 @@ def _is_runnable(python: Path) -> bool:
         return False
 
 
+def major_version(program: str | Path) -> int:
+    """Return the first number that the program prints with --version; 0 if it cannot be run."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    version = re.search(r"(\d+)", done.stdout)
+    return int(version.group(1)) if version else 0
+
+
 def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _print_message(message: str) -> None:
+def print_message(message: str) -> None:
     print(message, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

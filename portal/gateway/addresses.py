@@ -1,9 +1,11 @@
-"""Determines from the Host header whether a request is for a workspace or for the portal."""
+"""Public addresses: the portal's origin, a workspace's, and which of them a Host header names."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from django.conf import settings
 
 _WORKSPACE = re.compile(r"ws-([a-z][a-z0-9]{0,15})")
 
@@ -13,6 +15,18 @@ class WorkspaceHost:
     """``workspace`` is a well-formed public id, or "" for a name below the apps domain that cannot be one."""
 
     workspace: str
+
+
+def public_scheme() -> str:
+    return "https" if settings.HTTPS_ENABLED else "http"
+
+
+def portal_origin() -> str:
+    return str(settings.PORTAL_URL).rstrip("/")
+
+
+def workspace_origin(job: str) -> str:
+    return f"{public_scheme()}://ws-{job}.{settings.APPS_DOMAIN}"
 
 
 def strip_port(host: str) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+from django.conf import settings
+
 from portal.gateway.access.authorization import Authorizer
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
@@ -10,9 +14,12 @@ from portal.gateway.apps.portal_app import PortalApp
 from portal.gateway.apps.terminal_app import TerminalApp
 from portal.gateway.apps.workspace_app import WorkspaceApp
 from portal.gateway.asgi_types import Receive, Scope, Send
-from portal.gateway.protocol.error_responses import send_error
+from portal.gateway.protocol.error_responses import GatewayError, send_error
 from portal.gateway.protocol.framing import METHODS, WEBDAV, framing_error
+from portal.gateway.protocol.headers import single_header
 from portal.gateway.proxy.upstreams import Upstreams
+
+log = logging.getLogger(__name__)
 
 TERMINALS_PREFIX = b"/terminals/"
 
@@ -20,45 +27,42 @@ TERMINALS_PREFIX = b"/terminals/"
 class Gateway:
     """Route workspace hosts and terminals to their servers, everything else to web."""
 
-    def __init__(
-        self,
-        apps_domain: str,
-        *,
-        web: PortalApp,
-        workspaces: WorkspaceApp,
-        terminals: TerminalApp,
-        authorizer: Authorizer,
-        monitor: AuthorizationMonitor,
-        upstreams: Upstreams,
-        activity: ActivityTracker,
-    ) -> None:
-        self._apps_domain = apps_domain
-        self._web, self._workspaces, self._terminals = web, workspaces, terminals
-        self._authorizer, self._monitor, self._upstreams = authorizer, monitor, upstreams
-        self._activity = activity
+    def __init__(self) -> None:
+        if settings.SAME_SITE_WARNING:
+            log.warning(settings.SAME_SITE_WARNING)
+        self._upstreams = Upstreams()
+        self._authorizer = Authorizer()
+        self._monitor = AuthorizationMonitor(self._authorizer)
+        self._activity = ActivityTracker(self._authorizer, self._monitor, self._upstreams)
+        self._web = PortalApp(self._upstreams)
+        self._workspaces = WorkspaceApp(self._authorizer, self._monitor, self._upstreams, self._activity)
+        self._terminals = TerminalApp(self._upstreams, self._activity)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
+        try:
+            await self._dispatch(scope, receive, send)
+        except GatewayError as error:
+            await send_error(send, scope, receive, error)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = framing_error(scope["headers"], scope["raw_path"], scope["query_string"])
         if problem is not None:
-            await send_error(send, scope, 400, "ambiguous_request", "Bad request", problem, close=True)
-            return
-        host = next(value for name, value in scope["headers"] if name == b"host").decode("latin-1")
-        workspace = match_workspace_host(host, self._apps_domain)
+            raise GatewayError(400, "ambiguous_request", "Bad request", problem, close=True)
+        host = (single_header(scope["headers"], b"host") or b"").decode("latin-1")
+        workspace = match_workspace_host(host, settings.APPS_DOMAIN)
         known = METHODS if workspace is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
             message = "This method is not supported here."
-            await send_error(
-                send, scope, 405, "method_not_allowed", "Not supported", message, allow=known, close=True
-            )
-        elif workspace is None and scope["raw_path"].startswith(TERMINALS_PREFIX):
-            await self._terminals(scope, receive, send)
-        elif workspace is None:
-            await self._web(scope, receive, send)
-        else:
+            raise GatewayError(405, "method_not_allowed", "Not supported", message, allow=known, close=True)
+        if workspace is not None:
             await self._workspaces(workspace.workspace, scope, receive, send)
+        elif scope["raw_path"].startswith(TERMINALS_PREFIX):
+            await self._terminals(scope, receive, send)
+        else:
+            await self._web(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

@@ -14,11 +14,3 @@ Headers = list[tuple[bytes, bytes]]
 
 class ClientDisconnectedError(Exception):
     """The browser disconnected before its request was complete."""
-
-
-class BodyTimeoutError(Exception):
-    """The browser stopped sending within its request, and no response has started."""
-
-
-class BodyTooLargeError(Exception):
-    """The request body exceeds the limit; upstream did not receive all of it."""

@@ -25,7 +25,6 @@ def service_account() -> str | None:
 
 
 def set_owner(path: Path, account: str | None, mode: int) -> None:
-    """Give one file or folder to the account and set its mode."""
     if account is not None:
         entry = pwd.getpwnam(account)
         os.chown(path, entry.pw_uid, entry.pw_gid)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import getpass
 import socket
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from portal.standalone.errors import StartError
 from portal.standalone.process_table import ListenOptions
@@ -21,8 +19,11 @@ def check_bind_options(listening: ListenOptions) -> None:
     if bool(listening.tls_cert) != bool(listening.tls_key):
         raise StartError("--tls-cert and --tls-key must be used together.")
     for file in (listening.tls_cert, listening.tls_key):
-        if file is not None and not _check_readable(file):
-            raise StartError(f"{file} cannot be read.")
+        try:
+            if file is not None:
+                file.open("rb").close()
+        except OSError:
+            raise StartError(f"{file} cannot be read.") from None
     family = socket.AF_INET6 if ":" in listening.bind else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -46,14 +47,6 @@ def portal_url(listening: ListenOptions, configured: str | None) -> str:
     return f"{listening.scheme}://{host}" + ("" if listening.port == default else f":{listening.port}")
 
 
-def apps_domain(url: str) -> str:
-    """Return the default domain of workspaces, below the portal's host and port.
-
-    Browsers resolve `*.localhost` without DNS.
-    """
-    return urlsplit(url).netloc
-
-
 def sign_in_link(url: str, code: str) -> str:
     """Return the one-time link; its code is in the fragment, which neither servers nor logs receive."""
     return f"{url}/sign-in/link/#{code}"
@@ -62,11 +55,3 @@ def sign_in_link(url: str, code: str) -> str:
 def ssh_forward_command(port: int) -> str:
     """Return the command to run on another machine to reach a portal that listens on loopback."""
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
-
-
-def _check_readable(file: Path) -> bool:
-    try:
-        with file.open("rb"):
-            return True
-    except OSError:
-        return False

@@ -134,16 +134,17 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> None:
         dump = Path(space) / DUMP
         with os.fdopen(os.open(dump, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             shutil.copyfileobj(_member(tar, DUMP), out)
-        options = (
+        options = [
             "--no-owner",
             "--no-privileges",
             "--no-comments",
             "--exit-on-error",
             "--single-transaction",
-        )
+        ]
         with as_owner():
             major = max(_server_major(), manifest.postgres_major)
-            _postgres_tool("pg_restore", major, *options, "--dbname", _database()["NAME"], str(dump))
+            name = connection.settings_dict["NAME"]
+            _postgres_tool("pg_restore", major, *options, "--dbname", name, str(dump))
     if SECRET_KEY_FILE in contents:
         settings.SECRET_KEY = contents[SECRET_KEY_FILE].decode().strip()
     connections.close_all()
@@ -167,13 +168,9 @@ def _server_major() -> int:
     return int(connection.connection.info.server_version) // 10_000
 
 
-def _database() -> dict[str, Any]:
-    return dict(connection.settings_dict)
-
-
 def _postgres_tool(name: str, at_least: int, *arguments: str) -> None:
     """Run pg_dump or pg_restore of at least this major version; the password is passed in the environment."""
-    database = _database()
+    database: dict[str, Any] = connection.settings_dict
     named = {
         "PGHOST": database.get("HOST"),
         "PGPORT": database.get("PORT"),
@@ -209,8 +206,9 @@ def _tool(name: str, at_least: int) -> str:
 
 def _secret_paths(folder: DataDir) -> dict[str, Path]:
     """Return the paths of the keys and the secret key, by their names in the backup."""
-    paths = [path for purpose in PURPOSES for path in _key_pair(key_path(folder.keys, purpose))]
-    return {**{f"keys/{path.name}": path for path in paths}, SECRET_KEY_FILE: folder.secret_key}
+    private = [key_path(folder.keys, purpose) for purpose in PURPOSES]
+    pairs = [path for key in private for path in (key, key.with_name(f"{key.name}.pub"))]
+    return {**{f"keys/{path.name}": path for path in pairs}, SECRET_KEY_FILE: folder.secret_key}
 
 
 def _small_files(folder: DataDir) -> dict[str, bytes]:
@@ -223,10 +221,6 @@ def _write_small_files(contents: Mapping[str, bytes], folder: DataDir) -> None:
             mode = 0o400 if name == SECRET_KEY_FILE else 0o644 if name.endswith(".pub") else 0o600
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
                 out.write(contents[name])
-
-
-def _key_pair(private: Path) -> tuple[Path, Path]:
-    return private, private.with_name(f"{private.name}.pub")
 
 
 @contextlib.contextmanager

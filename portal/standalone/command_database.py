@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.instance_lock import InstanceLock
-from portal.standalone.process_table import server_processes
+from portal.standalone.process_table import start_servers
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import terminate_orphans
-from portal.standalone.processes.supervisor import running_supervisor
+from portal.standalone.processes.supervisor import Supervisor
 from portal.standalone.servers.postgres import prepare_postgres
 
 
@@ -36,11 +36,6 @@ def command_database(folder: DataDir, *, exclusive: bool) -> Iterator[None]:
         if not named:
             records = folder.run / "children.json"
             terminate_orphans(records, str(folder.root))
-            supervisor = held.enter_context(
-                running_supervisor(records, PrefixedWriter(sys.stderr, quiet=True))
-            )
-            postgres = prepare_postgres(folder)
-            for process in server_processes(folder, postgres, None):
-                supervisor.start(process)
-            postgres.wait_ready(lambda: supervisor.is_running("postgres"))
+            supervisor = held.enter_context(Supervisor(records, PrefixedWriter(sys.stderr, quiet=True)))
+            start_servers(supervisor, [prepare_postgres(folder)])
         yield

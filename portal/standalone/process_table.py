@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agents.keys import key_path
 from portal.standalone.data_dir import DataDir
 from portal.standalone.processes.orphan_processes import SUPERVISED_VARIABLE
-from portal.standalone.processes.supervisor import Process
-from portal.standalone.servers.postgres import PostgresServer
-from portal.standalone.servers.valkey import ValkeyServer
+from portal.standalone.processes.supervisor import Process, Supervisor
+from portal.standalone.servers.server import Server
 
 NOT_INHERITED = (
     "FAIRWAY_CONTROL_KEY",
@@ -62,31 +61,27 @@ def common_environment(folder: DataDir, environ: Mapping[str, str]) -> dict[str,
     return environment
 
 
-def server_processes(
-    folder: DataDir, postgres: PostgresServer | None, valkey: ValkeyServer | None
-) -> list[Process]:
-    """Return the servers that the environment does not replace by its own; they get none of our settings."""
-    rows: list[Process] = []
-    environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        SUPERVISED_VARIABLE: str(folder.root),
-    }
-    if postgres is not None:
-        rows.append(
+def start_servers(supervisor: Supervisor, servers: Sequence[Server]) -> None:
+    """Start servers, all at once, and wait until they answer; they get none of our settings."""
+    for server in servers:
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            SUPERVISED_VARIABLE: str(server.folder.root),
+        }
+        supervisor.start(
             Process(
-                "postgres",
-                tuple(postgres.command),
+                server.name,
+                tuple(server.command),
                 environment,
                 stage=0,
-                account=folder.account,
-                stop_signal=signal.SIGINT,  # PostgreSQL's fast shutdown
-                grace_s=30,
+                account=server.folder.account,
+                stop_signal=server.stop_signal,
+                grace_s=server.grace_s,
             )
         )
-    if valkey is not None:
-        rows.append(Process("valkey", tuple(valkey.command), environment, stage=0, account=folder.account))
-    return rows
+    for server in servers:
+        server.wait_ready(partial(supervisor.is_running, server.name))
 
 
 def portal_processes(

@@ -12,14 +12,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from portal.config import data_paths
 from portal.standalone.account import service_account
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.postgres import prepare_postgres
+from portal.standalone.servers.server import Server
 from portal.standalone.servers.valkey import prepare_valkey
 
 LOG = "servers.log"
@@ -30,20 +32,19 @@ def main(root: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # only the end of the input stops the servers
     folder = DataDir(root, service_account())
-    running: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
+    running: list[tuple[subprocess.Popen[bytes], Server]] = []
     try:
         folder.prepare()
-        postgres = prepare_postgres(folder, durable=False)
-        valkey = prepare_valkey(folder)
-        for command, stop_with in ((postgres.command, signal.SIGINT), (valkey.command, signal.SIGTERM)):
-            argv = exec_command(command, account=folder.account, death_signal=stop_with)
+        servers: list[Server] = [prepare_postgres(folder, durable=False), prepare_valkey(folder)]
+        for server in servers:
+            argv = exec_command(server.command, account=folder.account, death_signal=server.stop_signal)
             with (root / LOG).open("ab") as log:
                 process = subprocess.Popen(
                     argv, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
-            running.append((process, stop_with))
-        postgres.wait_ready(lambda: running[0][0].poll() is None)
-        valkey.wait_ready(lambda: running[1][0].poll() is None)
+            running.append((process, server))
+        for process, server in running:
+            server.wait_ready(partial(_is_running, process))
         # tests create databases of their own
         owner_url = data_paths.database_url(root, data_paths.OWNER_ROLE)
         print(json.dumps({"database_url": owner_url, "redis_url": folder.redis_url}), flush=True)
@@ -54,8 +55,8 @@ def main(root: Path) -> int:
         print(json.dumps({"trouble": f"{lines[-2000:]}{trouble}"}), flush=True)
         return 1
     finally:
-        for process, stop_with in running:
-            process.send_signal(stop_with)
+        for process, server in running:
+            process.send_signal(server.stop_signal)
         for process, _ in running:
             try:
                 process.wait(STOP_TIMEOUT_S)
@@ -63,6 +64,10 @@ def main(root: Path) -> int:
                 process.kill()
         shutil.rmtree(folder.sockets, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is None
 
 
 if __name__ == "__main__":

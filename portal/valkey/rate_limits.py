@@ -86,7 +86,7 @@ def _increment(name: str, period_s: int, delta: int = 1) -> int:
 
     The local count is always kept, so that an outage does not start from zero.
     """
-    here = _LocalCounter.increment(name, delta)
+    here = _increment_locally(name, delta)
     if not VALKEY_BREAKER:
         try:
             pipe = valkey_client(REDIS_TIMEOUT_S).pipeline(transaction=False)
@@ -99,16 +99,13 @@ def _increment(name: str, period_s: int, delta: int = 1) -> int:
     return here
 
 
-class _LocalCounter:
-    """Counts of this process, used while Redis does not answer."""
+_local_counts: dict[str, int] = {}
+_local_lock = threading.Lock()
 
-    counts: dict[str, int] = {}
-    lock = threading.Lock()
 
-    @classmethod
-    def increment(cls, name: str, delta: int) -> int:
-        with cls.lock:
-            if len(cls.counts) > 10_000:
-                cls.counts.clear()
-            cls.counts[name] = cls.counts.get(name, 0) + delta
-            return cls.counts[name]
+def _increment_locally(name: str, delta: int) -> int:
+    with _local_lock:
+        if len(_local_counts) > 10_000:
+            _local_counts.clear()
+        _local_counts[name] = _local_counts.get(name, 0) + delta
+        return _local_counts[name]

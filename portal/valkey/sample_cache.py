@@ -44,12 +44,3 @@ def latest_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         return {}
     texts = zip(wanted, found, strict=True)
     return {name: json.loads(text) for name, text in texts if text is not None}
-
-
-def latest_gpu_samples(node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the last sample of each GPU by UUID, for the given nodes (public ids)."""
-    return {
-        gpu["uuid"]: gpu | {"at_s": frame["at_s"], "lag_s": frame["lag_s"]}
-        for frame in latest_frames(node_ids).values()
-        for gpu in frame.get("gpus", [])
-    }

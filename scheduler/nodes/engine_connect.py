@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 from django.conf import settings
@@ -11,11 +9,10 @@ from django.conf import settings
 from agents.engines.agent_engine import AgentEngine
 from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError
 from agents.ssh import Role, SshError, SshTarget
+from portal.config import data_paths
 from portal.database.pool_middleware import release_connection
 from portal.domain.states import NodeTransport
 from portal.models import ClusterSettings, Node
-
-LOCAL_AGENT_PATH = "agent/agent.pyz"
 
 
 class EngineConnectError(Exception):
@@ -32,8 +29,12 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
     release_connection()  # do not hold a database connection during remote calls
     try:
         if node.transport == NodeTransport.LOCAL.value:
+            text = data_paths.agent_settings_text(node.settings)
             engine = AgentEngine.local(
-                agent_program_path(), _write_local_settings(node), cluster=cluster, role=role
+                data_paths.agent_program(settings.DATA_DIR),
+                data_paths.write_agent_settings(settings.DATA_DIR, node.public_id, text),
+                cluster=cluster,
+                role=role,
             )
         else:
             target = SshTarget(node.host, node.ssh_user, node.host_key, node.port)
@@ -57,21 +58,3 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
 def control_key_path() -> Path:
     """Return the path of the control key, which only worker-nodes has."""
     return Path(settings.KEY_FILES["control"] or settings.KEY_DIR / "control")
-
-
-def agent_program_path() -> Path:
-    """Return the agent program for this machine, which ``manage.py up`` writes to the data folder."""
-    return Path(settings.DATA_DIR) / LOCAL_AGENT_PATH
-
-
-def _write_local_settings(node: Node) -> Path:
-    """Write the settings file of a local agent from the node's row; return its path."""
-    folder = Path(settings.DATA_DIR) / "agent"
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path = folder / f"{node.public_id}.json"
-    text = json.dumps(node.settings, indent=1, sort_keys=True)
-    if not path.exists() or path.read_text() != text:
-        fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-        fresh.write_text(text)
-        fresh.replace(path)
-    return path

@@ -17,7 +17,7 @@ from portal.access import AccessPolicy
 from portal.gateway.apps.portal_app import PortalApp
 from portal.gateway.apps.terminal_app import TerminalApp
 from portal.gateway.apps.workspace_app import WorkspaceApp
-from portal.live.websocket.routes import WEBSOCKET_ROUTES
+from portal.live.websocket.consumer import WEBSOCKET_ROUTES
 from portal.policy_middleware import policy_of
 
 PUBLIC = {

@@ -6,11 +6,13 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import httpx
@@ -19,7 +21,8 @@ from aiohttp import web
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.db import transaction
 
-from portal.gateway.build import build_gateway
+from portal.gateway import activity
+from portal.gateway.app import Gateway
 from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
 from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
@@ -27,6 +30,8 @@ from portal.services.accounts.session_store import SessionStore
 from portal.services.lifecycle import job_control
 from portal.services.workspaces.access import create_attempt_secret
 from tests import factories
+
+activity.POLL_INTERVAL_S = 3600.0  # tests poll when they want to
 
 
 def sign_in(user: User) -> str:
@@ -200,7 +205,7 @@ class Stand:
         self.tool.port = self._runner.addresses[0][1]
         await self.serve(echo_web, uds=self.web_socket)
         server = await self.serve(
-            build_gateway(self.web_socket, activity_poll_s=3600.0),  # tests look when they want to
+            self._gateway(),
             host="127.0.0.1",
             port=0,
             http=GatewayHttpProtocol,
@@ -208,6 +213,10 @@ class Stand:
             lifespan="on",
         )
         self.port = server.servers[0].sockets[0].getsockname()[1]
+
+    def _gateway(self) -> Gateway:
+        with mock.patch.dict(os.environ, FAIRWAY_WEB_SOCKET=self.web_socket):
+            return Gateway()
 
     async def serve(self, app: Callable[..., Any], **options: Any) -> uvicorn.Server:
         """Serves an application as the real processes do."""

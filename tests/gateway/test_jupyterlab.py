@@ -157,7 +157,7 @@ def _looked(job: Job) -> WorkspaceActivity:
 
     async def look() -> None:
         rights = Authorizer()
-        upstreams = Upstreams("", None, Path("/nonexistent"))
+        upstreams = Upstreams()
         try:
             await ActivityTracker(rights, AuthorizationMonitor(rights), upstreams).poll()
         finally:

@@ -14,7 +14,7 @@ from channels.layers import get_channel_layer
 from django.db import connections, transaction
 
 from portal.live.collector.collector import Collector
-from portal.live.collector.stream_opener import WatchError, open_stream
+from portal.live.collector.node_stream import WatchError, open_stream
 from portal.live_events import channel_group
 from portal.models import Gpu, NodeMetricsMinute, Task
 from portal.selectors.logs.files import log_path
@@ -113,8 +113,8 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
 
     with collecting():
         asyncio.run(run())
-        gpus = sample_cache.latest_gpu_samples([node.public_id])
-        assert set(gpus) == set(uuids)
+        frame = sample_cache.latest_frames([node.public_id])[node.public_id]
+        assert {gpu["uuid"] for gpu in frame["gpus"]} == set(uuids)
     minutes = NodeMetricsMinute.objects.filter(node=node)
     assert sum(row.samples for row in minutes) >= 3  # a minute may have ended in between
     row = minutes.latest("minute")
@@ -237,11 +237,11 @@ def test_a_black_hole_holds_up_nobody(tmp_path):
             return open_stream(node, on_event)
 
         with collecting(opener) as collector:
-            until(lambda: sample_cache.latest_gpu_samples([good.public_id]))
+            until(lambda: sample_cache.latest_frames([good.public_id]))
             began = time.monotonic()
             seen = set()
             while len(seen) < 4:
-                seen |= {each["at_s"] for each in sample_cache.latest_gpu_samples([good.public_id]).values()}
+                seen |= {each["at_s"] for each in sample_cache.latest_frames([good.public_id]).values()}
                 time.sleep(0.1)
                 assert time.monotonic() - began < budget_s(6)
             assert collector.last_tick_s < budget_s(0.2)
@@ -257,7 +257,7 @@ def test_a_stream_that_breaks_opens_again(tmp_path):
         return links[-1]
 
     with collecting(opener):
-        until(lambda: sample_cache.latest_gpu_samples([node.public_id]))
+        until(lambda: sample_cache.latest_frames([node.public_id]))
         os.kill(links[0].process_id, 9)
         until(lambda: len(links) == 2 and links[1].is_open)
         node.state = "retired"

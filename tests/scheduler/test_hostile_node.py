@@ -18,7 +18,7 @@ from django.utils import timezone
 from agents.link import AgentError
 from agents.node.ledger.ledger import Ledger
 from portal.domain.states import JobState, NodeState
-from portal.live.collector.stream_opener import open_stream
+from portal.live.collector.node_stream import open_stream
 from portal.models import (
     Attempt,
     AttemptEnergy,

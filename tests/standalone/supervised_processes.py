@@ -12,7 +12,7 @@ from pathlib import Path
 
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import SUPERVISED_VARIABLE, terminate_orphans
-from portal.standalone.processes.supervisor import Process, StopRequested, running_supervisor
+from portal.standalone.processes.supervisor import Process, StopRequested, Supervisor
 
 SCRIPTS = {
     "steady": "import time; print('here', flush=True); time.sleep(600)",
@@ -31,11 +31,11 @@ SCRIPTS = {
 
 def main(folder: Path, rows: list[str]) -> None:
     records = folder / "children.json"
-    lines = PrefixedWriter(sys.stdout, colour=False)
+    lines = PrefixedWriter(sys.stdout)
     for name in terminate_orphans(records, str(folder)):
         lines.supervisor_line(f"ended {name}")
     environment = {**os.environ, SUPERVISED_VARIABLE: str(folder)}
-    with running_supervisor(records, lines) as supervisor:
+    with Supervisor(records, lines) as supervisor:
         try:
             for row in rows:
                 name, _, behaviour = row.partition("=")

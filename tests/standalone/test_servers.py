@@ -19,9 +19,9 @@ from portal.config import data_paths
 from portal.standalone.account import ACCOUNT, check_traversable, service_account
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.process_table import server_processes
+from portal.standalone.process_table import start_servers
 from portal.standalone.processes.log_prefix import PrefixedWriter
-from portal.standalone.processes.supervisor import running_supervisor
+from portal.standalone.processes.supervisor import Supervisor
 from portal.standalone.servers import binaries
 from portal.standalone.servers.postgres import prepare_postgres
 from portal.standalone.servers.valkey import prepare_valkey
@@ -42,11 +42,8 @@ def folder() -> Iterator[DataDir]:
 def running(folder: DataDir) -> Iterator[tuple[str, str]]:
     """Both servers under a supervisor; gives the versions they report."""
     postgres, valkey = prepare_postgres(folder, durable=False), prepare_valkey(folder)
-    with running_supervisor(folder.run / "children.json", PrefixedWriter(io.StringIO())) as supervisor:
-        for process in server_processes(folder, postgres, valkey):
-            supervisor.start(process)
-        postgres.wait_ready(lambda: supervisor.is_running("postgres"))
-        valkey.wait_ready(lambda: supervisor.is_running("valkey"))
+    with Supervisor(folder.run / "children.json", PrefixedWriter(io.StringIO())) as supervisor:
+        start_servers(supervisor, [postgres, valkey])
         with postgres.connect() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kept (row text)")
             connection.execute("CREATE EXTENSION IF NOT EXISTS btree_gist")

@@ -126,11 +126,11 @@ def test_domains_that_share_cookies_are_warned_of(portal, apps, warns):
 
 def test_shared_domain_is_warned_of_by_check_and_gateway(settings, caplog):
     from portal.apps import check_separate_site
-    from portal.gateway.build import build_gateway
+    from portal.gateway.app import Gateway
 
     assert check_separate_site(None) == []
     settings.SAME_SITE_WARNING = same_site_warning("https://portal.example.org", "apps.example.org")
     assert [found.id for found in check_separate_site(None)] == ["portal.W001"]
-    gateway = build_gateway("/nonexistent/web.sock")
+    gateway = Gateway()
     gateway._authorizer.close()
     assert "apps.example.org" in caplog.text

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,8 +18,10 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
+from agents.ssh import SshTarget
+from agents.tunnel.pool import LocalTarget, TunnelTarget
 from portal.access import Permission, can
-from portal.domain.states import AttemptState, DesiredState, JobKind
+from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
 from portal.models import Attempt, Node, Task, WorkspaceSession
 from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
 from portal.services.encryption import DecryptionError
@@ -39,40 +41,24 @@ AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
 """Format of the secret in the Authorization header, by tool."""
 
 
-class AccessResult(StrEnum):
-    ALLOWED = "open"
+class AccessRefusal(StrEnum):
     DENIED = "stranger"  # no session here; does not reveal whether the workspace exists
     STOPPED = "stopped"
     NOT_READY = "not_ready"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAddress:
-    """How the gateway reaches the loopback interface of a node."""
-
-    public_id: str
-    link: str
-    host: str = ""
-    port: int = 22
-    account: str = ""
-    host_key: str = ""
-
-    @classmethod
-    def from_node(cls, node: Node) -> NodeAddress:
-        return cls(node.public_id, node.transport, node.host, node.port, node.ssh_user, node.host_key)
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
 
-    ``row`` is the primary key of the attempt. ``tool_port`` is the port of the server itself; ``port`` is the
-    one at which the node publishes it.
+    ``node`` is its public id. ``tool_port`` is the port of the server itself; ``port`` is the one at which the
+    node publishes it.
     """
 
     job: str
     attempt: int
-    node: NodeAddress
+    node: str
+    address: TunnelTarget
     port: int
     authorization: str = field(repr=False)
     tool: str = ""
@@ -80,15 +66,8 @@ class Target:
     tool_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AccessDecision:
-    """A result, and the target if it is OPEN."""
-
-    result: AccessResult
-    target: Target | None = None
-
-
-DENIED = AccessDecision(AccessResult.DENIED)
+AccessDecision = Target | AccessRefusal
+"""The target if access is allowed, else why not."""
 
 
 class AuthorizationUnavailableError(Exception):
@@ -98,16 +77,16 @@ class AuthorizationUnavailableError(Exception):
 def decide_access(job: str, cookie: str) -> AccessDecision:
     """Return from the database whether this cookie's holder may use this workspace now, and its target."""
     if not job or not cookie:
-        return DENIED
+        return AccessRefusal.DENIED
     row = (
         WorkspaceSession.objects.select_related("user", "attempt__job__project", "attempt__job__environment")
         .filter(cookie_sha256=digest(cookie), attempt__job__public_id=job, expires_at__gt=timezone.now())
         .first()
     )
     if row is None or session_user(row.session_key) != row.user:
-        return DENIED
+        return AccessRefusal.DENIED
     if not can(row.user, Permission.ENTER, row.attempt.job):
-        return DENIED
+        return AccessRefusal.DENIED
     return _attempt_access(row.attempt)
 
 
@@ -119,16 +98,11 @@ def _attempt_access(attempt: Attempt) -> AccessDecision:
         or attempt.stop_requested_at is not None
         or attempt.state not in {AttemptState.CONFIGURING.value, AttemptState.RUNNING.value}
     ):
-        return AccessDecision(AccessResult.STOPPED)
+        return AccessRefusal.STOPPED
     if attempt.state != AttemptState.RUNNING.value or attempt.ready_at is None:
-        return AccessDecision(AccessResult.NOT_READY)
+        return AccessRefusal.NOT_READY
     task = Task.objects.select_related("node").filter(attempt=attempt, rank=0).first()
-    target = _target(attempt, task) if task else None
-    return (
-        AccessDecision(AccessResult.NOT_READY)
-        if target is None
-        else AccessDecision(AccessResult.ALLOWED, target)
-    )
+    return (_target(attempt, task) if task else None) or AccessRefusal.NOT_READY
 
 
 def _target(attempt: Attempt, task: Task) -> Target | None:
@@ -145,7 +119,8 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     return Target(
         job=job.public_id,
         attempt=attempt.number,
-        node=NodeAddress.from_node(task.node),
+        node=task.node.public_id,
+        address=tunnel_target(task.node),
         port=port,
         authorization=AUTHORIZATION_FORMATS.get(job.environment.tool, "Bearer {secret}").format(
             secret=secret
@@ -154,6 +129,12 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
         attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,
     )
+
+
+def tunnel_target(node: Node) -> TunnelTarget:
+    if node.transport == NodeTransport.LOCAL.value:
+        return LocalTarget()
+    return SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port)
 
 
 def running_targets() -> list[Target]:
@@ -201,7 +182,7 @@ class Authorizer:
     async def decide(self, job: str, cookie: str, *, max_age_s: float = CACHE_TTL_S) -> AccessDecision:
         """Return a decision at most ``max_age_s`` old. Raise AuthorizationUnavailableError."""
         if not job or not cookie:
-            return DENIED
+            return AccessRefusal.DENIED
         key = (job, cookie)
         kept = self._cache.get(key)
         if kept is not None and monotonic() - kept[0] < max_age_s:
@@ -211,19 +192,11 @@ class Authorizer:
             asking = asyncio.create_task(self._refresh(key))
             self._pending[key] = asking
             asking.add_done_callback(lambda _: self._pending.pop(key, None))
-        try:
-            return await asyncio.wait_for(asyncio.shield(asking), DECISION_TIMEOUT_S)
-        except (DatabaseError, TimeoutError, OSError) as problem:
-            raise AuthorizationUnavailableError(str(problem)) from problem
+        return await _within_time_limit(asyncio.shield(asking))
 
     async def redeem(self, ticket: str, job: str) -> str | None:
         """Return the cookie for a valid ticket, else None. Raise AuthorizationUnavailableError."""
-        try:
-            return await asyncio.wait_for(
-                self.run_in_thread(do_redeem_ticket, ticket, job), DECISION_TIMEOUT_S
-            )
-        except (DatabaseError, TimeoutError, OSError) as problem:
-            raise AuthorizationUnavailableError(str(problem)) from problem
+        return await _within_time_limit(self.run_in_thread(do_redeem_ticket, ticket, job))
 
     def invalidate(self, job: str) -> None:
         """Drop cached decisions on a workspace; the next request queries the database."""
@@ -242,7 +215,7 @@ class Authorizer:
         decision = await self.run_in_thread(self._lookup, *key)
         if (
             self._on_use is not None
-            and decision.result is AccessResult.ALLOWED
+            and isinstance(decision, Target)
             and asked_at - self._last_use_at.get(key, -RENEW_INTERVAL_S) >= RENEW_INTERVAL_S
         ):
             self._last_use_at[key] = asked_at
@@ -262,6 +235,13 @@ class Authorizer:
             return function(*args)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+
+
+async def _within_time_limit(answer: Awaitable[_T]) -> _T:
+    try:
+        return await asyncio.wait_for(answer, DECISION_TIMEOUT_S)
+    except (DatabaseError, TimeoutError, OSError) as problem:
+        raise AuthorizationUnavailableError(str(problem)) from problem
 
 
 def _close_connection(barrier: threading.Barrier) -> None:

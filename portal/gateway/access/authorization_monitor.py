@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from time import monotonic
 
 from portal.gateway.access.authorization import (
-    AccessResult,
     AuthorizationUnavailableError,
     Authorizer,
     Target,
@@ -77,11 +76,7 @@ class AuthorizationMonitor:
             if monotonic() - self._confirmed_at.get(grant, 0.0) < MAX_DATABASE_OUTAGE_S:
                 return
             decision = None
-        if (
-            decision is not None
-            and decision.result is AccessResult.ALLOWED
-            and decision.target == grant.target
-        ):
+        if decision == grant.target:
             if grant in self._callbacks:
                 self._confirmed_at[grant] = monotonic()
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+import os
 
 from portal.access import AccessPolicy, access_policy
-from portal.gateway.asgi_types import BodyTimeoutError, BodyTooLargeError, Headers, Receive, Scope, Send
+from portal.gateway.addresses import public_scheme
+from portal.gateway.asgi_types import Headers, Receive, Scope, Send
 from portal.gateway.protocol import cookies
 from portal.gateway.protocol import headers as rules
-from portal.gateway.protocol.error_responses import send_error, send_too_large
+from portal.gateway.protocol.error_responses import GatewayError
 from portal.gateway.proxy.http_client import NoResponseError
 from portal.gateway.proxy.http_proxy import ProxiedRequest, proxy_http
 from portal.gateway.proxy.upstreams import Upstreams
@@ -26,53 +27,46 @@ MAX_BODY_BYTES = 2 * 1024 * 1024
 
 @access_policy(AccessPolicy.PUBLIC)
 class PortalApp:
-    """Proxy a request to web, which applies its own access policies."""
+    """Proxy a request to web, which applies its own access policies.
 
-    def __init__(self, upstreams: Upstreams, *, secure: bool, trusted_peers: frozenset[str]) -> None:
-        self._upstreams, self._secure, self._trusted_peers = upstreams, secure, trusted_peers
-        self._send_error = partial(send_error, secure=secure)
+    FAIRWAY_TRUSTED_PROXIES lists the peers whose report of the browser's address is trusted.
+    """
+
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
+        trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
+        self._trusted_peers = frozenset(peer.strip() for peer in trusted.split(",") if peer.strip())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         proxied = ProxiedRequest(
-            pool=self._upstreams.web(),
+            pool=self._upstreams.web,
             headers=self._headers(scope),
             response_headers=rules.client_response_headers,
             response_timeout_s=RESPONSE_TIMEOUT_S,
             max_body_bytes=MAX_BODY_BYTES,
         )
-        websocket = scope["type"] == "websocket"
         try:
-            if websocket:
+            if scope["type"] == "websocket":
                 await proxy_websocket(proxied, scope)
             else:
                 await proxy_http(proxied, scope, receive, send)
-        except BodyTooLargeError:
-            await send_too_large(send, scope, receive, MAX_BODY_BYTES, secure=self._secure)
-        except BodyTimeoutError:
-            message = "The request was not received completely in time. Nothing was stored."
-            await self._send_error(send, scope, 408, "too_slow", "Request timeout", message, close=True)
         except HandshakeRejectedError as problem:
-            await self._send_error(
-                send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
-            )
+            message = "The portal refused this connection."
+            raise GatewayError(problem.status, "refused", "Refused", message) from problem
         except NoResponseError as problem:
             log.warning("web does not respond: %s", problem)
-            await self._send_error(
-                send,
-                scope,
+            raise GatewayError(
                 503,
                 "unavailable",
                 "The portal does not respond",
                 "It is starting or under maintenance. Jobs and workspaces keep running. Try again in a moment.",
                 retry_after_s=5,
-            )
+            ) from problem
 
     def _headers(self, scope: Scope) -> Headers:
         passed = cookies.portal_headers(rules.upstream_request_headers(scope["headers"]))
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        return passed + rules.forwarded_headers(
-            self._client(scope), "https" if self._secure else "http", host
-        )
+        host = rules.single_header(scope["headers"], b"host") or b""
+        return passed + rules.forwarded_headers(self._client(scope), public_scheme(), host)
 
     def _client(self, scope: Scope) -> str | None:
         """Return the browser's address: the peer's, or the one that a trusted proxy reports."""

@@ -18,21 +18,21 @@ from django.db import Error as DatabaseError
 from portal.access import AccessPolicy, Permission, access_policy, can
 from portal.domain.states import AttemptState, DesiredState
 from portal.gateway.access.authorization import (
-    DENIED,
     AccessDecision,
-    AccessResult,
+    AccessRefusal,
     AuthorizationUnavailableError,
     Authorizer,
-    NodeAddress,
     Target,
+    tunnel_target,
 )
 from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
-from portal.gateway.apps.workspace_app import GatewayAddresses, is_cross_site
+from portal.gateway.addresses import portal_origin
+from portal.gateway.apps.workspace_app import is_cross_site
 from portal.gateway.asgi_types import Receive, Scope, Send
 from portal.gateway.protocol import cookies
 from portal.gateway.protocol import headers as rules
-from portal.gateway.protocol.error_responses import send_error
+from portal.gateway.protocol.error_responses import GatewayError
 from portal.gateway.proxy.http_client import NoResponseError
 from portal.gateway.proxy.http_proxy import ProxiedRequest
 from portal.gateway.proxy.upstreams import Upstreams
@@ -64,10 +64,10 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
         .first()
     )
     if row is None or session_user(session_key) != row.user:
-        return DENIED
+        return AccessRefusal.DENIED
     task, attempt = row.task, row.task.attempt
     if not can(row.user, Permission.ENTER, attempt.job):
-        return DENIED
+        return AccessRefusal.DENIED
     if (
         attempt.job.desired_state != DesiredState.RUN.value
         or attempt.stop_requested_at is not None
@@ -75,19 +75,23 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
         or attempt.state != AttemptState.RUNNING.value
         or task.state != AttemptState.RUNNING.value
     ):
-        return AccessDecision(AccessResult.STOPPED)
+        return AccessRefusal.STOPPED
     if row.port is None:
-        return AccessDecision(AccessResult.NOT_READY)
+        return AccessRefusal.NOT_READY
     try:
         secret = terminal_secret(row)
     except DecryptionError as problem:
         log.error("the secret of the terminal %s cannot be decrypted: %s", public_id, problem)
-        return DENIED
-    node = NodeAddress.from_node(task.node)
-    target = Target(
-        attempt.job.public_id, attempt.number, node, row.port, f"Bearer {secret}", attempt_pk=attempt.pk
+        return AccessRefusal.DENIED
+    return Target(
+        job=attempt.job.public_id,
+        attempt=attempt.number,
+        node=task.node.public_id,
+        address=tunnel_target(task.node),
+        port=row.port,
+        authorization=f"Bearer {secret}",
+        attempt_pk=attempt.pk,
     )
-    return AccessDecision(AccessResult.ALLOWED, target)
 
 
 def close_stale_terminals() -> None:
@@ -99,21 +103,11 @@ def close_stale_terminals() -> None:
 class TerminalApp:
     """Answer every request below ``/terminals/``."""
 
-    def __init__(
-        self,
-        addresses: GatewayAddresses,
-        authorizer: Authorizer,
-        upstreams: Upstreams,
-        activity: ActivityTracker,
-    ) -> None:
-        self._addresses, self._authorizer, self._upstreams, self._activity = (
-            addresses,
-            authorizer,
-            upstreams,
-            activity,
-        )
-        self._monitor = AuthorizationMonitor(authorizer)
-        self._send_error = partial(send_error, secure=addresses.secure)
+    def __init__(self, upstreams: Upstreams, activity: ActivityTracker) -> None:
+        self._upstreams, self._activity = upstreams, activity
+        # input extends the session, see _on_input
+        self._authorizer = Authorizer(decide_terminal_access, on_use=None, threads=2)
+        self._monitor = AuthorizationMonitor(self._authorizer)
 
     async def start(self) -> None:
         """Close stale terminals; start also when the database does not answer."""
@@ -130,49 +124,43 @@ class TerminalApp:
         path = PATH.fullmatch(scope["raw_path"])
         headers = scope["headers"]
         if scope["type"] != "websocket" or path is None:
-            await self._send_error(
-                send, scope, 404, "not_found", "Not found", "There is nothing at this address."
-            )
-            return
-        if is_cross_site(scope, headers, self._addresses.portal_origin):
+            raise GatewayError(404, "not_found", "Not found", "There is nothing at this address.")
+        if is_cross_site(scope, headers, portal_origin()):
             message = "The request came from a page of another site."
-            await self._send_error(send, scope, 403, "foreign_origin", "Refused", message)
-            return
+            raise GatewayError(403, "foreign_origin", "Refused", message)
         name = path.group(1).decode("ascii")
         session_key = session_id(cookies.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
         try:
-            decision = await self._authorizer.decide(name, session_key, max_age_s=0.0)
-            target = decision.target
-            if target is None or not await self._authorizer.run_in_thread(do_mark_connected, name):
+            target = await self._authorizer.decide(name, session_key, max_age_s=0.0)
+            if not isinstance(target, Target) or not await self._authorizer.run_in_thread(
+                do_mark_connected, name
+            ):
                 message = "You have no access to this terminal, or no longer."
-                await self._send_error(send, scope, 403, "terminal_refused", "Refused", message)
-                return
+                raise GatewayError(403, "terminal_refused", "Refused", message)
         except (AuthorizationUnavailableError, DatabaseError, OSError) as problem:
             log.warning("access to the terminal %s could not be checked: %s", name, problem)
             message = "Fairway's database does not respond. Try again in a moment."
-            await self._send_error(send, scope, 503, "unavailable", "Not now", message, retry_after_s=5)
-            return
-        await self._proxy(scope, send, name, session_key, target)
+            raise GatewayError(503, "unavailable", "Not now", message, retry_after_s=5) from problem
+        await self._proxy(scope, name, session_key, target)
 
-    async def _proxy(self, scope: Scope, send: Send, name: str, session_key: str, target: Target) -> None:
+    async def _proxy(self, scope: Scope, name: str, session_key: str, target: Target) -> None:
         why = "The shell ended, or its page was closed."
         try:
             browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
             browser.on_data = InputDetector(partial(self._on_input, target.attempt_pk, session_key)).feed
             proxied = ProxiedRequest(
-                pool=self._upstreams.port(target.node, target.port),
+                pool=self._upstreams.port(target.address, target.port),
                 headers=[(b"host", b"terminal"), (b"authorization", target.authorization.encode("ascii"))],
                 response_headers=rules.client_response_headers,
-                grant=ActiveGrant(name, session_key, target),
-                monitor=self._monitor,
+                watch=partial(self._monitor.watch, ActiveGrant(name, session_key, target)),
             )
             if await proxy_websocket(proxied, scope):
                 why = "Access to it was revoked."
         except (HandshakeRejectedError, NoResponseError) as problem:
             why = "Its node did not respond."
-            log.info("cannot connect to the terminal %s on %s: %s", name, target.node.public_id, problem)
+            log.info("cannot connect to the terminal %s on %s: %s", name, target.node, problem)
             message = "Its node is not reachable at the moment."
-            await self._send_error(send, scope, 502, "terminal_unreachable", "Not now", message)
+            raise GatewayError(502, "terminal_unreachable", "Not now", message) from problem
         finally:
             await asyncio.shield(self._record_close(name, why))
 
@@ -203,7 +191,6 @@ class InputDetector:
         self._session_extended_at = -RENEW_INTERVAL_S * 2.0
 
     def feed(self, data: bytes) -> None:
-        """Process bytes from the browser."""
         self._frames.feed(data)
 
     def _on_frame(self, kind: int) -> None:

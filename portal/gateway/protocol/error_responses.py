@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Collection
-from http import HTTPStatus
+from dataclasses import dataclass
+from http.client import responses
+
+from django.conf import settings
 
 from portal.gateway.asgi_types import Headers, Receive, Scope, Send
-from portal.gateway.protocol.headers import HSTS
+from portal.gateway.protocol.headers import HSTS, single_header
 from portal.static_error_page import (
     CONTENT_SECURITY_POLICY,
     MEDIA_TYPE,
@@ -20,9 +23,33 @@ from portal.static_error_page import (
 LINGER_S = 1.0
 
 
+@dataclass(eq=False)
+class GatewayError(Exception):
+    """An answer of the gateway itself, raised before a response has started."""
+
+    status: int
+    code: str
+    title: str
+    message: str
+    link: tuple[str, str] | None = None
+    """URL and text."""
+    retry_after_s: int | None = None
+    allow: Collection[str] = ()
+    close: bool = False
+    """End the connection."""
+
+
+class BodyTooLargeError(GatewayError):
+    """The request body exceeds the limit; upstream did not receive all of it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        message = f"At most {max_bytes // 1024**2} MiB are allowed. Nothing was stored."
+        super().__init__(413, "too_large", "Request too large", message, close=True)
+
+
 def wants_json(scope: Scope) -> bool:
     """Return whether the client accepts JSON and not HTML, or the path is below /api/."""
-    accept = next((value.lower() for name, value in scope["headers"] if name == b"accept"), b"")
+    accept = (single_header(scope["headers"], b"accept") or b"").lower()
     return scope["raw_path"].startswith(b"/api/") or (b"json" in accept and b"text/html" not in accept)
 
 
@@ -35,14 +62,13 @@ def build_response(
     json_wanted: bool = False,
     link: tuple[str, str] | None = None,
     retry_after_s: int | None = None,
-    secure: bool = False,
 ) -> tuple[int, Headers, bytes]:
     """Return status, headers and body. ``link`` is (URL, text)."""
     if json_wanted:
         kind = "application/problem+json"
         problem = {
             "type": f"urn:fairway:problem:{code}",
-            "title": HTTPStatus(status).phrase,
+            "title": responses.get(status, ""),
             "status": status,
             "detail": message,
             "code": code,
@@ -65,9 +91,15 @@ def build_response(
     ]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
-    if secure:
+    if settings.HTTPS_ENABLED:
         headers.append(HSTS)
     return status, headers, body
+
+
+def response_head(status: int, headers: Headers) -> bytes:
+    """Return the head of a response in bytes, for a connection that uvicorn does not serve."""
+    first = f"HTTP/1.1 {status} {responses.get(status, '')}\r\n".encode()
+    return first + b"".join(b"%b: %b\r\n" % pair for pair in headers) + b"\r\n"
 
 
 async def send_response(
@@ -95,48 +127,27 @@ async def send_response(
     await send({"type": f"{kind}.body", "body": body})
 
 
-async def send_too_large(
-    send: Send, scope: Scope, receive: Receive, max_bytes: int | None, *, secure: bool = False
-) -> None:
-    """Refuse a body with 413."""
-    mebibytes = (max_bytes or 0) // 1024**2
-    message = f"At most {mebibytes} MiB are allowed. Nothing was stored."
-    status, headers, body = build_response(
-        413, "too_large", "Request too large", message, json_wanted=wants_json(scope), secure=secure
-    )
-    headers.append((b"connection", b"close"))
-    await send_response(send, (status, headers, body), unread=receive)
-
-
-async def send_error(
-    send: Send,
-    scope: Scope,
-    status: int,
-    code: str,
-    title: str,
-    message: str,
-    *,
-    link: tuple[str, str] | None = None,
-    retry_after_s: int | None = None,
-    allow: Collection[str] = (),
-    secure: bool = False,
-    close: bool = False,
-) -> None:
-    """Answer a request, or refuse a handshake, with an error; ``close`` ends the connection."""
-    if link is None and retry_after_s is not None and scope.get("method") == "GET":
+async def send_error(send: Send, scope: Scope, receive: Receive, error: GatewayError) -> None:
+    """Answer a request, or refuse a handshake, with an error."""
+    link = error.link
+    if link is None and error.retry_after_s is not None and scope.get("method") == "GET":
         link = ("", "Try again")
     status, headers, body = build_response(
-        status,
-        code,
-        title,
-        message,
+        error.status,
+        error.code,
+        error.title,
+        error.message,
         json_wanted=wants_json(scope),
         link=link,
-        retry_after_s=retry_after_s,
-        secure=secure,
+        retry_after_s=error.retry_after_s,
     )
-    if allow:
-        headers.append((b"allow", ", ".join(sorted(allow)).encode()))
-    if close:
+    if error.allow:
+        headers.append((b"allow", ", ".join(sorted(error.allow)).encode()))
+    if error.close:
         headers.append((b"connection", b"close"))
-    await send_response(send, (status, headers, body), websocket=scope["type"] == "websocket")
+    await send_response(
+        send,
+        (status, headers, body),
+        websocket=scope["type"] == "websocket",
+        unread=receive if isinstance(error, BodyTooLargeError) else None,
+    )

@@ -49,8 +49,12 @@ _BLOCKED_TOOL_HEADERS = frozenset(
 )
 
 
+def single_header(headers: Headers, header_name: bytes) -> bytes | None:
+    """Return the value of a header that occurs once, or None."""
+    return next((value for name, value in headers if name == header_name), None)
+
+
 def _connection_options(headers: Headers) -> set[bytes]:
-    """Return the hop-by-hop header names in Connection."""
     return {
         token.strip().lower()
         for name, value in headers

@@ -7,13 +7,11 @@ although two parsers could read them differently, and limits size and duration o
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from portal.gateway.asgi_types import Headers
-from portal.gateway.protocol.error_responses import build_response
+from portal.gateway.protocol.error_responses import build_response, response_head
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 15.0
@@ -71,7 +69,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if not self._response_in_progress():
             status, message = self._rejection
             _, headers, body = build_response(status, "bad_request", "Bad request", message)
-            self.transport.write(_head(status, [*headers, (b"connection", b"close")]) + body)
+            self.transport.write(response_head(status, [*headers, (b"connection", b"close")]) + body)
         self.transport.close()
 
     # -- llhttp ------------------------------------------------------------------------------------
@@ -153,8 +151,3 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._deadline = None
         if not self.transport.is_closing():
             self.transport.close()
-
-
-def _head(status: int, headers: Headers) -> bytes:
-    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
-    return first + b"".join(b"%b: %b\r\n" % pair for pair in headers) + b"\r\n"

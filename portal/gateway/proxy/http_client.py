@@ -68,7 +68,6 @@ class Connection(asyncio.Protocol):
         self.write(head)
 
     def write(self, data: bytes) -> None:
-        """Send bytes of the request body."""
         if self._transport is not None and not self.closed:
             self._transport.write(data)
 

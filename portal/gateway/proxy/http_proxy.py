@@ -5,18 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
-from portal.gateway.asgi_types import (
-    BodyTimeoutError,
-    BodyTooLargeError,
-    ClientDisconnectedError,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-)
+from portal.gateway.asgi_types import ClientDisconnectedError, Headers, Receive, Scope, Send
+from portal.gateway.protocol.error_responses import BodyTooLargeError, GatewayError
 from portal.gateway.proxy.http_client import (
     Connection,
     IncompleteResponseError,
@@ -42,8 +35,8 @@ class ProxiedRequest:
     response_timeout_s: float | None = None
     max_body_bytes: int | None = None
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
-    grant: ActiveGrant | None = None
-    monitor: AuthorizationMonitor | None = None
+    watch: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda on_revoked: nullcontext()
+    """Within the context, the callback is called when the permission ends. Default: it never ends."""
 
 
 def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None = None) -> bytes:
@@ -64,8 +57,8 @@ def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None 
 async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer the request from upstream.
 
-    Raise NoResponseError, BodyTooLargeError or BodyTimeoutError while no response has started. A response
-    that is incomplete upstream is aborted here too: it never looks complete.
+    Raise NoResponseError or GatewayError while no response has started. A response that is incomplete
+    upstream is aborted here too: it never looks complete.
     """
     method = scope["method"]
     length = chunked = False
@@ -73,7 +66,7 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
         if name == b"content-length":
             length = True
             if proxied.max_body_bytes is not None and int(value) > proxied.max_body_bytes:
-                raise BodyTooLargeError
+                raise BodyTooLargeError(proxied.max_body_bytes)
         elif name == b"transfer-encoding":
             chunked = True
     body = RequestBody(
@@ -94,7 +87,8 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
         if task is not None:
             task.uncancel()
         if not watch.response_started and watch.cancel_reason == "body_timeout":
-            raise BodyTimeoutError from None
+            message = "The request was not received completely in time. Nothing was stored."
+            raise GatewayError(408, "too_slow", "Request timeout", message, close=True) from None
         if not watch.response_started and watch.cancel_reason != "disconnected":
             raise NoResponseError(watch.cancel_reason) from None
     except (ClientDisconnectedError, IncompleteResponseError):
@@ -157,12 +151,9 @@ async def _exchange(
 
 
 class RequestBody:
-    """The request's body as it arrives."""
-
-    __slots__ = ("_chunked", "_left_bytes", "_receive", "is_complete", "last_received_s")
-
     def __init__(self, receive: Receive, *, chunked: bool, is_complete: bool, max_bytes: int | None) -> None:
-        self._receive, self._chunked, self._left_bytes = receive, chunked, max_bytes
+        self._receive, self._chunked, self._max_bytes = receive, chunked, max_bytes
+        self._received_bytes = 0
         self.is_complete = is_complete
         self.last_received_s = 0.0
 
@@ -176,11 +167,10 @@ class RequestBody:
                 raise ClientDisconnectedError
             self.last_received_s = loop.time()
             data = message.get("body", b"")
-            if self._left_bytes is not None:
-                self._left_bytes -= len(data)
-                if self._left_bytes < 0:
-                    connection.close()
-                    raise BodyTooLargeError
+            self._received_bytes += len(data)
+            if self._max_bytes is not None and self._received_bytes > self._max_bytes:
+                connection.close()
+                raise BodyTooLargeError(self._max_bytes)
             if data:
                 connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else bytes(data))
             if not message.get("more_body", False):
@@ -199,18 +189,6 @@ class RequestBody:
 
 class RequestWatchdog:
     """Cancel a long request when its browser disconnects, its permission ends, or on response timeout."""
-
-    __slots__ = (
-        "_body",
-        "_loop",
-        "_main",
-        "_proxied",
-        "_started_s",
-        "_task",
-        "_timer",
-        "cancel_reason",
-        "response_started",
-    )
 
     def __init__(self, proxied: ProxiedRequest, body: RequestBody) -> None:
         self._proxied, self._body = proxied, body
@@ -236,29 +214,21 @@ class RequestWatchdog:
             self._main.cancel()
 
     async def _check(self) -> None:
-        proxied = self._proxied
-        if proxied.grant is not None and proxied.monitor is not None:
-            with proxied.monitor.watch(proxied.grant, lambda: self._cancel("access was revoked")):
-                await self._wait_for_end()
-        else:
+        with self._proxied.watch(lambda: self._cancel("access was revoked")):
             await self._wait_for_end()
 
     async def _wait_for_end(self) -> None:
         limit_s, body = self._proxied.response_timeout_s, self._body
         while not body.is_complete or (limit_s is not None and not self.response_started):
-            if body.is_complete and limit_s is not None and not self.response_started:
-                left_s = (body.last_received_s or self._started_s) + limit_s - self._loop.time()
+            pause_s = CHECK_INTERVAL_S
+            if limit_s is not None:
+                idle_since_s = body.last_received_s or self._started_s
+                longest_s = limit_s if body.is_complete else BODY_IDLE_TIMEOUT_S
+                left_s = idle_since_s + longest_s - self._loop.time()
                 if left_s <= 0:
-                    self._cancel("no response in time")
+                    self._cancel("no response in time" if body.is_complete else "body_timeout")
                     return
-                await asyncio.sleep(min(left_s, CHECK_INTERVAL_S))
-            else:
-                if (
-                    limit_s is not None
-                    and self._loop.time() - (body.last_received_s or self._started_s) > BODY_IDLE_TIMEOUT_S
-                ):
-                    self._cancel("body_timeout")
-                    return
-                await asyncio.sleep(CHECK_INTERVAL_S)
+                pause_s = min(pause_s, left_s)
+            await asyncio.sleep(pause_s)
         await body.wait_for_disconnect()
         self._cancel("disconnected")

@@ -11,10 +11,10 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 from portal.gateway.asgi_types import Headers, Message
+from portal.gateway.protocol.error_responses import response_head
 
 HIGH_WATER_BYTES = 256 * 1024
 WEBSOCKET_EXTENSION = "fairway.websocket"
@@ -36,7 +36,6 @@ class FrameTracker:
         return not self._remaining and not self._head
 
     def feed(self, data: bytes) -> None:
-        """Process relayed bytes."""
         left = self._remaining
         size = len(data)
         if left >= size:
@@ -87,12 +86,15 @@ class RelayEndpoint(asyncio.Protocol):
             other.close()
 
     def relay(self, data: bytes) -> None:
-        """Write bytes to the other side."""
         other = self.peer
         if other is None:
             self._pending.append(data)
-        elif other.transport is not None and not other.is_closed:
-            other.transport.write(data)
+        else:
+            other.write(data)
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None and not self.is_closed:
+            self.transport.write(data)
 
     def close(self) -> None:
         """Send buffered bytes, then close."""
@@ -185,18 +187,13 @@ class RawWebSocketProtocol(RelayEndpoint):
     def upgrade(self, headers: Headers) -> None:
         """Answer the handshake with 101."""
         self.is_upgraded = True
-        self._write_head(b"HTTP/1.1 101 Switching Protocols\r\n", headers)
+        self.write(response_head(101, headers))
 
     def send_close(self, code: int, reason: str) -> None:
         """Send a close frame if the stream is between two frames."""
-        if (
-            self.is_upgraded
-            and self.frames.between_frames
-            and self.transport is not None
-            and not self.is_closed
-        ):
+        if self.is_upgraded and self.frames.between_frames:
             payload = struct.pack("!H", code) + reason.encode()[:123]
-            self.transport.write(bytes([0x88, len(payload)]) + payload)
+            self.write(bytes([0x88, len(payload)]) + payload)
 
     async def send(self, message: Message) -> None:
         """Send the application's refusal of the handshake."""
@@ -204,12 +201,7 @@ class RawWebSocketProtocol(RelayEndpoint):
             self._status = (message["status"], list(message["headers"]))
         elif message["type"] == "websocket.http.response.body" and self._status is not None:
             status, headers = self._status
-            phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-            self._write_head(
-                f"HTTP/1.1 {status} {phrase}\r\n".encode(), [*headers, (b"connection", b"close")]
-            )
-            if self.transport is not None and not self.is_closed:
-                self.transport.write(message["body"])
+            self.write(response_head(status, [*headers, (b"connection", b"close")]) + message["body"])
             self.close()
 
     async def receive(self) -> Message:
@@ -221,11 +213,6 @@ class RawWebSocketProtocol(RelayEndpoint):
             await self._app(scope, self.receive, self.send)
         finally:
             self.close()
-
-    def _write_head(self, first: bytes, headers: Headers) -> None:
-        if self.transport is not None and not self.is_closed:
-            lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
-            self.transport.write(first + lines + b"\r\n")
 
     def _scope(self, head: bytes) -> dict[str, Any]:
         """Return the ASGI scope from the request head that uvicorn wrote."""

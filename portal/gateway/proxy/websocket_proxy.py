@@ -10,6 +10,7 @@ import hashlib
 import httptools
 
 from portal.gateway.asgi_types import Headers, Scope
+from portal.gateway.protocol.headers import single_header
 from portal.gateway.proxy.http_client import MAX_HEAD_BYTES, NoResponseError
 from portal.gateway.proxy.http_proxy import ProxiedRequest, build_request_head
 from portal.gateway.proxy.websocket_protocol import WEBSOCKET_EXTENSION, RawWebSocketProtocol, RelayEndpoint
@@ -99,13 +100,12 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
     """
     browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
     asked = [(name, value) for name, value in scope["headers"] if name in _REQUEST_HEADERS]
-    key = next((value for name, value in asked if name == b"sec-websocket-key"), b"")
+    key = single_header(asked, b"sec-websocket-key")
     if scope["method"] != "GET" or not key:
         raise HandshakeRejectedError(400)
     upstream: _UpstreamEndpoint = await proxied.pool.connect(lambda: _UpstreamEndpoint(browser))
     try:
-        if upstream.transport is not None:
-            upstream.transport.write(build_request_head(scope, proxied.headers, extra=[*_UPGRADE, *asked]))
+        upstream.write(build_request_head(scope, proxied.headers, extra=[*_UPGRADE, *asked]))
         try:
             status, headers = await asyncio.wait_for(upstream.handshake, HANDSHAKE_TIMEOUT_S)
         except TimeoutError:
@@ -127,11 +127,8 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
 
 
 async def _relay_until_end(proxied: ProxiedRequest, browser: RawWebSocketProtocol) -> bool:
-    if proxied.monitor is None or proxied.grant is None:
-        await browser.disconnected
-        return False
     lost = asyncio.Event()
-    with proxied.monitor.watch(proxied.grant, lost.set):
+    with proxied.watch(lost.set):
         ending = asyncio.create_task(lost.wait())
         try:
             await asyncio.wait({ending, browser.disconnected}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -22,11 +22,10 @@ from portal.live.collector.foreign_processes import ForeignProcessTracker
 from portal.live.collector.frames import STALE_AFTER_S, ReceivedSample, cluster_frame, job_frame, node_frame
 from portal.live.collector.gpu_memory_overuse import OveruseTracker
 from portal.live.collector.log_publisher import LogPublisher
-from portal.live.collector.node_stream import NodeStream, OpenStream
+from portal.live.collector.node_stream import NodeStream, OpenStream, open_stream
 from portal.live.collector.pending_writes import PendingWrites, flush
 from portal.live.collector.rollup import Minute, NodeRollup, minute_columns
 from portal.live.collector.sample_filter import keep_own_entries
-from portal.live.collector.stream_opener import open_stream
 from portal.live.subscribed_topics import subscribed_topics
 from portal.live_events import send_frame
 from portal.services.nodes.metrics_rollup import delete_expired_metrics
@@ -50,13 +49,9 @@ class Collector:
     def __init__(self, open_stream: OpenStream = open_stream) -> None:
         self._open_stream = open_stream
         self._lock = threading.Lock()
-        self._samples: dict[str, ReceivedSample] = {}
+        self._nodes: dict[str, _WatchedNode] = defaultdict(_WatchedNode)
         self._updated_nodes: set[str] = set()
-        self._rollups: dict[str, NodeRollup] = {}
-        self._foreign_processes: dict[str, ForeignProcessTracker] = {}
-        self._overuse: dict[str, OveruseTracker] = {}
         self._pending: dict[str, PendingWrites] = defaultdict(PendingWrites)
-        self._malformed: dict[str, MalformedFrameCounter] = {}
         self._streams: dict[str, NodeStream] = {}
         self._state = CollectorState()
         self._subscribed: frozenset[str] = frozenset()
@@ -74,18 +69,14 @@ class Collector:
             known = self._state.known_nodes.get(node)
             if known is None:
                 return
-            sample = keep_own_entries(heard.sample, known)
-            self._samples[node] = replace(heard, sample=sample)
+            sample, at_s = keep_own_entries(heard.sample, known), heard.received_s
+            watched, notes = self._nodes[node], self._pending[node]
+            watched.latest = replace(heard, sample=sample)
             self._updated_nodes.add(node)
-            notes = self._pending[node]
-            notes.foreign_users |= self._foreign_processes.setdefault(node, ForeignProcessTracker()).add(
-                heard.received_s, sample
-            )
-            watch = self._overuse.setdefault(node, OveruseTracker())
-            for over in watch.add(heard.received_s, sample, known.holders, known.shareable_mib):
+            notes.foreign_users |= watched.foreign_processes.add(at_s, sample)
+            for over in watched.overuse.add(at_s, sample, known.holders, known.shareable_mib):
                 notes.overuse[over.job] = over
-            rollup = self._rollups.setdefault(node, NodeRollup())
-            minute = rollup.add(heard.received_s, sample, known.holders)
+            minute = watched.rollup.add(at_s, sample, known.holders)
             if minute is not None:
                 self._buffer_minute(node, minute)
 
@@ -97,8 +88,8 @@ class Collector:
     def on_malformed(self, node: str, problem: str) -> None:
         with self._lock:
             if node in self._state.nodes:
-                count = self._malformed.setdefault(node, MalformedFrameCounter())
-                self._pending[node].malformed = count.add(problem) or self._pending[node].malformed
+                notes = self._pending[node]
+                notes.malformed = self._nodes[node].malformed.add(problem) or notes.malformed
 
     def on_state(self, node: str, problem: str) -> None:
         known = self._state.nodes.get(node)
@@ -154,9 +145,10 @@ class Collector:
         self._log_publisher.subscribed = self._subscribed
         now_s = time.time()
         with self._lock:
-            heard, fresh, self._updated_nodes = dict(self._samples), self._updated_nodes, set()
-            for node, rollup in self._rollups.items():
-                minute = rollup.pop_finished(now_s - 2)
+            heard = {node: each.latest for node, each in self._nodes.items() if each.latest is not None}
+            fresh, self._updated_nodes = self._updated_nodes, set()
+            for node, each in self._nodes.items():
+                minute = each.rollup.pop_finished(now_s - 2)
                 if minute is not None:
                     self._buffer_minute(node, minute)
         directory = self._state
@@ -207,14 +199,10 @@ class Collector:
             found.set_logs(self._state.logs.get(public_id, ()), self._subscribed)
 
     def _drop_node(self, node: str) -> None:
-        """Drop the samples of a node that is no longer watched, or has another address."""
-        rollup = self._rollups.pop(node, None)
-        if rollup is not None and (minute := rollup.pop_partial()) is not None:
+        """Drop what is known of a node that is no longer watched, or has another address."""
+        watched = self._nodes.pop(node, None)
+        if watched is not None and (minute := watched.rollup.pop_partial()) is not None:
             self._buffer_minute(node, minute)
-        self._samples.pop(node, None)
-        self._foreign_processes.pop(node, None)
-        self._overuse.pop(node, None)
-        self._malformed.pop(node, None)
 
     async def _flush(self) -> None:
         """Write buffered data: finished minutes, offsets of mirrored logs, foreign processes."""
@@ -249,10 +237,8 @@ class Collector:
         for watch in self._streams.values():
             watch.stop()
         with self._lock:
-            for node, rollup in self._rollups.items():
-                minute = rollup.pop_partial()
-                if minute is not None:
-                    self._buffer_minute(node, minute)
+            for node in list(self._nodes):
+                self._drop_node(node)
         try:
             await self._flush()
         except (DatabaseError, OSError) as problem:
@@ -277,3 +263,14 @@ class MalformedFrameCounter:
             return ""
         self._reported_s, times, self._count = now_s, self._count, 0
         return f"{times} frames of its live data could not be parsed. The last: {problem}."
+
+
+@dataclass
+class _WatchedNode:
+    """What the samples of one node lead to, in memory."""
+
+    latest: ReceivedSample | None = None
+    rollup: NodeRollup = field(default_factory=NodeRollup)
+    foreign_processes: ForeignProcessTracker = field(default_factory=ForeignProcessTracker)
+    overuse: OveruseTracker = field(default_factory=OveruseTracker)
+    malformed: MalformedFrameCounter = field(default_factory=MalformedFrameCounter)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState
+from agents.ssh import SshTarget
+from portal.config import data_paths
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState, NodeTransport
 from portal.live.collector.frames import RunningTask
 from portal.live.collector.sample_filter import KnownNode
 from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
@@ -20,11 +21,8 @@ class StreamedNode:
 
     public_id: str
     name: str
-    link: str
-    host: str
-    port: int
-    account: str
-    host_key: str
+    target: SshTarget | None
+    """None: this machine."""
     settings: str  # as JSON, so that it is hashable and comparable
     cluster: str
 
@@ -63,12 +61,10 @@ def load_state() -> CollectorState:
         found.nodes[node.public_id] = StreamedNode(
             public_id=node.public_id,
             name=node.name,
-            link=node.transport,
-            host=node.host,
-            port=node.port,
-            account=node.ssh_user,
-            host_key=node.host_key,
-            settings=json.dumps(node.settings, sort_keys=True, indent=1),
+            target=None
+            if node.transport == NodeTransport.LOCAL.value
+            else SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port),
+            settings=data_paths.agent_settings_text(node.settings),
             cluster=cluster,
         )
         found.known_nodes[node.public_id] = KnownNode()

@@ -40,8 +40,6 @@ class ReceivedSample:
 
 @dataclass(frozen=True)
 class RunningTask:
-    """A running task of a job: node and GPUs."""
-
     job: str
     attempt: int
     rank: int
@@ -97,14 +95,8 @@ def job_frame(
         if latest is None or now_s - latest.received_s > STALE_AFTER_S:
             continue
         lag_s = max(lag_s, latest.lag_s(now_s))
-        used = next(
-            (
-                t
-                for t in latest.sample.tasks
-                if (t.job, t.attempt, t.task) == (placement.job, placement.attempt, placement.rank)
-            ),
-            None,
-        )
+        own = (placement.job, placement.attempt, placement.rank)
+        used = next((t for t in latest.sample.tasks if (t.job, t.attempt, t.task) == own), None)
         tasks.append(
             {
                 "rank": placement.rank,

@@ -11,6 +11,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from portal.live.collector.collector_state import FollowedLog
+from portal.live.log_frame import log_frame
 from portal.live_events import send_frame
 from portal.selectors.logs.lines import log_file, read_lines, tail
 
@@ -22,10 +23,7 @@ MAX_TRACKED_LOGS = 5_000
 
 
 class LogPublisher:
-    """Send ``{"kind": "logs", "attempt", "rank", "cursor", "lines", "more"}`` to ``logs.<job>.<rank>``.
-
-    ``cursor`` is the next position; with ``more``, there are further lines that the page fetches.
-    """
+    """Send log frames to ``logs.<job>.<rank>``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +53,8 @@ class LogPublisher:
                 try:
                     frame = await asyncio.to_thread(self._frame, followed)
                     if frame is not None:
-                        await _send(followed.topic, frame)
+                        text = json.dumps(frame, separators=(",", ":"))
+                        await send_frame(followed.topic, {"text": text})
                 except (OSError, RedisError) as problem:
                     log.warning("a log update was not published: %s", problem)
 
@@ -67,19 +66,4 @@ class LogPublisher:
             return None
         more = len(page.lines) >= MAX_INLINE_LINES
         self._published[followed.task_id] = tail(file, 1).cursor if more else page.cursor
-        return {
-            "kind": "logs",
-            "attempt": followed.attempt,
-            "rank": followed.rank,
-            "start": page.start,
-            "cursor": page.cursor,
-            "more": more,
-            "lines": [
-                {"at": line.at, "stream": line.stream, "text": line.text, "cursor": line.cursor}
-                for line in page.lines
-            ],
-        }
-
-
-async def _send(topic: str, frame: dict[str, Any]) -> None:
-    await send_frame(topic, {"text": json.dumps(frame, separators=(",", ":"))})
+        return log_frame(followed.attempt, followed.rank, page, more=more)

@@ -11,16 +11,21 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Container, Iterable
+from pathlib import Path
 from typing import Any, Protocol
+
+from django.conf import settings
 
 from agents.connect_limiter import ConnectLimiter
 from agents.engines.interface import LOG_CHUNK_BYTES, LogChunk
 from agents.link import AgentError, Link, OutcomeUnknownError
+from agents.local import open_local
+from agents.ssh import SshError, open_ssh
 from agents.wire.fields import InvalidMessageError
 from agents.wire.messages import NodeSample
+from portal.config import data_paths
 from portal.live.collector.collector_state import FollowedLog, StreamedNode
 from portal.live.collector.frames import ReceivedSample
-from portal.live.collector.stream_opener import WatchError
 from portal.selectors.logs.files import MAX_LOG_BYTES
 from portal.services.jobs.logs import write_log_bytes
 
@@ -33,6 +38,7 @@ UNSUBSCRIBED_LOG_POLL_INTERVAL_S = 4.0
 """Interval of mirroring logs that no browser watches."""
 MAX_LOG_CHUNKS_PER_POLL = 4
 REQUEST_TIMEOUT_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 MAX_SAMPLE_AGE_S = 60.0
 """Upper bound on the age that a sample claims, since clocks of nodes may be wrong."""
 SILENT_AFTER_S = 15.0
@@ -83,7 +89,7 @@ class NodeStream:
         self._logs: dict[int, FollowedLog] = {}
         self._offsets: dict[int, int] = {}
         self._subscribed_logs: set[int] = set()
-        self._failure_count = False
+        self._last_attempt_failed = False
         self._next_full_poll_at = 0.0
         self._skew_s: float | None = None
         self._last_message_at = 0.0
@@ -91,14 +97,11 @@ class NodeStream:
         self._thread = threading.Thread(target=self._run, name=f"watch-{node.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread and return at once."""
         self._thread.start()
 
-    def stop(self, wait_s: float = 0.0) -> None:
-        """End the stream; wait for its thread at most ``wait_s``."""
+    def stop(self) -> None:
+        """Request the end of the stream; its thread ends soon."""
         self._stopped.set()
-        if wait_s:
-            self._thread.join(wait_s)
 
     def set_logs(self, logs: Iterable[FollowedLog], subscribed: Container[str]) -> None:
         """Set the logs to mirror, those with subscribed topics at short intervals."""
@@ -129,12 +132,12 @@ class NodeStream:
             pause_s = min(MAX_BACKOFF_S, pause_s * 2)
 
     def _stream(self) -> None:
-        with _CONNECT_LIMITER.acquire(last_attempt_failed=self._failure_count):
+        with _CONNECT_LIMITER.acquire(last_attempt_failed=self._last_attempt_failed):
             if self._stopped.is_set():
                 return
-            self._failure_count = True
+            self._last_attempt_failed = True
             link = self._open(self.node, self._on_event)
-            self._failure_count = False
+            self._last_attempt_failed = False
         try:
             self._skew_s = link.hello.clock_s - time.time()
             phase_s = sample_phase_s(self.node.public_id, self._skew_s)
@@ -216,3 +219,36 @@ class NodeStream:
             if offset == begin + len(data) and len(data) < LOG_CHUNK_BYTES:
                 break
         return offset
+
+
+class WatchError(Exception):
+    """The stream cannot be opened; the message is for people."""
+
+
+def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
+    """Return an open link in the role ``watch``. Every step has a time limit of seconds. Raise WatchError."""
+    try:
+        if node.target is None:
+            return open_local(
+                data_paths.agent_program(settings.DATA_DIR),
+                "watch",
+                data_paths.write_agent_settings(settings.DATA_DIR, node.public_id, node.settings),
+                cluster=node.cluster,
+                on_event=on_event,
+                hello_timeout_s=HELLO_TIMEOUT_S,
+            )
+        key = Path(settings.KEY_FILES["watch"] or settings.KEY_DIR / "watch")
+        return open_ssh(
+            node.target,
+            key,
+            "watch",
+            cluster=node.cluster,
+            on_event=on_event,
+            hello_timeout_s=HELLO_TIMEOUT_S,
+        )
+    except AgentError as refusal:
+        raise WatchError(refusal.message) from refusal
+    except (SshError, OutcomeUnknownError) as problem:
+        raise WatchError(str(problem)) from problem
+    except OSError as problem:
+        raise WatchError(f"The agent cannot be started: {problem}.") from problem

@@ -34,8 +34,6 @@ class Mean:
 
 @dataclass
 class GpuMinute:
-    """Means of one GPU over a minute."""
-
     utilisation_percent: Mean = field(default_factory=Mean)
     memory_used_mib: Mean = field(default_factory=Mean)
     power_watts: Mean = field(default_factory=Mean)
@@ -46,8 +44,6 @@ class GpuMinute:
 
 @dataclass
 class TaskMinute:
-    """Means of one task over a minute."""
-
     cpu_percent: Mean = field(default_factory=Mean)
     memory_mib: Mean = field(default_factory=Mean)
 
@@ -118,7 +114,6 @@ class NodeRollup:
         return None
 
     def pop_partial(self) -> Minute | None:
-        """Return the current partial minute and reset it."""
         minute, self._minute = self._minute, None
         return minute
 

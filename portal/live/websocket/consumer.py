@@ -18,16 +18,21 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from django.conf import settings
 from django.db import Error as DatabaseError
+from django.http import parse_cookie
 
 from portal.access import AccessPolicy, access_policy
 from portal.errors import FairwayError
 from portal.live.websocket.hub import SendBuffer, hub
-from portal.live.websocket.permission_recheck import permission_rechecker, run_query
+from portal.live.websocket.permission_recheck import (
+    CLOSE_SIGNED_OUT,
+    CLOSE_TRY_AGAIN_LATER,
+    permission_rechecker,
+    run_query,
+)
 from portal.live.websocket.topics import Topic, check_topic_access, initial_frame, parse_topic
 from portal.models import User
 from portal.services.accounts.session_store import session_id
@@ -45,12 +50,7 @@ MESSAGE_WINDOW_S = 10.0
 MAX_SOCKETS_PER_USER = 40
 VALID_SINCE_MS = range(10**12, 10**13)
 """The years 2001 to 2286, which excludes seconds and invalid values."""
-CLOSE_SIGNED_OUT, CLOSE_FOREIGN_ORIGIN, CLOSE_TOO_MANY_REQUESTS, CLOSE_TRY_AGAIN_LATER = (
-    4401,
-    4403,
-    4429,
-    1013,
-)
+CLOSE_FOREIGN_ORIGIN, CLOSE_TOO_MANY_REQUESTS = 4403, 4429
 
 _open_sockets: Counter[int] = Counter()
 
@@ -217,27 +217,25 @@ class LiveConsumer:
 
     # -- permissions ----------------------------------------------------------------------------------
 
-    def on_signed_out(self) -> None:
-        self._close(CLOSE_SIGNED_OUT)
+    def close(self, code: int) -> None:
+        if not self._close_code.done():
+            self._close_code.set_result(code)
 
-    def on_database_unavailable(self) -> None:
-        self._close(CLOSE_TRY_AGAIN_LATER)
-
-    async def on_permissions_changed(self) -> None:
+    async def recheck_topics(self) -> None:
         """Check every topic again, and unsubscribe those that are lost."""
         try:
-            user, lost = await run_query(self._recheck_topics)
+            user, lost = await run_query(self._find_lost_topics)
         except (DatabaseError, TimeoutError, OSError):
             return  # the next check repeats this: the permission version still differs
         if user is None:
-            self.on_signed_out()
+            self.close(CLOSE_SIGNED_OUT)
             return
         self.user = user
         for topic, refusal in lost:
             self._unsubscribe(topic)
             self._send_error(topic.requested_name, refusal.code, refusal.message)
 
-    def _recheck_topics(self) -> tuple[User | None, list[tuple[Topic, FairwayError]]]:
+    def _find_lost_topics(self) -> tuple[User | None, list[tuple[Topic, FairwayError]]]:
         user = session_user(self.session_key)
         if user is None or user.pk != self.user.pk:
             return None, []
@@ -248,10 +246,6 @@ class LiveConsumer:
             except FairwayError as refusal:
                 lost.append((topic, refusal))
         return user, lost
-
-    def _close(self, code: int) -> None:
-        if not self._close_code.done():
-            self._close_code.set_result(code)
 
     def _unsubscribe(self, topic: Topic) -> None:
         self._unconfirmed.pop(topic.requested_name, None)
@@ -306,14 +300,23 @@ def _header(scope: Any, wanted: bytes) -> str:
 
 def _session_key(scope: Any) -> str:
     crumbs = "; ".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
-    try:
-        cookie = SimpleCookie(crumbs).get(settings.SESSION_COOKIE_NAME)
-    except CookieError:
-        return ""
-    return cookie.value if cookie is not None else ""
+    return parse_cookie(crumbs).get(settings.SESSION_COOKIE_NAME, "")
 
 
 async def _reject(send: Any, code: int) -> None:
     """Accept and close: browsers cannot read the status of a refused handshake, but a close code."""
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": code})
+
+
+WEBSOCKET_ROUTES = {"/live/": LiveConsumer}
+"""Path to consumer. Each consumer declares its access policy, as each HTTP route does."""
+
+
+async def websocket_app(scope: Any, receive: Any, send: Any) -> None:
+    consumer = WEBSOCKET_ROUTES.get(scope["path"])
+    if consumer is not None:
+        await consumer.serve(scope, receive, send)
+        return
+    if (await receive())["type"] == "websocket.connect":
+        await send({"type": "websocket.close", "code": 4404})

@@ -53,7 +53,6 @@ class SendBuffer:
             self._waiter.set_result(None)
 
     async def get(self) -> str:
-        """Return the oldest frame; wait for one."""
         while not self._frames:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -160,13 +159,9 @@ class Hub:
                 self._unconfirmed.pop(topic, None)
             self._signal_progress()
             await self._probe_groups(layer, channel)
-            limit_s = (
-                PROBE_INTERVAL_S
-                if self._unconfirmed
-                else RENEW_INTERVAL_S
-                if self._subscribers
-                else IDLE_TIMEOUT_S
-            )
+            limit_s = RENEW_INTERVAL_S if self._subscribers else IDLE_TIMEOUT_S
+            if self._unconfirmed:
+                limit_s = PROBE_INTERVAL_S
             try:
                 await asyncio.wait_for(self._changed.wait(), limit_s)
             except TimeoutError:

@@ -25,6 +25,11 @@ QUERY_TIMEOUT_S = 8.0
 MAX_DATABASE_OUTAGE_S = 60.0
 """No permission can be revoked while the database is down; after this time sockets end nevertheless."""
 
+CLOSE_SIGNED_OUT = 4401
+"""The session has ended, or the user was deactivated."""
+CLOSE_TRY_AGAIN_LATER = 1013
+"""Permissions could not be checked for too long."""
+
 _T = TypeVar("_T")
 _threads = ThreadPoolExecutor(4, thread_name_prefix="live-record")
 _recheck_thread = ThreadPoolExecutor(1, thread_name_prefix="live-recheck")
@@ -46,19 +51,13 @@ async def run_query(query: Callable[..., _T], *arguments: Any, threads: ThreadPo
 
 
 class CheckedSocket(Protocol):
-    """A socket whose permission is rechecked."""
-
     user: User
     session_key: str
 
-    def on_signed_out(self) -> None:
-        """The session has ended, or the user was deactivated."""
+    def close(self, code: int) -> None: ...
 
-    def on_database_unavailable(self) -> None:
-        """Permissions could not be checked for too long."""
-
-    async def on_permissions_changed(self) -> None:
-        """The user lost a permission: every topic has to be checked again."""
+    async def recheck_topics(self) -> None:
+        """Check every topic again: the user's permissions have changed."""
 
 
 class PermissionRechecker:
@@ -94,17 +93,17 @@ class PermissionRechecker:
                 log.warning("permissions of open sockets cannot be checked: %s", problem)
                 if time.monotonic() - self._confirmed_at > MAX_DATABASE_OUTAGE_S:
                     for socket in sockets:
-                        socket.on_database_unavailable()
+                        socket.close(CLOSE_TRY_AGAIN_LATER)
                 continue
             self._confirmed_at = time.monotonic()
             changed = []
             for socket in sockets:
                 now = users.get(socket.user.pk)
                 if socket.session_key not in live or now is None or now[1] != socket.user.password:
-                    socket.on_signed_out()
+                    socket.close(CLOSE_SIGNED_OUT)
                 elif now[0] != socket.user.rights_version:
                     changed.append(socket)
-            await asyncio.gather(*(socket.on_permissions_changed() for socket in changed))
+            await asyncio.gather(*(socket.recheck_topics() for socket in changed))
 
 
 def _read_current_permissions(

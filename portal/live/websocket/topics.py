@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
 
 from portal.access import Permission, require_permission
 from portal.domain.states import NodeState
 from portal.errors import NotFound
+from portal.live.log_frame import log_frame
 from portal.models import Gpu, Job, Node, Project, User
 from portal.selectors.logs import lines
 from portal.selectors.nodes import metric_series
 from portal.valkey.sample_cache import CLUSTER_KEY, latest_frames
 
 TAIL_LINES = 200
+_Row = TypeVar("_Row", bound=Model)
 _TOPIC_PATTERN = re.compile(
     r"(cluster)|user\.(me|[a-z0-9]{1,16})|(node|job|project)\.([a-z0-9]{1,16})|logs\.([a-z0-9]{1,16})\.(\d{1,5})"
 )
@@ -58,29 +62,18 @@ def check_topic_access(user: User, topic: Topic) -> None:
         case "node":
             require_permission(user, Permission.VIEW, _node(topic.public_id))
         case "project":
-            project = Project.objects.filter(public_id=topic.public_id).first()
-            if project is None:
-                raise NotFound
-            require_permission(user, Permission.VIEW, project)
+            require_permission(user, Permission.VIEW, _find(Project.objects.all(), topic.public_id))
 
 
 def initial_frame(user: User, topic: Topic) -> dict[str, Any] | None:
     """Return data so far: ``kind`` "backfill" with rollups and the last sample, or the tail of a log."""
     match topic.kind:
         case "cluster":
-            return {
-                "kind": "backfill",
-                "gpus": _orders(),
-                "last": latest_frames([CLUSTER_KEY]).get(CLUSTER_KEY),
-            }
+            return {"kind": "backfill", "gpus": _orders(), "last": _last_frame(CLUSTER_KEY)}
         case "node":
             node = _node(topic.public_id)
             series = asdict(metric_series.read_node_series(user, node))
-            return {
-                "kind": "backfill",
-                "minutes": series,
-                "last": latest_frames([node.public_id]).get(node.public_id),
-            }
+            return {"kind": "backfill", "minutes": series, "last": _last_frame(node.public_id)}
         case "job":
             series = asdict(metric_series.read_job_series(user, _job(topic.public_id)))
             return {"kind": "backfill", "minutes": series, "last": None}
@@ -89,29 +82,16 @@ def initial_frame(user: User, topic: Topic) -> dict[str, Any] | None:
     return None
 
 
+def _last_frame(name: str) -> dict[str, Any] | None:
+    return latest_frames([name]).get(name)
+
+
 def _log_tail(user: User, topic: Topic) -> dict[str, Any]:
     try:
         file = lines.get_log(user, _job(topic.public_id), topic.rank)
     except NotFound:
-        return {
-            "kind": "logs",
-            "attempt": 0,
-            "rank": topic.rank,
-            "start": 0,
-            "cursor": 0,
-            "more": False,
-            "lines": [],
-        }
-    page = lines.tail(file, TAIL_LINES)
-    return {
-        "kind": "logs",
-        "attempt": file.attempt,
-        "rank": topic.rank,
-        "start": page.start,
-        "cursor": page.cursor,
-        "more": False,
-        "lines": [asdict(line) for line in page.lines],
-    }
+        return log_frame(0, topic.rank, None)
+    return log_frame(file.attempt, topic.rank, lines.tail(file, TAIL_LINES))
 
 
 def _orders() -> dict[str, list[str]]:
@@ -123,14 +103,15 @@ def _orders() -> dict[str, list[str]]:
 
 
 def _job(public_id: str) -> Job:
-    found = Job.objects.select_related("project", "owner").filter(public_id=public_id).first()
-    if found is None:
-        raise NotFound
-    return found
+    return _find(Job.objects.select_related("project", "owner"), public_id)
 
 
 def _node(public_id: str) -> Node:
-    found = Node.objects.exclude(state=NodeState.RETIRED.value).filter(public_id=public_id).first()
+    return _find(Node.objects.exclude(state=NodeState.RETIRED.value), public_id)
+
+
+def _find(rows: QuerySet[_Row], public_id: str) -> _Row:
+    found = rows.filter(public_id=public_id).first()
     if found is None:
         raise NotFound
     return found

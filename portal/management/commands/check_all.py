@@ -28,14 +28,6 @@ class Check:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Result:
-    check: Check
-    passed: bool
-    output: str
-    elapsed_s: float
-
-
 def checks() -> list[Check]:
     """Return the checks, the longest first, so that they run beside all others."""
     production = {
@@ -48,18 +40,15 @@ def checks() -> list[Check]:
     # makemigrations warns without a database, which it does not need here
     quiet = {"PYTHONWARNINGS": "ignore"}
     scripts = Path(sys.prefix) / "bin"
-    templates = [str(path) for path in (Path(settings.BASE_DIR) / "templates",) if any(path.rglob("*.html"))]
-    found = [
+    return [
         Check("types", ("-m", "mypy", "--no-error-summary", ".")),
         Check("contracts", (str(scripts / "lint-imports"), "--no-logo")),
+        Check("templates", ("-m", "djlint", "--lint", "--quiet", str(Path(settings.BASE_DIR) / "templates"))),
         Check("migrations", ("manage.py", "makemigrations", "--check", "--dry-run"), quiet),
         Check("deploy", ("manage.py", "check", "--deploy", "--fail-level", "WARNING"), production),
         Check("lint", ("-m", "ruff", "check", "--quiet", ".")),
         Check("format", ("-m", "ruff", "format", "--check", "--quiet", ".")),
     ]
-    if templates:
-        found.insert(2, Check("templates", ("-m", "djlint", "--lint", "--quiet", *templates)))
-    return found
 
 
 class Command(BaseCommand):
@@ -77,12 +66,12 @@ class Command(BaseCommand):
             raise CommandError(f"There is no check {', '.join(sorted(unknown))}.")
         failed = 0
         with ThreadPoolExecutor(max_workers=max(2, min(len(chosen), os.cpu_count() or 1))) as pool:
-            for result in pool.map(_run, chosen):
-                word = self.style.SUCCESS("ok    ") if result.passed else self.style.ERROR("FAILED")
-                self.stdout.write(f"{word} {result.check.name:<11} {result.elapsed_s:5.1f} s")
-                if not result.passed:
+            for check, (passed, output, elapsed_s) in zip(chosen, pool.map(_run, chosen), strict=True):
+                word = self.style.SUCCESS("ok    ") if passed else self.style.ERROR("FAILED")
+                self.stdout.write(f"{word} {check.name:<11} {elapsed_s:5.1f} s")
+                if not passed:
                     failed += 1
-                    self.stdout.write(result.output.rstrip())
+                    self.stdout.write(output.rstrip())
         self.stdout.write(
             f"{len(chosen) - failed} of {len(chosen)} passed in {time.monotonic() - began:.1f} s."
         )
@@ -90,7 +79,8 @@ class Command(BaseCommand):
             sys.exit(1)
 
 
-def _run(check: Check) -> Result:
+def _run(check: Check) -> tuple[bool, str, float]:
+    """Return whether it passed, its output, and the seconds it took."""
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -107,4 +97,4 @@ def _run(check: Check) -> Result:
         passed, output = done.returncode == 0, done.stdout
     except subprocess.TimeoutExpired:
         passed, output = False, f"took longer than {CHECK_TIMEOUT_S} s"
-    return Result(check, passed, output, time.monotonic() - began)
+    return passed, output, time.monotonic() - began

@@ -17,7 +17,6 @@ class Command(BaseCommand):
     help = "Collects live samples and logs from every node."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run until SIGINT or SIGTERM."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         asyncio.run(_collect())
 

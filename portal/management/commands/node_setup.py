@@ -5,23 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from agents.enrolment import ENGINE_ACCESS_MODES, RUNTIME_KINDS, loader_upgrade_script
-from portal.config import data_paths
-from portal.errors import FairwayError
+from portal.management.data_dir_command import DataDirCommand, installed_data_dir
 from portal.services.nodes.enrolment import get_script
-from portal.standalone.account import service_account
 from portal.standalone.command_database import command_database
-from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError
 
 
-class Command(BaseCommand):
+class Command(DataDirCommand):
     help = "Prints the enrolment script of this cluster, as shown on the page 'Add a node'."
-    requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument(
             "--engine",
             default="auto",
@@ -45,21 +41,15 @@ class Command(BaseCommand):
             action="store_true",
             help="print the script that renews the loader of an enrolled node instead",
         )
-        parser.add_argument("--data-dir", help="the data folder of this installation")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["renew_loader"]:
             self.stdout.write(loader_upgrade_script(), ending="")
             return
-        folder = DataDir(data_paths.data_dir(), service_account())
+        folder = installed_data_dir()
         if not (folder.root / "agent" / "agent.pyz").exists():
             raise CommandError(f"{folder.root} has no keys yet: `manage.py up` creates them and the agent.")
         choices = {name: options[name] for name in ("engine", "runtime", "account")}
-        try:
-            with command_database(folder, exclusive=False):
-                script = get_script(options["host"], **choices)
-        except FairwayError as trouble:
-            raise CommandError(trouble.message) from trouble
-        except StartError as trouble:
-            raise CommandError(str(trouble)) from trouble
+        with command_database(folder, exclusive=False):
+            script = get_script(options["host"], **choices)
         self.stdout.write(script)

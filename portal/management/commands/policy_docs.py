@@ -45,31 +45,22 @@ projects at the next check.
 
 
 def policy_text() -> str:
-    """Return the text of docs/policy.md."""
-    rows = [
-        (
-            setting.name,
+    lines = [
+        _line(
+            setting,
             f"{format_number(setting.minimum)} to {format_number(setting.maximum)} {setting.unit}".strip(),
             f"{format_number(setting.default)} {setting.unit}".strip(),
-            setting,
-            setting.description,
         )
         for setting in NUMBER_SETTINGS.values()
-    ] + [
-        (
-            choice.name,
-            " or ".join(f"`{word}`" for word in choice.options),
-            f"`{choice.default}`",
-            choice,
-            choice.description,
-        )
-        for choice in CHOICE_SETTINGS.values()
     ]
-    lines = [
-        f"| `{name}` | {span} | {default} | {_overridable_by(setting)} | {message} |"
-        for name, span, default, setting, message in rows
-    ]
+    for choice in CHOICE_SETTINGS.values():
+        span = " or ".join(f"`{word}`" for word in choice.options)
+        lines.append(_line(choice, span, f"`{choice.default}`"))
     return HEADER + "\n".join(lines) + "\n"
+
+
+def _line(setting: NumberSetting | ChoiceSetting, span: str, default: str) -> str:
+    return f"| `{setting.name}` | {span} | {default} | {_overridable_by(setting)} | {setting.description} |"
 
 
 def _overridable_by(setting: NumberSetting | ChoiceSetting) -> str:

@@ -6,35 +6,29 @@ import os
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
 
 from portal.config import data_paths
 from portal.database.roles import single_role_warning
-from portal.errors import FairwayError
+from portal.management.data_dir_command import DataDirCommand
 from portal.services.cluster.initial_data import ensure_initial_data
 from portal.standalone.address import sign_in_link
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError
 from portal.standalone.up import migrate_database
 
 
-class Command(BaseCommand):
+class Command(DataDirCommand):
     help = (
         "Creates the secret key and the node keys, migrates the database, and prints the first sign-in link."
     )
-    requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         folder = DataDir(data_paths.data_dir(), None)
-        try:
-            folder.prepare_unowned()
-            folder.ensure_secret_key()
-            if not os.environ.get("FAIRWAY_SECRET_KEY"):  # settings were loaded before the key file existed
-                settings.SECRET_KEY = folder.secret_key.read_text().strip()
-            migrate_database()
-            code = ensure_initial_data(local_node=False, simulated_gpus=False, demo=False)
-        except (StartError, FairwayError) as trouble:
-            raise CommandError(str(trouble)) from trouble
+        folder.prepare_unowned()
+        folder.ensure_secret_key()
+        if not os.environ.get("FAIRWAY_SECRET_KEY"):  # settings were loaded before the key file existed
+            settings.SECRET_KEY = folder.secret_key.read_text().strip()
+        migrate_database()
+        code = ensure_initial_data(local_node=False, simulated_gpus=False, demo=False)
         for warning in filter(None, (settings.SAME_SITE_WARNING, single_role_warning())):
             self.stderr.write(self.style.WARNING(warning))
         if code:

@@ -128,18 +128,6 @@ def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
 def _pytest(marks: str, workers: int, *arguments: str) -> int:
     """Return pytest's exit code for the files with these marks and this many workers."""
     sys.stdout.flush()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        marks,
-        "-n",
-        str(workers),
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marks, "-n", str(workers)]
+    command += ["--dist", "loadfile", "--no-loadscope-reorder", *arguments]
     return subprocess.run(command, cwd=settings.BASE_DIR, env=_environment(), check=False).returncode

@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
 
-from portal.bootstrap.frontend import FrontendError
-from portal.errors import FairwayError
-from portal.standalone.errors import StartError
+from portal.management.data_dir_command import DataDirCommand
 from portal.standalone.process_table import ListenOptions
 from portal.standalone.up import UpOptions, run
 
 
-class Command(BaseCommand):
+class Command(DataDirCommand):
     help = "Starts every process of Fairway on this machine under one supervisor; Ctrl-C stops all of them."
-    requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("--port", type=_port, default=8000, help="public port (default 8000)")
-        parser.add_argument("--data-dir", type=Path, help="directory of the data")
         parser.add_argument(
             "--bind", default="127.0.0.1", help="address to listen on; other than loopback requires TLS files"
         )
@@ -45,10 +41,7 @@ class Command(BaseCommand):
             simulated_gpus=not options["no_simulated_gpus"],
             quiet=options["quiet"],
         )
-        try:
-            run(Path(settings.BASE_DIR), up_options)
-        except (StartError, FrontendError, FairwayError) as trouble:
-            raise CommandError(str(trouble)) from trouble
+        run(Path(settings.BASE_DIR), up_options)
 
 
 def _port(text: str) -> int:

@@ -1,7 +1,8 @@
 """The last step before a child executes its program: account, niceness, signals, parent-death signal.
 
-Runs as `python -S -E exec_child.py --parent PID [--account NAME] [--nice N] -- PROGRAM ARGUMENTS` with the
-standard library only, so that no code of ours runs between fork and exec in a process with threads.
+This file runs as `python -S -E exec_child.py --parent PID [--account NAME] [--nice N] -- PROGRAM ARGUMENTS`,
+which ``exec_command`` builds, with the standard library only, so that no code of ours runs between fork and
+exec in a process with threads.
 """
 
 from __future__ import annotations
@@ -11,8 +12,25 @@ import os
 import pwd
 import signal
 import sys
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
+
+
+def exec_command(
+    command: Sequence[str],
+    *,
+    account: str | None = None,
+    niceness: int = 0,
+    death_signal: signal.Signals = signal.SIGTERM,
+) -> list[str]:
+    """Return the command of a child of this process (main thread); it gets `death_signal` when we die."""
+    options = ["--parent", str(os.getpid()), "--death-signal", str(int(death_signal))]
+    if account is not None:
+        options += ["--account", account]
+    if niceness:
+        options += ["--nice", str(niceness)]
+    return [sys.executable, "-S", "-E", __file__, *options, "--", *command]
 
 
 def main(arguments: list[str]) -> None:

@@ -15,9 +15,9 @@ SUPERVISOR_NAME = "fairway"
 class PrefixedWriter:
     """Write whole lines from several threads; a closed terminal silences it but never blocks a process."""
 
-    def __init__(self, out: TextIO, *, colour: bool | None = None, quiet: bool = False) -> None:
+    def __init__(self, out: TextIO, *, quiet: bool = False) -> None:
         self._out = out
-        self._colour = out.isatty() and "NO_COLOR" not in os.environ if colour is None else colour
+        self._colour = out.isatty() and "NO_COLOR" not in os.environ
         self._quiet = quiet
         self._lock = threading.Lock()
         self._colour_of: dict[str, int] = {}

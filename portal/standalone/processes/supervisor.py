@@ -14,13 +14,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.processes.log_prefix import PrefixedWriter
 from portal.standalone.processes.orphan_processes import ChildRecord, write_records
 
@@ -118,11 +118,7 @@ class Supervisor:
     def stop_processes(self, *names: str) -> None:
         """Stop some processes before the others and do not restart them; another signal shortens the wait."""
         self._stop_requests = False
-        group = [child for name in names if (child := self._children.pop(name, None))]
-        for child in group:
-            if child.popen is not None and not _has_exited(child.popen):
-                child.popen.send_signal(child.process.stop_signal)
-        self._wait_for_exit(group)
+        self._terminate([child for name in names if (child := self._children.pop(name, None))])
         self._write_records()
 
     @property
@@ -135,26 +131,22 @@ class Supervisor:
         self._starting = False
         self._stop_requests = False
         for stage in sorted({child.process.stage for child in self._children.values()}, reverse=True):
-            group = [c for c in self._children.values() if c.process.stage == stage and c.popen is not None]
-            for child in group:
-                if child.popen is not None and not _has_exited(child.popen):
-                    child.popen.send_signal(child.process.stop_signal)
-            self._wait_for_exit(group)
+            self._terminate([child for child in self._children.values() if child.process.stage == stage])
         for child in self._children.values():
             if child.reader is not None:
                 child.reader.join(timeout=1)
         self._children.clear()
         self._records.unlink(missing_ok=True)
 
-    def _wait_for_exit(self, group: list[_Child]) -> None:
+    def _terminate(self, group: list[_Child]) -> None:
+        """Signal the processes and wait until all have ended; kill those that do not end in time."""
         began = time.monotonic()
-        waiting = list(group)
+        waiting = [(child, child.popen) for child in group if child.popen is not None]
+        for child, popen in waiting:
+            if not _has_exited(popen):
+                popen.send_signal(child.process.stop_signal)
         while waiting:
-            for child in list(waiting):
-                popen = child.popen
-                if popen is None:
-                    waiting.remove(child)
-                    continue
+            for child, popen in list(waiting):
                 if not _has_exited(popen):
                     if not self._stop_requests and time.monotonic() - began < child.process.grace_s:
                         continue
@@ -162,7 +154,7 @@ class Supervisor:
                 _kill_group(popen)
                 popen.wait()
                 child.popen = None
-                waiting.remove(child)
+                waiting.remove((child, popen))
             if waiting:
                 self._wait(0.05)
 
@@ -256,7 +248,6 @@ def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_group(popen: subprocess.Popen[bytes]) -> None:
-    """Kill the process group that this child led."""
     if popen.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)
@@ -266,10 +257,3 @@ def _describe_exit(code: int) -> str:
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
-
-
-@contextlib.contextmanager
-def running_supervisor(records: Path, lines: PrefixedWriter) -> Iterator[Supervisor]:
-    """Provide a supervisor whose processes have all ended when the context is left."""
-    with Supervisor(records, lines) as supervisor:
-        yield supervisor

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from portal.bootstrap.environment import major_version
 from portal.standalone.errors import StartError
 
 POSTGRES_VERSIONS = range(15, 19)
@@ -31,8 +31,6 @@ class PostgresBinaries:
 
 @dataclass(frozen=True)
 class ValkeyBinary:
-    """A Valkey or Redis server program."""
-
     program: Path
     from_wheel: bool
 
@@ -97,19 +95,10 @@ def _inspect_installation(folder: Path) -> PostgresBinaries | None:
     """Return the installation if it is a supported version with all required programs and the extension."""
     if not all((folder / name).is_file() for name in ("initdb", "postgres", "pg_dump", "pg_restore")):
         return None
-    major = _major(folder / "postgres")
+    major = major_version(folder / "postgres")
     if major not in POSTGRES_VERSIONS or not _has_extension(folder):
         return None
     return PostgresBinaries(folder, major, from_wheel=False)
-
-
-def _major(program: Path) -> int:
-    try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    version = re.search(r"(\d+)", done.stdout)
-    return int(version.group(1)) if version else 0
 
 
 def _has_extension(folder: Path) -> bool:
@@ -127,7 +116,7 @@ def _wheel_postgres() -> PostgresBinaries | None:
     folder = package / "pginstall" / "bin" if package else None
     if folder is None or not (folder / "postgres").is_file():
         return None
-    return PostgresBinaries(folder, _major(folder / "postgres"), from_wheel=True)
+    return PostgresBinaries(folder, major_version(folder / "postgres"), from_wheel=True)
 
 
 def _package_folder(name: str) -> Path | None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE
 from portal.standalone.account import set_owner
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.binaries import PostgresBinaries, find_postgres
+from portal.standalone.servers.server import Server
 
 DATABASE = "fairway"
 INITDB_TIMEOUT_S = 120
@@ -29,10 +29,14 @@ OLD_SERVER_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
-class PostgresServer:
-    """A prepared server: `command` runs it in the foreground; SIGINT is a fast, clean shutdown."""
+class PostgresServer(Server):
+    name = "postgres"
+    title = "PostgreSQL"
+    stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown
+    grace_s = 30.0
+    ready_timeout_s = 60.0  # recovery after a crash may take a while
+    not_ready = psycopg.OperationalError
 
-    folder: DataDir
     binaries: PostgresBinaries
     durable: bool = True
 
@@ -63,24 +67,16 @@ class PostgresServer:
             autocommit=True,
         )
 
-    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 60) -> None:
-        """Return when the server answers and has our database; recovery after a crash may take a while."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                with self.connect("postgres") as connection:
-                    _ensure_database(connection)
-                return
-            except psycopg.OperationalError as trouble:
-                if not is_running():
-                    raise StartError(
-                        "PostgreSQL stopped while starting; see its log lines above."
-                    ) from trouble
-                if time.monotonic() > deadline:
-                    raise StartError(
-                        f"PostgreSQL did not respond within {timeout_s:.0f} s: {trouble}"
-                    ) from trouble
-            time.sleep(0.05)
+    @property
+    def from_wheel(self) -> bool:
+        return self.binaries.from_wheel
+
+    def check_ready(self) -> None:
+        """Return when the server answers and has our database."""
+        with self.connect("postgres") as connection:
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE])
+            if found.fetchone() is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
 
 def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer:
@@ -136,16 +132,8 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
     set_owner(making, folder.account, 0o700)
-    command = [
-        binaries.program("initdb"),
-        "-D",
-        str(making),
-        "-U",
-        OWNER_ROLE,
-        "--encoding=UTF8",
-        "--no-locale",
-    ]
-    command += ["--auth=peer", "--no-instructions", "--no-sync"]
+    command = [binaries.program("initdb"), "-D", str(making), "-U", OWNER_ROLE, "--auth=peer"]
+    command += ["--encoding=UTF8", "--no-locale", "--no-instructions", "--no-sync"]
     try:
         done = subprocess.run(
             exec_command(command, account=folder.account),
@@ -179,12 +167,6 @@ def _write_access_rules(folder: DataDir) -> None:
         path = folder.postgres / name
         path.write_text(text)
         set_owner(path, folder.account, 0o600)
-
-
-def _ensure_database(connection: psycopg.Connection) -> None:
-    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
-    if found is None:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
 
 def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:

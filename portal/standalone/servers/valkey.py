@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
 
 from portal.config.data_paths import VALKEY_SOCKET_NAME
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError
 from portal.standalone.servers.binaries import ValkeyBinary, find_valkey
+from portal.standalone.servers.server import Server
 
 MEMORY_LIMIT = "512mb"
 
 
 @dataclass(frozen=True)
-class ValkeyServer:
-    """A prepared server: `command` runs it in the foreground, SIGTERM stops it."""
+class ValkeyServer(Server):
+    name = "valkey"
+    title = "Valkey"
+    ready_timeout_s = 15.0
+    not_ready = redis.RedisError
 
-    folder: DataDir
     binary: ValkeyBinary
 
     @property
@@ -32,27 +32,20 @@ class ValkeyServer:
             *["--maxmemory", MEMORY_LIMIT, "--maxmemory-policy", "noeviction", "--loglevel", "warning"],
         ]
 
-    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 15) -> None:
-        """Return when the server answers a ping."""
-        client = redis.Redis.from_url(self.folder.redis_url, socket_timeout=2, socket_connect_timeout=2)
-        deadline = time.monotonic() + timeout_s
-        try:
-            while True:
-                try:
-                    client.ping()
-                    return
-                except redis.RedisError as trouble:
-                    if not is_running():
-                        raise StartError(
-                            "Valkey stopped while starting; see its log lines above."
-                        ) from trouble
-                    if time.monotonic() > deadline:
-                        raise StartError(
-                            f"Valkey did not respond within {timeout_s:.0f} s: {trouble}"
-                        ) from trouble
-                time.sleep(0.02)
-        finally:
-            client.close()
+    @property
+    def from_wheel(self) -> bool:
+        return self.binary.from_wheel
+
+    def check_ready(self) -> None:
+        ping(self.folder.redis_url, timeout_s=2)
+
+
+def ping(redis_url: str, *, timeout_s: float) -> None:
+    """Return when the server answers. Raise RedisError."""
+    with redis.Redis.from_url(
+        redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+    ) as client:
+        client.ping()
 
 
 def prepare_valkey(folder: DataDir) -> ValkeyServer:

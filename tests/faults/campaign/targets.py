@@ -17,7 +17,7 @@ from agents.keys import PURPOSES, make_keys, read_public_key
 from portal.config import data_paths
 from portal.standalone.account import service_account
 from portal.standalone.data_dir import DataDir
-from portal.standalone.processes.exec_command import exec_command
+from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.postgres import prepare_postgres
 from portal.standalone.servers.valkey import prepare_valkey
 from tests.rig.faulty_link import FaultyLinkProxy
