@@ -164,7 +164,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
     require_permission(user, Permission.CONTROL, job)
     reason = " ".join(reason.split())
     if not MIN_REASON_LENGTH <= len(reason) <= 500:
-        raise InvalidRequest(fields={"text": f"Enter a reason of {MIN_REASON_LENGTH} to 500 characters."})
+        raise InvalidRequest(fields={"reason": f"Enter a reason of {MIN_REASON_LENGTH} to 500 characters."})
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None:
