@@ -32,6 +32,11 @@ ACTS += ["job-extend", "job-snooze", "job-exempt"]
 PAGES = ["account"] + [item.view for group in NAVIGATION.values() for item in group if not item.admin_only]
 
 
+def test_every_page_of_the_sidebar_has_its_own_key():
+    keys = [item.key for group in NAVIGATION.values() for item in group]
+    assert len(set(keys)) == len(keys)
+
+
 @pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])
 def test_nobody_is_sent_to_the_door(client_of, page):
     answer = client_of().get(reverse(page))
