@@ -1,6 +1,6 @@
 """The settings of scheduling policy: name, unit, range, default and description.
 
-Pages, REST, validation and ``docs/policy.md`` read these tables; a new setting is added only here.
+Pages, REST, validation and ``docs/policy.md`` read these tables. How to add a setting: ``docs/recipes.md``.
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ NO_FORECAST_REASONS: dict[str, str] = {
     VerdictCode.OWNER_NOT_PERMITTED: "Its owner may not run it at the moment.",
     VerdictCode.INVALID_DATA: "It cannot be scheduled until invalid data is corrected.",
 }
+"""Verdicts without a start forecast, and why."""
 FORECAST_WITHOUT_GPUS = "It requests no GPU, and forecasts predict only when GPUs become free."
 FORECAST_FINDS_NO_START = (
     "It could not start even after all running jobs and jobs ahead have ended. The verdict states the reason."
 )
 FORECAST_BEYOND_HORIZON = "Its start is further away than the forecast reaches."
-"""Verdicts without a start forecast, and why."""
 
 
 class EndReason(StrEnum):

@@ -592,7 +592,6 @@ class Migration(migrations.Migration):
                 ('used_at', models.DateTimeField(blank=True, null=True)),
                 ('revoked_at', models.DateTimeField(blank=True, null=True)),
                 ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to=settings.AUTH_USER_MODEL)),
-                ('used_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('project', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.project')),
             ],
         ),
@@ -977,13 +976,12 @@ class Migration(migrations.Migration):
                 ('expires_at', models.DateTimeField()),
                 ('revoked_at', models.DateTimeField(blank=True, null=True)),
                 ('requested_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('revoked_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='idle_exemptions', to='portal.job')),
             ],
             options={
                 'ordering': ['-id'],
                 'indexes': [models.Index(condition=models.Q(('revoked_at__isnull', True)), fields=['expires_at'], name='idle_exemption_live')],
-                'constraints': [models.UniqueConstraint(fields=('job', 'expires_at'), name='idle_exemption_once'), models.CheckConstraint(condition=models.Q(('revoked_at__isnull', True), ('revoked_by__isnull', False), _connector='OR'), name='idle_exemption_revoked_by')],
+                'constraints': [models.UniqueConstraint(fields=('job', 'expires_at'), name='idle_exemption_once')],
             },
         ),
         migrations.CreateModel(
@@ -1052,7 +1050,6 @@ class Migration(migrations.Migration):
                 ('image_pin', models.CharField(blank=True, db_default='', default='', help_text='The image digest of the tag as reported by this node; blank: none, or not reported.', max_length=600)),
                 ('check_tag', models.BooleanField(db_default=False, default=False, help_text='The next pull on this node uses the tag instead of the digest.')),
                 ('cuda', models.CharField(blank=True, db_default='', default='', help_text='CUDA version that the image requires, as reported by this node; blank: none, or not reported.', max_length=8)),
-                ('checked_at', models.DateTimeField(auto_now=True)),
                 ('environment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='image_presences', to='portal.environment')),
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='image_presences', to='portal.node')),
             ],
@@ -1066,16 +1063,13 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(max_length=8)),
-                ('bandwidth_mib_s', models.PositiveIntegerField(null=True)),
                 ('nvlink_count', models.PositiveSmallIntegerField(help_text='Number of NVLinks; null: not reported.', null=True)),
                 ('level', models.CharField(blank=True, help_text='Topology level of the PCIe connection, as reported by the driver.', max_length=12)),
                 ('gpu_a', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.gpu')),
                 ('gpu_b', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.gpu')),
-                ('node_a', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
-                ('node_b', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['nvlink', 'pcie', 'rack', 'fabric'])), name='gpu_link_kind'), models.UniqueConstraint(fields=('kind', 'gpu_a', 'gpu_b'), name='gpu_link_once')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['nvlink', 'pcie'])), name='gpu_link_kind'), models.UniqueConstraint(fields=('kind', 'gpu_a', 'gpu_b'), name='gpu_link_once')],
             },
         ),
         migrations.CreateModel(

@@ -130,7 +130,6 @@ class ImagePresence(models.Model):
         db_default="",
         help_text="CUDA version that the image requires, as reported by this node; blank: none, or not reported.",
     )
-    checked_at = models.DateTimeField(auto_now=True)
 
     class Meta:
         indexes = [

@@ -331,17 +331,11 @@ class Gpu(models.Model):
 
 
 class GpuLink(models.Model):
-    """A connection between two GPUs or two nodes (NVLink, PCIe, rack or fabric) with its bandwidth.
-
-    Two GPUs of a node have a row for PCIe and, if they are connected by NVLink, another one for that.
-    """
+    """A connection of two GPUs of a node: a row for PCIe and, if they are connected by NVLink, another one."""
 
     kind = models.CharField(max_length=8)
     gpu_a = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
     gpu_b = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
-    node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
-    node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
-    bandwidth_mib_s = models.PositiveIntegerField(null=True)
     nvlink_count = models.PositiveSmallIntegerField(
         null=True, help_text="Number of NVLinks; null: not reported."
     )
@@ -353,9 +347,7 @@ class GpuLink(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(kind__in=["nvlink", "pcie", "rack", "fabric"]), name="gpu_link_kind"
-            ),
+            models.CheckConstraint(condition=models.Q(kind__in=["nvlink", "pcie"]), name="gpu_link_kind"),
             models.UniqueConstraint(fields=["kind", "gpu_a", "gpu_b"], name="gpu_link_once"),
         ]
 

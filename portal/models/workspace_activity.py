@@ -81,19 +81,12 @@ class IdleExemption(models.Model):
     reason = models.CharField(max_length=500)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
-    revoked_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
-    )
     revoked_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ["-id"]
         constraints = [
             models.UniqueConstraint(fields=["job", "expires_at"], name="idle_exemption_once"),
-            models.CheckConstraint(
-                condition=Q(revoked_at__isnull=True) | Q(revoked_by__isnull=False),
-                name="idle_exemption_revoked_by",
-            ),
         ]
         indexes = [
             models.Index(

@@ -9,7 +9,7 @@ import time
 import aiohttp
 
 from portal.services.workspaces.access import do_open_workspace
-from tests.gateway.gateway_harness import running_workspace
+from tests.gateway.gateway_harness import Stand, running_workspace
 from tests.time_budget import budget_s
 
 
@@ -48,6 +48,13 @@ def test_everything_else_goes_to_web(stand):
     assert seen["authorization"] == ["Bearer fw_x"]
     assert not any("_" in name for name in seen)
     assert answer.headers["set-cookie"] == "fairway_session=s"
+
+
+def test_client_address_is_taken_from_a_trusted_proxy(monkeypatch, transactional_db, tmp_path):
+    monkeypatch.setenv("FAIRWAY_TRUSTED_PROXIES", "10.9.8.7, 127.0.0.1")
+    with Stand(tmp_path) as stand, stand.browser() as browser:
+        answer = browser.get("/", headers={"X-Forwarded-For": "6.6.6.6, 7.7.7.7"})
+    assert _headers(answer)["x-forwarded-for"] == ["7.7.7.7"]
 
 
 def test_sockets_reach_web(stand):

@@ -212,6 +212,32 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
     assert seen(lab).effective_snooze_count == 0  # it was used since
 
 
+@pytest.mark.parametrize(("percent", "events"), [(3.0, []), (41.0, ["idle"])])
+def test_policy_sets_below_which_use_a_gpu_is_inactive(scene, lab, percent, events) -> None:
+    do_change_policy(scene["admin"], scene["pool"], {"idle_gpu_percent": percent}, version=2)
+    minutes(scene, *[40.0] * 12)
+    tool(lab)
+    run_idle_pass()
+    assert told(lab) == events
+
+
+def test_policy_sets_how_long_a_snooze_and_an_exemption_keep_a_workspace(scene, lab) -> None:
+    do_change_policy(
+        scene["admin"], scene["pool"], {"idle_snooze_s": 1800, "idle_exemption_s": 7200}, version=2
+    )
+    minutes(scene, *[0.0] * 12)
+    tool(lab)
+    run_idle_pass()
+    row = do_snooze(scene["owner"], lab)
+    assert (row.snoozed_until - row.snoozed_at).total_seconds() == 1800
+    exemption = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+    assert (exemption.expires_at - exemption.created_at).total_seconds() == 7200
+    do_revoke_exemption(scene["admin"], exemption)
+    do_change_policy(scene["admin"], scene["pool"], {"idle_exemption_s": 0}, version=3)
+    with pytest.raises(Conflict):
+        do_exempt_from_idle(scene["admin"], lab, "A demo is shown from it at noon")
+
+
 def stays_kept(job: Job) -> None:
     run_idle_pass()
     assert now(job).desired_state == "run" and seen(job).idle_notified_at is None
@@ -221,8 +247,9 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
     minutes(scene, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as refused:
         do_exempt_from_idle(scene["owner"], lab, "busy")
+    assert refused.value.fields.keys() == {"reason"}
     excuse = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     assert (excuse.expires_at - excuse.created_at).total_seconds() == 86_400
     run_idle_pass()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
-from agents.engines.interface import AgentError
+from agents.engines.interface import AgentError, StartResult
 from portal.domain.reasons import EndReason
 from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
 from portal.services.images.pins import do_check_tag, pin_job
 from portal.services.images.prefetch import do_prefetch_image
 from portal.services.lifecycle import job_control
+from scheduler import leases
 from scheduler.nodes import image_pulls
-from scheduler.nodes.dispatch import fail_task
+from scheduler.nodes.dispatch import NodeConnection, fail_task, start_task
 from scheduler.nodes.image_pulls import MAX_CONCURRENT_PULLS, ImagePuller, record_images
 from tests import factories
 from tests.engine_harness import wait_for
@@ -135,6 +137,36 @@ def job_of_two_nodes():
     record_images(scene["node"], [reported(ONE)])
     job = factories.job(scene["owner"], scene["project"], environment, max_attempts=9)
     return scene | {"second": second, "environment": environment, "job": job}
+
+
+class StartingEngine:
+    """Starts each task; keeps the images."""
+
+    supports_prepare = True
+    hello = {"capabilities": []}
+
+    def __init__(self) -> None:
+        self.images: list[object] = []
+
+    def start(self, epoch: int, spec: dict[str, object]) -> StartResult:
+        self.images.append(spec["image"])
+        return StartResult("container", {})
+
+
+def test_image_that_a_tag_named_when_the_job_started_is_on_its_page_and_in_rest(job_of_two_nodes) -> None:
+    scene, client, engine = job_of_two_nodes, Client(), StartingEngine()
+    node, job = scene["node"], scene["job"]
+    client.force_login(scene["owner"])
+    rest, page = f"/api/v1/jobs/{job.public_id}/", f"/jobs/{job.public_id}/"
+    assert client.get(rest).json()["image_digest"] == ""
+    task = Task.objects.get(attempt=place(scene, job))
+    factories.cluster_settings()
+    lease = leases.acquire(leases.node_lease(node.public_id), "worker", 60.0)
+    start_task(NodeConnection(engine, lease, node), task, attempts_left=0)
+    assert engine.images == [ONE]
+    record_images(node, [reported(OTHER)])  # the tag names another image from now on
+    assert client.get(rest).json()["image_digest"] == ONE
+    assert ONE in client.get(page).content.decode()
 
 
 def attempted(scene, node, reason: EndReason | None = None) -> str:

@@ -16,6 +16,8 @@ from portal.services.jobs.logs import log_path
 from portal.services.jobs.signals import claim_signals, do_send_signal
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.nodes.operations import do_request_operation
+from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.node_operations import run_due_operations
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine
 
@@ -59,6 +61,43 @@ def reach(scene, look) -> None:
 def written(job: Job) -> str:
     path = log_path(job.public_id, 1, 0, "k8s")
     return path.read_text() if path.exists() else ""
+
+
+class CleanUpEngine:
+    """Keeps the options of a clean-up; reports that it removed nothing."""
+
+    is_open = True
+    options: dict[str, object]
+
+    def gc(self, **options: object) -> dict[str, object]:
+        self.options = options
+        return {"freed_mib": 0}
+
+
+KEPT_S, AGE_S, HIGH, LOW = 7_200, 86_400, 60.0, 40.0
+
+
+@pytest.mark.parametrize(("scope", "unmanaged"), [("none", None), ("ours", False), ("all", True)])
+def test_policy_sets_what_a_clean_up_removes(scope: str, unmanaged: bool | None) -> None:
+    pool = factories.pool()
+    pool.policy = {
+        "gc_keep_s": KEPT_S,
+        "image_gc_scope": scope,
+        "image_gc_high_threshold_percent": HIGH,
+        "image_gc_low_threshold_percent": LOW,
+        "image_min_age_s": AGE_S,
+    }
+    pool.save()
+    node, engine = factories.node(pool), CleanUpEngine()
+    operation = do_request_operation(factories.user("root", admin=True), node, OperationKind.GC)
+    run_due_operations(NodeConnection(engine, None, node), lambda: None)
+    operation.refresh_from_db()
+    assert operation.ok and engine.options["min_age_s"] == KEPT_S
+    images = engine.options["images"]
+    assert (images is None) == (unmanaged is None)
+    if images is not None:
+        limits = [images[f"{each}_threshold_percent"] for each in ("high", "low")]
+        assert [*limits, images["min_age_s"], images["include_unmanaged"]] == [HIGH, LOW, AGE_S, unmanaged]
 
 
 LISTENS = (

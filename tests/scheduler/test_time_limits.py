@@ -142,6 +142,14 @@ def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
         do_request_extension(scene["owner"], now(job), 24 * HOUR)
 
 
+def test_policy_limits_all_extensions_together(scene) -> None:
+    job = running(scene)
+    do_change_policy(scene["admin"], scene["pool"], {"max_extension_s": HOUR / 2}, version=1)
+    with pytest.raises(InvalidRequest) as refusal:
+        do_request_extension(scene["owner"], job, HOUR)
+    assert "at most 30 min" in refusal.value.fields["extra_s"]
+
+
 @pytest.mark.calm
 def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
     scene["project"].memberships.create(user=scene["manager"], role="manager")

@@ -19,7 +19,7 @@ from portal.domain.node_operations import (
 )
 from portal.domain.states import DISK_FULL_REASON, NodeState
 from portal.errors import Conflict, FairwayError, Forbidden
-from portal.models import AgentRollout, AuditEntry, Node, NodeOperation
+from portal.models import AgentRollout, AuditEntry, Node, NodeOperation, NodePool
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.services.nodes import nodes, operations
 from portal.services.nodes.uncordon import do_uncordon_node, record_preflight_finished
@@ -193,6 +193,22 @@ def test_nodes_are_tidied_by_themselves_and_sooner_when_full(scene) -> None:
     )
     operations.request_due_gc()
     assert [check.node.name for check in NodeOperation.objects.filter(finished_at__isnull=True)] == ["n03"]
+
+
+@pytest.mark.parametrize(("every_s", "requested"), [(0, 0), (3_600, 12), (7_200, 0)])
+def test_policy_sets_how_often_nodes_are_cleaned_up(scene, every_s, requested) -> None:
+    NodePool.objects.update(policy={"gc_interval_s": every_s})
+    Node.objects.update(created_at=timezone.now() - dt.timedelta(minutes=90))
+    operations.request_due_gc()
+    assert NodeOperation.objects.filter(kind="gc").count() == requested
+
+
+def test_policy_sets_from_which_use_images_are_removed(scene) -> None:
+    NodePool.objects.update(policy={"image_gc_high_threshold_percent": 50.0})
+    operations.request_gc_if_full(node("n04"), 49.9)
+    assert not NodeOperation.objects.exists()
+    operations.request_gc_if_full(node("n04"), 50.0)
+    assert NodeOperation.objects.get().node.name == "n04"
 
 
 def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) -> None:

@@ -14,17 +14,27 @@ from django.urls import reverse
 
 from portal.models import Job
 from portal.valkey.announcements import now_ms
+from portal.web.display.navigation import NAVIGATION
 from portal.web.middleware import error_pages
 from portal.web.middleware.security_headers import STATIC_HEADERS
 from tests import factories
 
-COUNTS = Path(__file__).parent.parent / "query_counts.json"
+COUNTS = {
+    name.removeprefix("web."): count
+    for name, count in json.loads((Path(__file__).parent.parent / "query_counts.json").read_text()).items()
+    if name.startswith("web.")
+}
 
 OPEN_TO_ALL = {"home": [], "jobs": [], "approvals": [], "launch": [], "account": [], "search": []}
 OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
 ACTS = ["job-cancel", "job-hold", "job-resubmit", "job-open", "job-suspend", "job-resume"]
 ACTS += ["job-extend", "job-snooze", "job-exempt"]
-PAGES = ["home", "jobs", "launch", "account", "approvals"]
+PAGES = ["account"] + [item.view for group in NAVIGATION.values() for item in group if not item.admin_only]
+
+
+def test_every_page_of_the_sidebar_has_its_own_key():
+    keys = [item.key for group in NAVIGATION.values() for item in group]
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])
@@ -161,7 +171,7 @@ def test_what_people_type_is_shown_as_text(scene, client_of):
         assert "<img src=x" not in page
 
 
-@pytest.mark.parametrize("page", ["home", "jobs", "launch", "job", "cluster", "queue", "quotas", "projects"])
+@pytest.mark.parametrize("page", COUNTS)
 def test_query_counts_do_not_grow(scene, client_of, page):
     """Pinned in tests/query_counts.json under ``web.<page>``; the same with three times the rows."""
     client = client_of("member")
@@ -175,7 +185,7 @@ def test_query_counts_do_not_grow(scene, client_of, page):
         factories.job(owner, factories.project(f"more-{number}", manager=owner), batch)
         factories.node(pool, name=f"more-{number}")
     assert count(client, reverse(page, args=args)) == before
-    assert json.loads(COUNTS.read_text()).get(f"web.{page}") == before
+    assert before == COUNTS[page]
 
 
 def count(client, address: str) -> int:

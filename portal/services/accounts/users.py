@@ -127,8 +127,8 @@ def do_accept_invitation(
             time_zone=time_zone,
             is_admin=invitation.grants_admin,
         )
-        invitation.used_at, invitation.used_by = timezone.now(), user
-        invitation.save(update_fields=["used_at", "used_by"])
+        invitation.used_at = timezone.now()
+        invitation.save(update_fields=["used_at"])
         if invitation.project is not None:
             Membership.objects.create(user=user, project=invitation.project, role=invitation.role)
         record_action(

@@ -50,7 +50,6 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
                     state="missing",
                     pull_requested_at=now,
                     prefetched=True,
-                    checked_at=now,
                 )
                 for each in lacking
             ],

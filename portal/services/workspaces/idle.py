@@ -164,7 +164,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
     require_permission(user, Permission.CONTROL, job)
     reason = " ".join(reason.split())
     if not MIN_REASON_LENGTH <= len(reason) <= 500:
-        raise InvalidRequest(fields={"text": f"Enter a reason of {MIN_REASON_LENGTH} to 500 characters."})
+        raise InvalidRequest(fields={"reason": f"Enter a reason of {MIN_REASON_LENGTH} to 500 characters."})
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None:
@@ -214,7 +214,7 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
         )
         if row.revoked_at is not None or row.expires_at <= _now():
             raise Conflict("The exemption has expired or was revoked.", code="exemption_expired")
-        IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
+        IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now())
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
             _record_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
