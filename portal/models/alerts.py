@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from portal.models.columns import one_of
 from portal.models.public_id import PublicIdField
+from portal.models.users import optional_user
 
 
 class AlertKind(models.TextChoices):
@@ -44,15 +45,13 @@ class GpuAlert(models.Model):
         help_text="When the foreign process had ended, or the claimant no longer reported the GPU.",
     )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
-    acknowledged_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
-    )
+    acknowledged_by = optional_user(models.PROTECT)
     note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(condition=Q(kind__in=AlertKind.values), name="gpu_alert_kind"),
+            one_of("kind", AlertKind, "gpu_alert_kind"),
             models.CheckConstraint(
                 condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
                 name="gpu_alert_acknowledged_by",
@@ -89,9 +88,7 @@ class InvalidRow(models.Model):
         null=True, blank=True, help_text="When the row was valid again or deleted."
     )
     acknowledged_at = models.DateTimeField(null=True, blank=True)
-    acknowledged_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
-    )
+    acknowledged_by = optional_user(models.PROTECT)
     note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
     class Meta:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from django.db import models
+from django.db.models import F, Q
 
 from portal.domain.job_spec import JobSpec
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
+from portal.models.columns import one_of, optional_text
 from portal.models.public_id import PublicIdField
-
-
-def _states(words: type[JobState] | type[AttemptState] | type[DesiredState] | type[JobKind]) -> list[str]:
-    return [word.value for word in words]
 
 
 class Job(models.Model):
@@ -30,7 +27,7 @@ class Job(models.Model):
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=12, default=JobSpec.kind)
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs")
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
+    owner = models.ForeignKey("User", on_delete=models.PROTECT, related_name="jobs")
     pool = models.ForeignKey(
         "NodePool",
         null=True,
@@ -44,12 +41,8 @@ class Job(models.Model):
         "Template", null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
     )
 
-    image_digest = models.CharField(
-        max_length=600,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="The image of all its attempts, recorded at submission; blank: set by its first start.",
+    image_digest = optional_text(
+        600, "The image of all its attempts, recorded at submission; blank: set by its first start."
     )
     image_attempt = models.PositiveIntegerField(
         null=True,
@@ -142,20 +135,17 @@ class Job(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(condition=models.Q(state__in=_states(JobState)), name="job_state"),
-            models.CheckConstraint(condition=models.Q(kind__in=_states(JobKind)), name="job_kind"),
+            one_of("state", JobState, "job_state"),
+            one_of("kind", JobKind, "job_kind"),
+            one_of("desired_state", DesiredState, "job_desired_state"),
+            models.CheckConstraint(condition=Q(tasks__gte=1), name="job_tasks"),
             models.CheckConstraint(
-                condition=models.Q(desired_state__in=_states(DesiredState)), name="job_desired_state"
-            ),
-            models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
-            models.CheckConstraint(
-                condition=models.Q(min_tasks__isnull=True)
-                | models.Q(min_tasks__gte=1, min_tasks__lte=models.F("tasks"))
-                & ~models.Q(kind=JobKind.WORKSPACE.value),
+                condition=Q(min_tasks__isnull=True)
+                | Q(min_tasks__gte=1, min_tasks__lte=F("tasks")) & ~Q(kind=JobKind.WORKSPACE.value),
                 name="job_min_tasks",
             ),
             models.CheckConstraint(
-                condition=models.Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
+                condition=Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
             ),
         ]
         indexes = [
@@ -165,16 +155,14 @@ class Job(models.Model):
             models.Index(
                 fields=["id"],
                 name="job_live",
-                condition=models.Q(state__in=["PENDING", "RUNNING", "SUSPENDED"]),
+                condition=Q(state__in=["PENDING", "RUNNING", "SUSPENDED"]),
             ),
             models.Index(
                 fields=["-ended_at", "-id"],
                 name="job_ended",
-                condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
+                condition=Q(started_at__isnull=False, ended_at__isnull=False),
             ),
-            models.Index(
-                fields=["id"], name="job_nominated", condition=models.Q(nominated_placement__isnull=False)
-            ),
+            models.Index(fields=["id"], name="job_nominated", condition=Q(nominated_placement__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -216,9 +204,7 @@ class Dependency(models.Model):
         ordering = ["id"]
         constraints = [
             models.UniqueConstraint(fields=["job", "depends_on"], name="dependency_once"),
-            models.CheckConstraint(
-                condition=models.Q(depends_on__lt=models.F("job")), name="dependency_on_older_job"
-            ),
+            models.CheckConstraint(condition=Q(depends_on__lt=F("job")), name="dependency_on_older_job"),
         ]
 
 
@@ -283,11 +269,11 @@ class Attempt(models.Model):
         ordering = ["job_id", "number"]
         constraints = [
             models.UniqueConstraint(fields=["job", "number"], name="attempt_number_once"),
-            models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="attempt_state"),
+            one_of("state", AttemptState, "attempt_state"),
             models.UniqueConstraint(
                 fields=["job"],
                 name="attempt_one_live",
-                condition=models.Q(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]),
+                condition=Q(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]),
             ),
         ]
 
@@ -330,7 +316,7 @@ class Task(models.Model):
         blank=True,
         help_text="When only this task was evicted, while the other tasks kept running.",
     )
-    eviction_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
+    eviction_reason = optional_text(40)
     container_removed = models.BooleanField(
         default=False, help_text="Proof that no container of it exists on the node."
     )
@@ -341,12 +327,10 @@ class Task(models.Model):
         ordering = ["attempt_id", "rank"]
         constraints = [
             models.UniqueConstraint(fields=["attempt", "rank"], name="task_rank_once"),
-            models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="task_state"),
+            one_of("state", AttemptState, "task_state"),
         ]
         indexes = [
-            models.Index(
-                fields=["node"], name="task_held_on_node", condition=models.Q(container_removed=False)
-            ),
+            models.Index(fields=["node"], name="task_held_on_node", condition=Q(container_removed=False)),
         ]
 
 
@@ -367,17 +351,9 @@ class Rendezvous(models.Model):
     node_network = models.BooleanField(
         default=False, help_text="The ranks use the host network instead of the network of their job."
     )
-    network = models.CharField(
-        max_length=63,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Container network that the ranks join instead.",
-    )
+    network = optional_text(63, "Container network that the ranks join instead.")
     devices = models.JSONField(default=list, help_text="Fabric devices of each task.")
-    adapters = models.CharField(
-        max_length=200, blank=True, default="", db_default="", help_text="Value of NCCL_IB_HCA."
-    )
+    adapters = optional_text(200, "Value of NCCL_IB_HCA.")
     interfaces = models.JSONField(default=dict, help_text="Interface by public id of the node.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
     connectivity_check = models.BooleanField(
@@ -397,12 +373,12 @@ class Rendezvous(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["node", "port"], name="rendezvous_port_once", condition=models.Q(live=True)
+                fields=["node", "port"], name="rendezvous_port_once", condition=Q(live=True)
             ),
             models.UniqueConstraint(
                 fields=["network", "address"],
                 name="rendezvous_address_once",
-                condition=models.Q(live=True) & ~models.Q(network=""),
+                condition=Q(live=True) & ~Q(network=""),
             ),
         ]
 
@@ -420,26 +396,21 @@ class Allocation(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(milli__gte=1, milli__lte=1000), name="allocation_milli"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(whole=False) | models.Q(milli=1000), name="allocation_whole_is_1000"
-            ),
+            models.CheckConstraint(condition=Q(milli__gte=1, milli__lte=1000), name="allocation_milli"),
+            models.CheckConstraint(condition=Q(whole=False) | Q(milli=1000), name="allocation_whole_is_1000"),
             models.UniqueConstraint(
                 fields=["gpu"],
                 name="allocation_whole_alone",
-                condition=models.Q(whole=True, ended_at__isnull=True),
+                condition=Q(whole=True, ended_at__isnull=True),
             ),
             models.UniqueConstraint(fields=["task", "gpu"], name="allocation_once"),
             models.CheckConstraint(
-                condition=models.Q(ended_at__isnull=True, proof="")
-                | models.Q(ended_at__isnull=False) & ~models.Q(proof=""),
+                condition=Q(ended_at__isnull=True, proof="") | Q(ended_at__isnull=False) & ~Q(proof=""),
                 name="allocation_ends_with_proof",
             ),
         ]
         indexes = [
-            models.Index(fields=["gpu"], name="allocation_live", condition=models.Q(ended_at__isnull=True)),
+            models.Index(fields=["gpu"], name="allocation_live", condition=Q(ended_at__isnull=True)),
         ]
 
 

@@ -1,8 +1,9 @@
-"""Tables of the scheduler: leases with epochs, outbox, verdicts, cycles and queries."""
+"""Tables of the scheduler: leases with epochs, outbox, verdicts, forecasts, cycles and queries."""
 
 from __future__ import annotations
 
 from django.db import models
+from django.db.models import F, Q
 
 from portal.models.public_id import PublicIdField, new_public_id
 
@@ -28,7 +29,7 @@ class ClusterSettings(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="cluster_settings_one_row")]
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="cluster_settings_one_row")]
 
 
 class Lease(models.Model):
@@ -56,9 +57,7 @@ class OutboxMessage(models.Model):
     sent_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        indexes = [
-            models.Index(fields=["id"], name="outbox_unsent", condition=models.Q(sent_at__isnull=True))
-        ]
+        indexes = [models.Index(fields=["id"], name="outbox_unsent", condition=Q(sent_at__isnull=True))]
 
 
 class JobVerdict(models.Model):
@@ -108,7 +107,7 @@ class SchedulerCounters(models.Model):
     counts = models.JSONField(default=dict)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="scheduler_counters_one_row")]
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="scheduler_counters_one_row")]
 
 
 class FailedCycle(models.Model):
@@ -137,7 +136,7 @@ class FailedCycle(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(kind__in=["snapshot", "policy", "fault"]), name="failed_cycle_kind"
+                condition=Q(kind__in=["snapshot", "policy", "fault"]), name="failed_cycle_kind"
             )
         ]
 
@@ -151,3 +150,47 @@ class EngineQuery(models.Model):
     asked_at = models.DateTimeField(auto_now_add=True)
     answer = models.JSONField(null=True)
     acknowledged_at = models.DateTimeField(null=True, blank=True)
+
+
+class Forecast(models.Model):
+    """A predicted start interval from p10 to p90, nominally correct in 8 of 10 cases.
+
+    The first forecast of a job (``is_first``) is scored once, when the job starts.
+    """
+
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
+    made_at = models.DateTimeField()
+    is_first = models.BooleanField(default=False)
+    p10_at = models.DateTimeField()
+    p50_at = models.DateTimeField()
+    p90_at = models.DateTimeField()
+    simulated_s = models.FloatField(
+        null=True,
+        help_text="Seconds until its start in the queue simulation, before calibration.",
+    )
+    code = models.CharField(max_length=32, blank=True, help_text="Its verdict at that time.")
+    jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead in the verdict at that time.")
+    started_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the job started; set on its first forecast."
+    )
+    covered = models.BooleanField(null=True, help_text="null: not scored; the job waited less than a minute.")
+    score_s = models.FloatField(
+        null=True, help_text="Winkler's interval score in seconds, alpha 0.2; lower is better."
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["job"], condition=Q(is_first=True), name="forecast_one_first"),
+            models.CheckConstraint(
+                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_quantile_order"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["job", "-id"], name="forecast_of_job"),
+            models.Index(
+                fields=["job"],
+                name="forecast_unscored",
+                condition=Q(is_first=True, started_at__isnull=True),
+            ),
+            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(covered__isnull=False)),
+        ]

@@ -1,0 +1,18 @@
+"""Columns and constraints that many tables have."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from django.db import models
+from django.db.models import Q
+
+
+def optional_text(max_length: int, help_text: str = "") -> models.CharField[str, str]:
+    """Return a text column that is blank by default, also for rows that exist when it is added."""
+    return models.CharField(max_length=max_length, blank=True, default="", db_default="", help_text=help_text)
+
+
+def one_of(column: str, values: type[Enum], name: str) -> models.CheckConstraint:
+    """Return the constraint ``name``: the column has a value of the enumeration."""
+    return models.CheckConstraint(condition=Q((f"{column}__in", [each.value for each in values])), name=name)
