@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from portal.models.columns import one_of
+from portal.models.columns import one_of, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -39,12 +39,10 @@ class GpuAlert(models.Model):
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
     repeat_count = models.PositiveBigIntegerField(default=1)
-    resolved_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When the foreign process had ended, or the claimant no longer reported the GPU.",
+    resolved_at = optional_time(
+        "When the foreign process had ended, or the claimant no longer reported the GPU."
     )
-    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_at = optional_time()
     acknowledged_by = optional_user(models.PROTECT)
     note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
@@ -84,10 +82,8 @@ class InvalidRow(models.Model):
     field = models.CharField(max_length=300, help_text="The invalid column, such as nodes[n1].cpu_milli.")
     message = models.CharField(max_length=1000)
     first_at = models.DateTimeField()
-    resolved_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the row was valid again or deleted."
-    )
-    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    resolved_at = optional_time("When the row was valid again or deleted.")
+    acknowledged_at = optional_time()
     acknowledged_by = optional_user(models.PROTECT)
     note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 

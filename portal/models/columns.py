@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from enum import Enum
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.expressions import Combinable
+
+OptionalTime = str | dt.datetime | dt.date | Combinable | None
 
 
 def optional_text(max_length: int, help_text: str = "") -> models.CharField[str, str]:
@@ -16,3 +20,7 @@ def optional_text(max_length: int, help_text: str = "") -> models.CharField[str,
 def one_of(column: str, values: type[Enum], name: str) -> models.CheckConstraint:
     """Return the constraint ``name``: the column has a value of the enumeration."""
     return models.CheckConstraint(condition=Q((f"{column}__in", [each.value for each in values])), name=name)
+
+
+def optional_time(help_text: str = "") -> models.DateTimeField[OptionalTime, dt.datetime | None]:
+    return models.DateTimeField(null=True, blank=True, help_text=help_text)

@@ -11,6 +11,7 @@ from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db import models
 
 from portal.domain.states import Role
+from portal.models.columns import optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -25,8 +26,8 @@ class ApiToken(models.Model):
     scopes = ArrayField(models.CharField(max_length=32))
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
-    last_used_at = models.DateTimeField(null=True, blank=True)
-    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = optional_time()
+    revoked_at = optional_time()
 
 
 class Invitation(models.Model):
@@ -42,9 +43,9 @@ class Invitation(models.Model):
     grants_admin = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
-    used_at = models.DateTimeField(null=True, blank=True)
+    used_at = optional_time()
     used_by = optional_user(models.SET_NULL)
-    revoked_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = optional_time()
 
 
 class MagicLink(models.Model):
@@ -54,7 +55,7 @@ class MagicLink(models.Model):
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="magic_links")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
-    used_at = models.DateTimeField(null=True, blank=True)
+    used_at = optional_time()
 
 
 class BrowserSession(AbstractBaseSession):

@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from portal.domain.driver_versions import required_cuda
 from portal.domain.states import RuntimeKind
-from portal.models.columns import one_of, optional_text
+from portal.models.columns import one_of, optional_text, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 
 
@@ -30,7 +30,7 @@ class Environment(models.Model):
         help_text="The image that it runs: name@sha256:... in a registry, or sha256:... "
         "of a loaded archive; blank: not resolved yet.",
     )
-    image_resolved_at = models.DateTimeField(null=True, blank=True)
+    image_resolved_at = optional_time()
     image_resolved_by = optional_text(
         200, "Names of the nodes that reported it, or of the administrator who chose it."
     )
@@ -81,11 +81,7 @@ class ImagePresence(models.Model):
     state = models.CharField(max_length=10)  # present, missing, loading, failed
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
-    pull_requested_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When its pull was requested; null: no pull is pending.",
-    )
+    pull_requested_at = optional_time("When its pull was requested; null: no pull is pending.")
     prefetched = models.BooleanField(
         default=False,
         db_default=False,

@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from portal.models.columns import optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -18,8 +19,8 @@ class JobSignal(models.Model):
     signal = models.CharField(max_length=8)
     actor = optional_user(models.SET_NULL)
     requested_at = models.DateTimeField(auto_now_add=True)
-    sent_at = models.DateTimeField(null=True, blank=True)
-    acknowledged_at = models.DateTimeField(null=True, blank=True, help_text="null: delivery is unknown.")
+    sent_at = optional_time()
+    acknowledged_at = optional_time("null: delivery is unknown.")
 
 
 class TimeLimitExtension(models.Model):
@@ -49,7 +50,7 @@ class TimeLimitExtension(models.Model):
         default=list, help_text="Names of reservations that the added time overlaps."
     )
     decided_by = optional_user(models.PROTECT)
-    decided_at = models.DateTimeField(null=True, blank=True)
+    decided_at = optional_time()
     answer = models.CharField(max_length=500, blank=True, help_text="Note of the user who decided.")
 
     class Meta:

@@ -13,7 +13,7 @@ from django.db.models import F, Q
 
 from portal.domain.job_spec import JobSpec
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
-from portal.models.columns import one_of, optional_text
+from portal.models.columns import one_of, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 
 
@@ -117,8 +117,8 @@ class Job(models.Model):
         null=True,
         help_text="Slots nominated by the scheduler: a list of [rank, node, [[GPU uuid, milli], ...]].",
     )
-    started_at = models.DateTimeField(null=True, blank=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
+    started_at = optional_time()
+    ended_at = optional_time()
     attempt_count = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
     is_placeholder = models.BooleanField(
@@ -222,23 +222,15 @@ class Attempt(models.Model):
         max_length=200, blank=True, help_text="Encrypted; the gateway adds it to upstream requests."
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    start_sent_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the first start command was sent."
-    )
+    start_sent_at = optional_time("When the first start command was sent.")
     gang_start = models.BooleanField(
         default=False, db_default=False, help_text="No task starts before all tasks are prepared."
     )
-    all_prepared_at = models.DateTimeField(
-        null=True, blank=True, help_text="When all tasks were prepared and could start."
-    )
-    running_at = models.DateTimeField(null=True, blank=True)
-    ready_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the workspace server first responded."
-    )
-    checkpoint_at = models.DateTimeField(
-        null=True, blank=True, help_text="When it last reported a checkpoint."
-    )
-    stop_requested_at = models.DateTimeField(null=True, blank=True)
+    all_prepared_at = optional_time("When all tasks were prepared and could start.")
+    running_at = optional_time()
+    ready_at = optional_time("When the workspace server first responded.")
+    checkpoint_at = optional_time("When it last reported a checkpoint.")
+    stop_requested_at = optional_time()
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_requested_by = models.CharField(max_length=200, blank=True)
     preempted_for = models.ForeignKey(
@@ -254,16 +246,14 @@ class Attempt(models.Model):
         blank=True,
         help_text="Number of attempts of that job at that time; its next attempt fulfils the nomination.",
     )
-    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_at = optional_time()
     exit_code = models.IntegerField(null=True, blank=True)
     failed_tasks = models.PositiveIntegerField(
         default=0,
         db_default=0,
         help_text="Tasks of an elastic job that failed while the other tasks kept running.",
     )
-    scale_up_after = models.DateTimeField(
-        null=True, blank=True, help_text="Missing tasks are not started before this time, after a failure."
-    )
+    scale_up_after = optional_time("Missing tasks are not started before this time, after a failure.")
 
     class Meta:
         ordering = ["job_id", "number"]
@@ -291,19 +281,11 @@ class Task(models.Model):
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     container = models.CharField(max_length=120, blank=True)
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
-    start_sent_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When the first start command of this task was sent; set for gang starts.",
-    )
-    prepared_at = models.DateTimeField(
-        null=True, blank=True, help_text="When its node had prepared it for an immediate start."
-    )
-    rendezvous_reached_at = models.DateTimeField(
-        null=True, blank=True, help_text="When its node reached the rendezvous address of its gang."
-    )
-    running_at = models.DateTimeField(null=True, blank=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
+    start_sent_at = optional_time("When the first start command of this task was sent; set for gang starts.")
+    prepared_at = optional_time("When its node had prepared it for an immediate start.")
+    rendezvous_reached_at = optional_time("When its node reached the rendezvous address of its gang.")
+    running_at = optional_time()
+    ended_at = optional_time()
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
@@ -311,10 +293,8 @@ class Task(models.Model):
     world_size_at_start = models.PositiveIntegerField(
         null=True, blank=True, help_text="Number of tasks of the elastic job when this task was placed."
     )
-    eviction_requested_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When only this task was evicted, while the other tasks kept running.",
+    eviction_requested_at = optional_time(
+        "When only this task was evicted, while the other tasks kept running."
     )
     eviction_reason = optional_text(40)
     container_removed = models.BooleanField(
@@ -361,10 +341,8 @@ class Rendezvous(models.Model):
         db_default=False,
         help_text="The other nodes check the connection before any rank starts.",
     )
-    check_started_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When all tasks were prepared and the node listened; null: not started, or restarted.",
+    check_started_at = optional_time(
+        "When all tasks were prepared and the node listened; null: not started, or restarted."
     )
     recheck_requested = models.BooleanField(
         default=False, db_default=False, help_text="A node could not connect, so the check is repeated."
@@ -391,7 +369,7 @@ class Allocation(models.Model):
     milli = models.PositiveIntegerField()
     whole = models.BooleanField()
     started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_at = optional_time()
     proof = models.CharField(max_length=20, blank=True, help_text="gone, rebooted, fenced or never_started.")
 
     class Meta:

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from portal.domain.node_breaker import IncidentKind
-from portal.models.columns import one_of
+from portal.models.columns import one_of, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -56,14 +56,12 @@ class OrphanContainer(models.Model):
     project = models.CharField(max_length=64, blank=True, help_text="Public id from its labels.")
     gpus = models.JSONField(default=list, help_text="[{uuid, milli}] as allocated by the node.")
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
-    started_at = models.DateTimeField(null=True)
+    started_at = optional_time()
     first_seen_at = models.DateTimeField(auto_now_add=True)
     decision = models.CharField(max_length=8, blank=True)
     decided_by = optional_user(models.SET_NULL)
-    decided_at = models.DateTimeField(null=True)
-    removed_at = models.DateTimeField(
-        null=True, help_text="When its removal was proved or declared by an administrator."
-    )
+    decided_at = optional_time()
+    removed_at = optional_time("When its removal was proved or declared by an administrator.")
 
     class Meta:
         constraints = [

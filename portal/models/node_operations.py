@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from portal.domain.node_operations import OPERATION_TITLES, OperationKind, RolloutStatus
-from portal.models.columns import one_of, optional_text
+from portal.models.columns import one_of, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -17,7 +17,7 @@ class AgentRollout(models.Model):
     public_id = PublicIdField()
     actor = optional_user(models.SET_NULL)
     started_at = models.DateTimeField(auto_now_add=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
+    finished_at = optional_time()
     ok = models.BooleanField(null=True, help_text="null: not finished.")
     message = models.CharField(max_length=500, blank=True, help_text="Result of the rollout.")
 
@@ -34,7 +34,7 @@ class NodeOperation(models.Model):
     kind = models.CharField(max_length=12, default=OperationKind.TEST.value)
     actor = optional_user(models.SET_NULL)
     started_at = models.DateTimeField(auto_now_add=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
+    finished_at = optional_time()
     ok = models.BooleanField(null=True)
     steps = models.JSONField(
         default=list, help_text="[{name, ok, message, seconds}] in the order they finished."
@@ -42,10 +42,8 @@ class NodeOperation(models.Model):
     rollout = models.ForeignKey(
         AgentRollout, null=True, blank=True, on_delete=models.CASCADE, related_name="operations"
     )
-    dispatched_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When it was dispatched over the control channel; null: pending, or not over this channel.",
+    dispatched_at = optional_time(
+        "When it was dispatched over the control channel; null: pending, or not over this channel."
     )
     uncordon_on_success = models.BooleanField(
         default=False,

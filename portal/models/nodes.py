@@ -13,7 +13,7 @@ from django.db.models import Q
 from portal.domain.gang_fabric import GangFabric
 from portal.domain.node_breaker import BreakerState, accepts_another_job
 from portal.domain.states import GpuHealth, NodeState, NodeTransport, RuntimeKind
-from portal.models.columns import one_of, optional_text
+from portal.models.columns import one_of, optional_text, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 from portal.models.users import optional_user
 
@@ -79,12 +79,12 @@ class Node(models.Model):
     )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
-    unreachable_since = models.DateTimeField(null=True, blank=True)
+    unreachable_since = optional_time()
     status_message = models.CharField(
         max_length=1000, blank=True, help_text="The current problem as a message."
     )
-    last_seen_at = models.DateTimeField(null=True, blank=True)
-    reconciled_at = models.DateTimeField(null=True, blank=True)
+    last_seen_at = optional_time()
+    reconciled_at = optional_time()
     boot_id = models.CharField(max_length=64, blank=True)
     addresses = models.JSONField(
         null=True,
@@ -103,14 +103,12 @@ class Node(models.Model):
     )
     breaker_cause = optional_text(16)
     breaker_message = optional_text(500, "Why it is quarantined.")
-    breaker_since = models.DateTimeField(null=True, blank=True)
-    probe_at = models.DateTimeField(
-        null=True, blank=True, help_text="Quarantined until this time; null: until the cause is removed."
-    )
+    breaker_since = optional_time()
+    probe_at = optional_time("Quarantined until this time; null: until the cause is removed.")
     trip_count = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Number of recent quarantines."
     )
-    tripped_at = models.DateTimeField(null=True, blank=True)
+    tripped_at = optional_time()
     probation_attempt = models.ForeignKey(
         "Attempt",
         null=True,
@@ -261,13 +259,13 @@ class Reservation(models.Model):
         db_default=False,
         help_text="Jobs that still run on its nodes when it starts are preempted.",
     )
-    drained_at = models.DateTimeField(null=True, blank=True)
+    drained_at = optional_time()
     version = models.PositiveIntegerField(
         default=1, help_text="Incremented by each change; used as the ETag."
     )
     created_by = optional_user(models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
-    cancelled_at = models.DateTimeField(null=True, blank=True)
+    cancelled_at = optional_time()
 
     def __str__(self) -> str:
         return self.name

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from portal.domain.states import Role
-from portal.models.columns import one_of
+from portal.models.columns import one_of, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 from portal.models.users import optional_user
 
@@ -23,7 +23,7 @@ class Project(models.Model):
         "self", null=True, blank=True, on_delete=models.PROTECT, related_name="children"
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    archived_at = models.DateTimeField(null=True, blank=True)
+    archived_at = optional_time()
     policy = models.JSONField(
         default=dict,
         db_default={},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import F, Q
 
+from portal.models.columns import optional_time
 from portal.models.public_id import PublicIdField, new_public_id
 
 
@@ -25,7 +26,7 @@ class ClusterSettings(models.Model):
     scheduler_alert = models.CharField(
         max_length=1000, blank=True, help_text="Why the scheduler has stopped; blank: it has not."
     )
-    scheduler_alert_at = models.DateTimeField(null=True, blank=True)
+    scheduler_alert_at = optional_time()
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -54,7 +55,7 @@ class OutboxMessage(models.Model):
     arguments = models.JSONField(default=list)
     queue = models.CharField(max_length=20)
     created_at = models.DateTimeField(auto_now_add=True)
-    sent_at = models.DateTimeField(null=True, blank=True)
+    sent_at = optional_time()
 
     class Meta:
         indexes = [models.Index(fields=["id"], name="outbox_unsent", condition=Q(sent_at__isnull=True))]
@@ -71,12 +72,10 @@ class JobVerdict(models.Model):
     suggestion = models.JSONField(null=True)
     decided_at = models.DateTimeField()
     code_since = models.DateTimeField(help_text="When this code became the verdict.")
-    forecast_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was predicted.")
-    p10_at = models.DateTimeField(
-        null=True, blank=True, help_text="Predicted start interval; null: no forecast."
-    )
-    p50_at = models.DateTimeField(null=True, blank=True)
-    p90_at = models.DateTimeField(null=True, blank=True)
+    forecast_at = optional_time("When the interval was predicted.")
+    p10_at = optional_time("Predicted start interval; null: no forecast.")
+    p50_at = optional_time()
+    p90_at = optional_time()
 
 
 class Cycle(models.Model):
@@ -149,7 +148,7 @@ class EngineQuery(models.Model):
     body = models.JSONField()
     asked_at = models.DateTimeField(auto_now_add=True)
     answer = models.JSONField(null=True)
-    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_at = optional_time()
 
 
 class Forecast(models.Model):
@@ -170,9 +169,7 @@ class Forecast(models.Model):
     )
     code = models.CharField(max_length=32, blank=True, help_text="Its verdict at that time.")
     jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead in the verdict at that time.")
-    started_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the job started; set on its first forecast."
-    )
+    started_at = optional_time("When the job started; set on its first forecast.")
     covered = models.BooleanField(null=True, help_text="null: not scored; the job waited less than a minute.")
     score_s = models.FloatField(
         null=True, help_text="Winkler's interval score in seconds, alpha 0.2; lower is better."

@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from portal.domain.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
+from portal.models.columns import optional_time
 
 
 class UsageInterval(models.Model):
@@ -19,7 +20,7 @@ class UsageInterval(models.Model):
     job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage_intervals")
     milli = models.PositiveIntegerField()
     started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_at = optional_time()
 
     class Meta:
         indexes = [

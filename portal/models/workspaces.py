@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from portal.models.columns import optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -21,7 +22,7 @@ class WorkspaceTicket(models.Model):
     session_key = models.CharField(max_length=64, help_text="Hash of the key of the portal session.")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
-    used_at = models.DateTimeField(null=True, blank=True)
+    used_at = optional_time()
 
 
 class WorkspaceSession(models.Model):
@@ -56,8 +57,8 @@ class Terminal(models.Model):
         null=True, help_text="Port on the node's loopback; null: not opened yet."
     )
     error = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
-    connected_at = models.DateTimeField(null=True)
-    closed_at = models.DateTimeField(null=True)
+    connected_at = optional_time()
+    closed_at = optional_time()
 
     class Meta:
         indexes = [
@@ -80,29 +81,17 @@ class WorkspaceActivity(models.Model):
     attempt = models.OneToOneField(
         "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="activity"
     )
-    tool_polled_since = models.DateTimeField(
-        null=True, help_text="Start of the uninterrupted polling of its tool."
-    )
-    tool_polled_at = models.DateTimeField(null=True, help_text="When its tool was last polled successfully.")
-    tool_active_at = models.DateTimeField(null=True, help_text="When its tool was last active.")
-    gpu_inactive_since = models.DateTimeField(
-        null=True, help_text="Start of the uninterrupted inactive minutes of its GPUs."
-    )
-    gpu_inactive_until = models.DateTimeField(
-        null=True, help_text="End of these minutes; null: the last one was active."
-    )
-    gpu_active_at = models.DateTimeField(null=True, help_text="End of the last minute with an active GPU.")
-    idle_notified_at = models.DateTimeField(
-        null=True, help_text="When its users were notified that it is idle."
-    )
-    inactive_since = models.DateTimeField(
-        null=True, help_text="Start of its inactivity as stated in the notification."
-    )
-    suspend_at = models.DateTimeField(
-        null=True, help_text="When it will be suspended; null: its users are only notified."
-    )
-    snoozed_at = models.DateTimeField(null=True)
-    snoozed_until = models.DateTimeField(null=True)
+    tool_polled_since = optional_time("Start of the uninterrupted polling of its tool.")
+    tool_polled_at = optional_time("When its tool was last polled successfully.")
+    tool_active_at = optional_time("When its tool was last active.")
+    gpu_inactive_since = optional_time("Start of the uninterrupted inactive minutes of its GPUs.")
+    gpu_inactive_until = optional_time("End of these minutes; null: the last one was active.")
+    gpu_active_at = optional_time("End of the last minute with an active GPU.")
+    idle_notified_at = optional_time("When its users were notified that it is idle.")
+    inactive_since = optional_time("Start of its inactivity as stated in the notification.")
+    suspend_at = optional_time("When it will be suspended; null: its users are only notified.")
+    snoozed_at = optional_time()
+    snoozed_until = optional_time()
     snooze_count = models.PositiveIntegerField(
         default=0, help_text="Number of snoozes since its last activity."
     )
@@ -140,7 +129,7 @@ class IdleExemption(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
     revoked_by = optional_user(models.PROTECT)
-    revoked_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = optional_time()
 
     class Meta:
         ordering = ["-id"]
