@@ -20,14 +20,13 @@ from portal.domain.node_breaker import BreakerState
 from portal.domain.reasons import EndReason
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState
 from portal.errors import Conflict, InvalidRequest
-from portal.live_events import publish_all_on_commit
 from portal.models import Environment, ImagePresence, Job, Node, Task, User
 from portal.outbox import notify_node, notify_nodes
 from portal.selectors.environments import nodes_by_pin, tag_claims
 from portal.services.audit import record_action
 from portal.services.images.archives import archive_config_digest
 from portal.services.images.environments import compatible_nodes
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.state_events import record_event
 
 ImageRow = Mapping[str, Any]
 """An image as a node reports it: image_id, refs and digests."""
@@ -169,8 +168,7 @@ def pin_job(task: Task) -> str:
                     f"Uses {row.image_digest} from now on. Only one node had reported "
                     f"{before}, and another could not pull it."
                 )
-                attempt_event(attempt, "note", "", "", "image_replaced", message).save()
-                publish_all_on_commit([attempt_topic_event(attempt, "note", message)])
+                record_event(attempt, "note", "image_replaced", message)
     job.image_digest, job.image_attempt = row.image_digest, row.image_attempt
     return job.image_digest
 

@@ -24,12 +24,8 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
 from portal.models import Attempt, Job, Task
 from portal.outbox import trigger_cycle
 from portal.services.lifecycle.rendezvous import release_rendezvous
-from portal.services.lifecycle.transitions import (
-    record_event,
-    transition_attempt,
-    transition_job,
-    transition_task,
-)
+from portal.services.lifecycle.state_events import record_event
+from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
 
 
 def finish_attempt(attempt: Attempt, job: Job) -> None:
@@ -114,7 +110,7 @@ def record_lost_tasks(
     more = f" {surviving} of {job.tasks} tasks keep running."
     if attempt.failed_tasks >= job.max_attempts:
         more += f" It is not scaled up again in this attempt: {attempt.failed_tasks} of its tasks failed."
-    record_event(attempt, "task_lost", "", "", reason.value, f"{message}{more}", actor)
+    record_event(attempt, "task_lost", reason.value, f"{message}{more}", actor)
     bump_job_version(job)
 
 

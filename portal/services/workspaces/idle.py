@@ -17,12 +17,11 @@ from portal.access import Permission, can, require_permission
 from portal.domain.formatting import format_duration
 from portal.domain.states import AttemptState, DesiredState
 from portal.errors import Conflict, Forbidden, InvalidRequest
-from portal.live_events import publish_all_on_commit
 from portal.models import Attempt, IdleExemption, Job, User, WorkspaceActivity
 from portal.selectors.scheduling.project_settings import effective_rules
 from portal.services.audit import record_action
 from portal.services.lifecycle import suspension
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.state_events import record_owner_event
 
 MAX_POLL_GAP_S = 180
 """After a longer gap between two polls of a tool, earlier inactivity does not count."""
@@ -86,7 +85,8 @@ def start_countdown(
                 f" It will be suspended in {format_duration(suspend_in_s)} "
                 "unless it is used or exempted; its files are kept."
             )
-        _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)
+        ends = {"suspend_at": row.suspend_at.isoformat()} if row.suspend_at else {}
+        record_owner_event(row.attempt, "idle", message, details=ends)
         return True
 
 
@@ -97,7 +97,7 @@ def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
         if row is None or row.idle_notified_at is None:
             return False
         _clear_countdown(row)
-        _record_event(row.attempt, "idle_ended", reason)
+        record_owner_event(row.attempt, "idle_ended", reason)
         return True
 
 
@@ -149,7 +149,7 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
             f"Snoozed for {format_duration(keep_s)}; snooze {row.snooze_count} "
             f"of {most} until it is used again."
         )
-        _record_event(row.attempt, "snoozed", said, user.username)
+        record_owner_event(row.attempt, "snoozed", said, user.username)
         if job.owner_id != user.pk:
             record_action(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
     return row
@@ -189,7 +189,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         )
         if row.idle_notified_at is not None:
             _clear_countdown(row)
-        _record_event(
+        record_owner_event(
             row.attempt,
             "exempted",
             f"Exempt for {format_duration(keep_s)}: {reason}",
@@ -217,7 +217,7 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
-            _record_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
+            record_owner_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
         record_action(
             user,
             "job.idle_exemption_revoked",
@@ -284,15 +284,3 @@ def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
 def _clear_countdown(row: WorkspaceActivity) -> None:
     row.idle_notified_at = row.suspend_at = row.inactive_since = None
     row.save(update_fields=["idle_notified_at", "suspend_at", "inactive_since"])
-
-
-def _record_event(
-    attempt: Attempt, kind: str, message: str, actor: str = "", suspend_at: dt.datetime | None = None
-) -> None:
-    """Write an event to the timeline, and publish it to subscribers of the workspace and its owner."""
-    event = attempt_event(attempt, kind, "", "", kind, message, actor)
-    event.details = {"suspend_at": suspend_at.isoformat()} if suspend_at else {}
-    event.save()
-    topic, data = attempt_topic_event(attempt, kind, message)
-    news = data | event.details | {"job": attempt.job.public_id}
-    publish_all_on_commit([(topic, news), (f"user.{attempt.job.owner.public_id}", news)])
