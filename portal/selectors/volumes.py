@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import Prefetch, QuerySet
 
 from portal.access import Requester, nameable_projects, visible_volumes
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind
-from portal.errors import NotFound
 from portal.models import Node, Volume
+from portal.selectors.lookup import get_by_key
 
 
 def list_volumes(requester: Requester) -> QuerySet[Volume]:
@@ -30,10 +29,7 @@ def list_volumes(requester: Requester) -> QuerySet[Volume]:
 
 def get_volume(requester: Requester, key: str) -> Volume:
     """Return the volume by public id or name. Raise NotFound."""
-    row = list_volumes(requester).filter(Q(public_id=key) | Q(name=key)).first()
-    if row is None:
-        raise NotFound("There is no such volume.")
-    return row
+    return get_by_key(list_volumes(requester), key, "There is no such volume.")
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,3 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
 
 def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
-
-
-def get_rows_by_key(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
-    """Return the rows of these names or public ids, each once, and the first key without a row."""
-    keys = list(dict.fromkeys(keys))
-    found = list(rows.filter(Q(name__in=keys) | Q(public_id__in=keys)))
-    known = {key for row in found for key in (row.name, row.public_id)}
-    return found, next((key for key in keys if key not in known), None)

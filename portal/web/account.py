@@ -24,7 +24,7 @@ from portal.models import BrowserSession, User
 from portal.services.accounts import tokens, users
 from portal.services.accounts.session_store import session_id
 from portal.services.accounts.sessions import live_sessions
-from portal.services.accounts.tokens import SCOPE_DESCRIPTIONS, Scope
+from portal.services.accounts.tokens import Scope
 from portal.services.audit import record_action
 from portal.valkey.rate_limits import (
     SIGN_IN,
@@ -78,7 +78,7 @@ class TokenForm(forms.Form):
     )
     scopes = forms.MultipleChoiceField(
         label="May",
-        choices=[(scope.value, SCOPE_DESCRIPTIONS[scope]) for scope in Scope],
+        choices=Scope.choices,
         initial=[Scope.READ.value, Scope.JOBS.value],
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )

@@ -11,8 +11,8 @@ from django.db.models.functions import Now
 from portal.access import Requester, visible_idle_exemptions
 from portal.domain.policy_settings import SettingValue
 from portal.domain.states import AttemptState, JobKind
-from portal.errors import NotFound
 from portal.models import Attempt, IdleExemption, Job, WorkspaceActivity
+from portal.selectors.lookup import get_first
 from portal.selectors.scheduling.project_settings import PoolRules, effective_rules
 
 
@@ -106,15 +106,8 @@ def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
 
 def get_exemption(requester: Requester, public_id: str) -> IdleExemption:
     """Return an exemption, also an expired one. Raise NotFound if the user may not see it."""
-    row = (
-        visible_idle_exemptions(requester)
-        .select_related("job__project", "job__owner", "requested_by")
-        .filter(public_id=public_id)
-        .first()
-    )
-    if row is None:
-        raise NotFound("There is no such exemption.")
-    return row
+    rows = visible_idle_exemptions(requester).select_related("job__project", "job__owner", "requested_by")
+    return get_first(rows.filter(public_id=public_id), "There is no such exemption.")
 
 
 def _unexpired() -> QuerySet[IdleExemption]:

@@ -10,8 +10,8 @@ from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
 
 from portal.access import Requester, visible_extensions
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
-from portal.errors import NotFound
 from portal.models import Attempt, Job, TimeLimitExtension
+from portal.selectors.lookup import get_first
 
 TIME_LIMIT = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
 """The time limit of an attempt's job as a duration."""
@@ -82,7 +82,4 @@ def list_extensions(
 
 def get_extension(requester: Requester, public_id: str) -> TimeLimitExtension:
     """Return the request. Raise NotFound if the user may not see it."""
-    row = list_extensions(requester).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound("There is no such request.")
-    return row
+    return get_first(list_extensions(requester).filter(public_id=public_id), "There is no such request.")

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from portal.access import Requester, visible_nodes
-from portal.errors import NotFound
 from portal.models import Topology
+from portal.selectors.lookup import get_by_key
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,7 @@ def list_topologies(requester: Requester) -> QuerySet[Topology]:
 
 def get_topology(requester: Requester, key: str) -> Topology:
     """Return the topology by public id or name. Raise NotFound."""
-    row = list_topologies(requester).filter(Q(public_id=key) | Q(name=key)).first()
-    if row is None:
-        raise NotFound("There is no such topology.")
-    return row
+    return get_by_key(list_topologies(requester), key, "There is no such topology.")
 
 
 def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, QuerySet, Sum
 
 from portal.access import Requester, visible_projects, visible_quotas
 from portal.domain.states import LIVE_JOB_STATES, JobState, Role
-from portal.errors import NotFound
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
+from portal.selectors.lookup import get_by_key, get_first, matches_key
 
 
 @dataclass
@@ -106,10 +106,7 @@ def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
 
 def get_project(requester: Requester, key: str) -> Project:
     """Return the project by public id or name. Raise NotFound if the user may not see it."""
-    project = list_projects(requester, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
-    if project is None:
-        raise NotFound("There is no such project.")
-    return project
+    return get_by_key(list_projects(requester, archived=None), key, "There is no such project.")
 
 
 def list_members(project: Project) -> QuerySet[Membership]:
@@ -125,18 +122,15 @@ def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> Q
         .order_by("project__name", "pool__name", "id")
     )
     if project:
-        rows = rows.filter(Q(project__public_id=project) | Q(project__name=project))
+        rows = rows.filter(matches_key(project, "project"))
     if pool:
-        rows = rows.filter(Q(pool__public_id=pool) | Q(pool__name=pool))
+        rows = rows.filter(matches_key(pool, "pool"))
     return rows
 
 
 def get_pool(key: str) -> NodePool:
     """Return the pool by public id or name. Raise NotFound."""
-    pool = NodePool.objects.filter(Q(public_id=key) | Q(name=key)).first()
-    if pool is None:
-        raise NotFound("There is no such pool.")
-    return pool
+    return get_by_key(NodePool.objects.all(), key, "There is no such pool.")
 
 
 def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
@@ -146,7 +140,5 @@ def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
 
 def get_user(key: str) -> User:
     """Return an active user by public id or user name. Raise NotFound. The caller checks permissions."""
-    user = User.objects.filter(Q(public_id=key) | Q(username=key), is_active=True).first()
-    if user is None:
-        raise NotFound("There is no such user.")
-    return user
+    rows = User.objects.filter(matches_key(key, name="username"), is_active=True)
+    return get_first(rows, "There is no such user.")

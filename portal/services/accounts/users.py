@@ -22,6 +22,7 @@ from portal.models import Invitation, Job, MagicLink, Membership, Project, User
 from portal.models.public_id import name_error
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
+from portal.services.uniqueness import atomic_unique
 
 INVITATION_DAYS = 7
 RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})
@@ -197,12 +198,9 @@ def do_change_account(user: User, **changes: Any) -> User:
         _check_email(changes["email"])
     for key, value in changes.items():
         setattr(user, key, value)
-    try:
-        with transaction.atomic():
-            user.save(update_fields=list(changes))
-            record_action(user, "user.change", user, after=changes)
-    except IntegrityError as clash:
-        raise InvalidRequest(fields={"email": "Another user has this address."}) from clash
+    with atomic_unique("email", "Another user has this address.", code=None):
+        user.save(update_fields=list(changes))
+        record_action(user, "user.change", user, after=changes)
     return user
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from portal.access import require_admin
@@ -23,6 +23,7 @@ from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodePool, Project, Reservation, ReservationNode, Task, User
 from portal.outbox import trigger_cycle
+from portal.selectors.lookup import get_rows_by_key
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic
 
@@ -80,36 +81,33 @@ def do_save_reservation(
 
 def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") -> Reservation:
     """Cancel a reservation; it can be restored until its end. Repeatable."""
-    require_admin(actor, "reserve nodes")
-    with transaction.atomic():
-        saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
-        if saved.cancelled_at is not None:
-            return saved
-        if saved.ends_at <= timezone.now():
-            raise Conflict("It has already ended.", code="reservation_over")
-        saved.cancelled_at = timezone.now()
-        saved.version += 1
-        saved.save(update_fields=["cancelled_at", "version"])
-        saved.reservation_nodes.update(live=False)
-        record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
-        _publish(saved)
-    return saved
+    return _set_cancelled(actor, row, True, reason)
 
 
 def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
     """Restore a cancelled reservation. Raise Conflict if its nodes are reserved otherwise by now."""
+    return _set_cancelled(actor, row, False)
+
+
+def _set_cancelled(actor: User, row: Reservation, cancelled: bool, reason: str = "") -> Reservation:
     require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
-        if saved.cancelled_at is None:
+        now = timezone.now()
+        if (saved.cancelled_at is not None) == cancelled:
             return saved
-        if saved.ends_at <= timezone.now():
-            raise Conflict("It would already have ended.", code="reservation_over")
-        saved.cancelled_at = None
+        if saved.ends_at <= now:
+            message = "It has already ended." if cancelled else "It would already have ended."
+            raise Conflict(message, code="reservation_over")
+        saved.cancelled_at = now if cancelled else None
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
-        _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
-        record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
+        if cancelled:
+            saved.reservation_nodes.update(live=False)
+            record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
+        else:
+            _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
+            record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
         _publish(saved)
     return saved
 
@@ -173,24 +171,21 @@ def choose_nodes(
 
 def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
     """Return nodes of a pool by name or public id, each once. Raise InvalidRequest for an unknown one."""
-    known = {key: node for node in reservable_nodes(pool) for key in (node.public_id, node.name)}
-    unknown = next((name for name in names if name not in known), None)
+    found, unknown = get_rows_by_key(reservable_nodes(pool), names)
     if unknown is not None:
         raise InvalidRequest(fields={"nodes": f"{pool.name} has no node called {unknown[:63]}."})
-    return list({known[name].pk: known[name] for name in names}.values())
+    return found
 
 
 def get_projects(names: Sequence[str]) -> list[Project]:
     """Return projects by name or public id, each once. Raise InvalidRequest for an unknown one."""
-    rows = Project.objects.filter(Q(name__in=names) | Q(public_id__in=names), archived_at__isnull=True)
-    known = {key: project for project in rows for key in (project.public_id, project.name)}
-    unknown = next((name for name in names if name not in known), None)
+    found, unknown = get_rows_by_key(Project.objects.filter(archived_at__isnull=True), names)
     if unknown is not None:
         raise InvalidRequest(fields={"projects": f"There is no project called {unknown[:63]}."})
-    return list({known[name].pk: known[name] for name in names}.values())
+    return found
 
 
-def reservable_nodes(pool: NodePool) -> Any:
+def reservable_nodes(pool: NodePool) -> QuerySet[Node]:
     """Return the nodes of a pool except retired ones."""
     return Node.objects.filter(pool=pool).exclude(state=NodeState.RETIRED.value).order_by("name")
 

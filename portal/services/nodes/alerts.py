@@ -11,10 +11,11 @@ from django.utils import timezone
 
 from agents.xid_catalog import XidSeverity, xid_severity
 from portal.access import require_admin
-from portal.errors import Conflict, NotFound
+from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import Gpu, GpuAlert, InvalidRow, Node, User
 from portal.models.alerts import AlertKind
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 
 AlertRow = TypeVar("AlertRow", GpuAlert, InvalidRow)
@@ -128,9 +129,8 @@ def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
 
 def _acknowledge(rows: QuerySet[AlertRow], actor: User, public_id: str, note: str) -> AlertRow:
     """Mark an open alert as acknowledged, within a transaction. Raise NotFound or Conflict."""
-    row = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound("There is no such alert.")
+    locked = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id)
+    row = get_first(locked, "There is no such alert.")
     if row.acknowledged_at is not None:
         raise Conflict("It is already acknowledged.", code="acknowledged")
     row.acknowledged_at, row.acknowledged_by = timezone.now(), actor

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -37,6 +37,7 @@ from portal.services.lifecycle import elastic, job_control
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
 from portal.services.nodes.operations import request_operation
+from portal.services.uniqueness import atomic_unique
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
@@ -46,14 +47,9 @@ HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 def do_create_pool(actor: User, name: str) -> NodePool:
     require_admin(actor, "add pools")
     _validate_name(name)
-    try:
-        with transaction.atomic():
-            pool = NodePool.objects.create(name=name)
-            record_action(actor, "pool.create", pool, after={"name": name})
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": f"There is already a pool called {name}."}, code="already_exists"
-        ) from clash
+    with atomic_unique("name", f"There is already a pool called {name}."):
+        pool = NodePool.objects.create(name=name)
+        record_action(actor, "pool.create", pool, after={"name": name})
     return pool
 
 
@@ -93,31 +89,21 @@ def do_create_node(
             wrong["host_key"] = "Confirm the host key first."
     if wrong:
         raise InvalidRequest(fields=wrong)
-    try:
-        with transaction.atomic():
-            node = Node.objects.create(
-                name=name,
-                pool=pool,
-                transport=link.value,
-                host=host if link is NodeTransport.SSH else "",
-                port=port,
-                ssh_user=ssh_user,
-                host_key=host_key,
-                runtime=runtime.value,
-                settings=settings or {},
-            )
-            record_action(
-                actor,
-                "node.create",
-                node,
-                after={"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key},
-            )
-            notify_node(node.public_id, "connect")
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": "A node with this name or address already exists."},
-            code="already_exists",
-        ) from clash
+    with atomic_unique("name", "A node with this name or address already exists."):
+        node = Node.objects.create(
+            name=name,
+            pool=pool,
+            transport=link.value,
+            host=host if link is NodeTransport.SSH else "",
+            port=port,
+            ssh_user=ssh_user,
+            host_key=host_key,
+            runtime=runtime.value,
+            settings=settings or {},
+        )
+        after = {"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key}
+        record_action(actor, "node.create", node, after=after)
+        notify_node(node.public_id, "connect")
     return node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.labels import labels_error, levels_error
@@ -15,6 +15,7 @@ from portal.models import Job, Node, Topology, User
 from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action, record_change
+from portal.services.uniqueness import atomic_unique
 
 TopologyConstraint = Mapping[str, str | None]
 """``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""
@@ -50,24 +51,19 @@ def do_save_topology(
         wrong["levels"] = fault
     if wrong:
         raise InvalidRequest(fields=wrong)
-    try:
-        with transaction.atomic():
-            if row is None:
-                saved, before = Topology(name=name), None
-            else:
-                saved = Topology.objects.select_for_update(no_key=True).get(pk=row.pk)
-                before = {"levels": saved.levels}
-            if before == {"levels": list(levels)}:
-                return saved
-            saved.levels = list(levels)
-            saved.save()
-            act = "topology.create" if row is None else "topology.change"
-            record_action(actor, act, saved, before=before, after={"levels": saved.levels}, reason=reason)
-            _publish(saved)
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": f"There is already a topology called {name}."}, code="already_exists"
-        ) from clash
+    with atomic_unique("name", f"There is already a topology called {name}."):
+        if row is None:
+            saved, before = Topology(name=name), None
+        else:
+            saved = Topology.objects.select_for_update(no_key=True).get(pk=row.pk)
+            before = {"levels": saved.levels}
+        if before == {"levels": list(levels)}:
+            return saved
+        saved.levels = list(levels)
+        saved.save()
+        act = "topology.create" if row is None else "topology.change"
+        record_action(actor, act, saved, before=before, after={"levels": saved.levels}, reason=reason)
+        _publish(saved)
     return saved
 
 

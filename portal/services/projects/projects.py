@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 
 from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
@@ -21,6 +21,7 @@ from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
+from portal.services.uniqueness import atomic_unique
 
 MAX_DEPTH = 8
 MAX_MILLI = 10_000_000
@@ -43,17 +44,12 @@ def do_create_project(
                 fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."}
             )
     _validate_name(name)
-    try:
-        with transaction.atomic():
-            project = Project.objects.create(name=name, title=title[:200], parent=parent)
-            if manager is not None:
-                Membership.objects.create(user=manager, project=project, role=Role.MANAGER.value)
-            record_action(actor, "project.create", project, after=_audit_values(project))
-            trigger_cycle("project")
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": f"There is already a project called {name}."}, code="already_exists"
-        ) from clash
+    with atomic_unique("name", f"There is already a project called {name}."):
+        project = Project.objects.create(name=name, title=title[:200], parent=parent)
+        if manager is not None:
+            Membership.objects.create(user=manager, project=project, role=Role.MANAGER.value)
+        record_action(actor, "project.create", project, after=_audit_values(project))
+        trigger_cycle("project")
     return project
 
 
@@ -75,28 +71,23 @@ def do_change_project(
         changes["egress_allow"] = _egress_targets(changes["egress_allow"])
     if "name" in changes:
         _validate_name(changes["name"])
-    try:
-        with transaction.atomic():
-            # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
-            tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
-            row = tree[project.pk]
-            before = _audit_values(row)
-            if changes.get("parent") is not None:
-                _check_acyclic(row, changes["parent"], tree)
-            if changes.get("archived_at") and row.jobs.filter(state__in=LIVE_JOB_STATES).exists():
-                raise Conflict("It still has pending or running jobs.", code="project_busy")
-            if "parent" in changes:
-                _bump_inherited_rights_versions(row, tree)
-            with applying_choice(actor, row, _jobs_below(row, tree), choice):
-                for key, value in changes.items():
-                    setattr(row, key, value)
-                row.save()
-            record_action(actor, "project.change", row, before=before, after=_audit_values(row))
-            trigger_cycle("project")
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": "A project with this name already exists."}, code="already_exists"
-        ) from clash
+    with atomic_unique("name", "A project with this name already exists."):
+        # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
+        tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
+        row = tree[project.pk]
+        before = _audit_values(row)
+        if changes.get("parent") is not None:
+            _check_acyclic(row, changes["parent"], tree)
+        if changes.get("archived_at") and row.jobs.filter(state__in=LIVE_JOB_STATES).exists():
+            raise Conflict("It still has pending or running jobs.", code="project_busy")
+        if "parent" in changes:
+            _bump_inherited_rights_versions(row, tree)
+        with applying_choice(actor, row, _jobs_below(row, tree), choice):
+            for key, value in changes.items():
+                setattr(row, key, value)
+            row.save()
+        record_action(actor, "project.change", row, before=before, after=_audit_values(row))
+        trigger_cycle("project")
     return row
 
 
@@ -189,11 +180,8 @@ def do_change_quota(
         before = quota_values(quota) if quota else None
         if quota is None:
             quota = Quota(project=project, pool=pool, version=0)
-        quota.guaranteed_milli = values.guaranteed_milli
-        quota.limit_milli = values.limit_milli
-        quota.user_limit_milli = values.user_limit_milli
-        quota.weight = values.weight
-        quota.priority = values.priority
+        for name, value in asdict(values).items():
+            setattr(quota, name, value)
         quota.version += 1
         quota.save()
         after = quota_values(quota)

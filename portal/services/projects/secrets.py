@@ -22,6 +22,7 @@ from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, Secret, User
 from portal.models.public_id import name_error
 from portal.selectors.jobs.rights import job_denial
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
 from portal.services.images.process_environment import SECRET_FILE
@@ -72,11 +73,8 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
     """Delete a secret. Running jobs keep it; a job that references it fails to start."""
     _require_holder_access(actor, holder)
     with transaction.atomic():
-        row = (
-            Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
-        )
-        if row is None:
-            raise NotFound("There is no such secret.")
+        rows = Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder))
+        row = get_first(rows, "There is no such secret.")
         record_action(actor, "secret.delete", row, before=_audit_values(row))
         row.delete()
 

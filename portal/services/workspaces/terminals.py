@@ -11,10 +11,11 @@ from django.db.models.functions import Now
 
 from portal.access import Permission, require_permission
 from portal.domain.states import AttemptState, DesiredState
-from portal.errors import Conflict, NotFound
+from portal.errors import Conflict
 from portal.models import Job, Node, Task, Terminal, User
 from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
+from portal.selectors.lookup import get_first
 from portal.services.accounts.session_store import session_id
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
@@ -93,10 +94,7 @@ def running_task(job: Job, rank: int) -> Task:
 
 def get_terminal(user: User, public_id: str) -> Terminal:
     """Return one of the user's own terminals. Raise NotFound."""
-    found = Terminal.objects.filter(public_id=public_id, user=user).first()
-    if found is None:
-        raise NotFound
-    return found
+    return get_first(Terminal.objects.filter(public_id=public_id, user=user))
 
 
 # -- opened by the node's actor --------------------------------------------------------------------

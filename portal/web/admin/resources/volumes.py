@@ -15,8 +15,8 @@ from portal.access import AccessPolicy, access_policy, require_user, visible_nod
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
 from portal.models import NodePool, Volume
+from portal.selectors.lookup import get_rows_by_key
 from portal.selectors.volumes import (
-    get_rows_by_key,
     get_volume,
     list_volumes,
     node_disks,
