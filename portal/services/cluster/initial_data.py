@@ -25,7 +25,11 @@ from portal.services.accounts.users import do_create_magic_link
 from portal.services.audit import record_action
 from portal.services.cluster.demo import ensure_demo
 from portal.services.images.environments import EnvironmentInput, do_save_environment
-from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.images.process_environment import (
+    TOOL_PORT,
+    ensure_process_jupyterlab,
+    jupyterlab_command,
+)
 from portal.services.nodes import enrolment
 from portal.services.nodes.nodes import do_create_node, do_create_pool
 
@@ -140,12 +144,12 @@ def simulated_gpu_rows(uuid_prefix: str, count: int = SIMULATED_GPUS) -> list[di
 def _ensure_local_environment(admin: User) -> None:
     """Create the JupyterLab environment; without it (such as without network) the portal still starts."""
     try:
-        tool = ensure_process_jupyterlab(settings.DATA_DIR)
+        prefix = ensure_process_jupyterlab(settings.DATA_DIR)
     except FairwayError as problem:
         log.error("the initial environment could not be created: %s", problem.message)
         return
     existing = Environment.objects.filter(name="jupyterlab-local").first()
-    if existing is not None and existing.prefix == str(tool.prefix):
+    if existing is not None and existing.prefix == str(prefix):
         return
     environment = do_save_environment(
         None,
@@ -154,10 +158,10 @@ def _ensure_local_environment(admin: User) -> None:
             title="JupyterLab on this machine",
             description="Python with JupyterLab, run as a process of the user's account without a container.",
             runtime=RuntimeKind.PROCESS,
-            prefix=str(tool.prefix),
-            tool=tool.tool,
-            tool_command=tuple(tool.tool_command),
-            tool_port=tool.tool_port,
+            prefix=str(prefix),
+            tool="jupyterlab",
+            tool_command=tuple(jupyterlab_command(prefix)),
+            tool_port=TOOL_PORT,
         ),
         existing,
     )

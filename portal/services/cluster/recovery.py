@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from django.db import connection, transaction
-from django.db.models import Max, QuerySet, Value
+from django.db.models import Max, Value
 from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 
@@ -122,14 +122,7 @@ def record_orphans(node: Node, live: Sequence[Container]) -> set[tuple[str, int]
             if row.removed_at is None and row.decision != "adopt" and row.name not in names:
                 row.removed_at = timezone.now()
                 row.save(update_fields=["removed_at"])
-                after = {
-                    "node": node.name,
-                    "job": row.job,
-                    "attempt": row.attempt,
-                    "stopped": bool(row.decision),
-                }
-                record_action(None, "container.gone", row, after=after)
-                _publish(row)
+                _record(None, "container.gone", row, stopped=bool(row.decision))
         return {
             (row.job, row.attempt) for row in rows.values() if row.decision == "stop" and row.name in names
         }
@@ -149,10 +142,7 @@ def _upsert_orphan(node: Node, container: Container) -> OrphanContainer:
         ports=container.ports,
         started_at=None if started_s is None else dt.datetime.fromtimestamp(started_s, dt.UTC),
     )
-    record_action(
-        None, "container.unknown", row, after={"node": node.name, "job": row.job, "attempt": row.attempt}
-    )
-    _publish(row)
+    _record(None, "container.unknown", row)
     return row
 
 
@@ -169,10 +159,9 @@ def do_stop_orphan(actor: User, row: OrphanContainer) -> OrphanContainer:
         rows = _mark_decided(actor, row, "stop")
         advance_attempt_number(row.job, row.attempt)
         for each in rows:
-            record_action(actor, "container.stop", each, after=_audit_values(each))
+            _record(actor, "container.stop", each, rank=each.rank)
             notify_node(each.node.public_id, RECONCILE)
-            _publish(each)
-    return _lock_orphan(row)
+    return OrphanContainer.objects.select_related("node").get(pk=row.pk)
 
 
 def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
@@ -201,14 +190,9 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         found = [_found_task(each) for each in rows]
         adopt_attempt(job, row.attempt, found, actor=actor.username, message=message)
         for each in rows:
-            after = _audit_values(each) | {
-                "owner": job.owner.username,
-                "project": job.project.name,
-                "stub": job.is_placeholder,
-            }
-            record_action(actor, "container.adopt", each, after=after)
+            labels = {"owner": job.owner.username, "project": job.project.name, "stub": job.is_placeholder}
+            _record(actor, "container.adopt", each, rank=each.rank, **labels)
             notify_node(each.node.public_id, RECONCILE)
-            _publish(each)
         return job
 
 
@@ -285,9 +269,8 @@ def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job
 
 
 def _placeholder_environment(runtime: str) -> Environment:
-    title = f"Unknown ({RuntimeKind(runtime).value})"
     defaults = {
-        "title": title,
+        "title": f"Unknown ({RuntimeKind(runtime).value})",
         "description": "Placeholder for the environment of a container found after a restore.",
         "runtime": runtime,
         "enabled": False,
@@ -295,14 +278,8 @@ def _placeholder_environment(runtime: str) -> Environment:
     return Environment.objects.get_or_create(name=f"unknown-{runtime}", defaults=defaults)[0]
 
 
-def _lock_orphan(row: OrphanContainer) -> OrphanContainer:
-    rows: QuerySet[OrphanContainer] = OrphanContainer.objects.select_related("node")
-    return rows.get(pk=row.pk)
-
-
-def _audit_values(row: OrphanContainer) -> dict[str, object]:
-    return {"node": row.node.name, "job": row.job, "attempt": row.attempt, "rank": row.rank}
-
-
-def _publish(row: OrphanContainer) -> None:
+def _record(actor: User | None, action: str, row: OrphanContainer, **more: object) -> None:
+    """Write the audit row and publish the change."""
+    after = {"node": row.node.name, "job": row.job, "attempt": row.attempt, **more}
+    record_action(actor, action, row, after=after)
     publish_on_commit("cluster", {"kind": "restored", "node": row.node.public_id, "wanted": row.decision})

@@ -53,7 +53,7 @@ def validate_request(user: User, request: JobRequest) -> None:
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
-    wrong = field_errors(request) | dict(_text_errors(request)) | dict(_number_errors(request))
+    wrong = field_errors(request) | _text_errors(request) | _number_errors(request)
     if fault := launcher_error(
         request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
     ):
@@ -258,56 +258,51 @@ def _check_process_runtime_enabled(user: User) -> None:
         )
 
 
-def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
-    wrong: list[tuple[str, str]] = []
+def _text_errors(request: JobRequest) -> dict[str, str]:
+    wrong: dict[str, str] = {}
     if request.kind == JobKind.WORKSPACE.value:
         if not request.environment.tool_port:
-            wrong.append(("environment", "This environment has no workspace tool."))
+            wrong["environment"] = "This environment has no workspace tool."
         if request.tasks != 1:
-            wrong.append(("tasks", "A workspace has one task."))
+            wrong["tasks"] = "A workspace has one task."
         if request.min_tasks is not None:
-            wrong.append(("min_tasks", "A workspace has exactly one task."))
+            wrong["min_tasks"] = "A workspace has exactly one task."
         if request.command:
-            wrong.append(
-                ("command", "A workspace runs the tool of its environment; leave the command empty.")
-            )
+            wrong["command"] = "A workspace runs the tool of its environment; leave the command empty."
     elif not request.command:
-        wrong.append(("command", "Enter a command."))
+        wrong["command"] = "Enter a command."
     if any(not isinstance(word, str) or "\0" in word for word in request.command):
-        wrong.append(("command", "The command must be a list of strings."))
+        wrong["command"] = "The command must be a list of strings."
     elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
-        wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
+        wrong["command"] = "The command is longer than 64 KiB; put it into a script."
     elif len(request.command) > MAX_COMMAND_ARGUMENTS:
-        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."))
+        wrong["command"] = f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."
     elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
-        wrong.append(("command", "The first argument is the program to run; it must not begin with - or [."))
+        wrong["command"] = "The first argument is the program to run; it must not begin with - or [."
     texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
     if len(request.env) > MAX_VARIABLES:
-        wrong.append(("env", f"There are more than {MAX_VARIABLES} variables."))
+        wrong["env"] = f"There are more than {MAX_VARIABLES} variables."
     elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        wrong.append(("env", "The variables are longer than 128 KiB in total; put long values into a file."))
+        wrong["env"] = "The variables are longer than 128 KiB in total; put long values into a file."
     for name, value in request.env.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            wrong.append(("env", f"{name!r} is not a valid variable name with a string value."))
+            wrong["env"] = f"{name!r} is not a valid variable name with a string value."
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
-            wrong.append(("env", f"{name} is longer than 32 KiB; put long values into a file."))
+            wrong["env"] = f"{name} is longer than 32 KiB; put long values into a file."
         elif RESERVED_VARIABLES.match(name):
-            wrong.append(("env", f"{name} is set by Fairway and cannot be changed."))
+            wrong["env"] = f"{name} is set by Fairway and cannot be changed."
     return wrong
 
 
-def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
-    wrong: list[tuple[str, str]] = []
+def _number_errors(request: JobRequest) -> dict[str, str]:
+    wrong: dict[str, str] = {}
     if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
-        wrong.append(("min_tasks", "Must be between 1 and the number of tasks."))
+        wrong["min_tasks"] = "Must be between 1 and the number of tasks."
     if request.mig_profile and request.milli_per_gpu != 1000:
-        wrong.append(("milli_per_gpu", "A MIG slice cannot be shared."))
+        wrong["milli_per_gpu"] = "A MIG slice cannot be shared."
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
-        wrong.append(
-            (
-                "milli_per_gpu",
-                "A task can have a share of one GPU only; request whole GPUs if you need several.",
-            )
+        wrong["milli_per_gpu"] = (
+            "A task can have a share of one GPU only; request whole GPUs if you need several."
         )
     return wrong
 

@@ -36,7 +36,7 @@ from portal.services.audit import record_action
 from portal.services.lifecycle import elastic, job_control
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
-from portal.services.nodes.operations import request_operation
+from portal.services.nodes.operations import record_operation_finished, request_operation
 from portal.services.uniqueness import atomic_unique
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
@@ -136,7 +136,7 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
                 code="node_busy",
             )
         if state is NodeState.READY:
-            require_connected_once(row)
+            _require_connected_once(row)
             row.addresses = reported_addresses(row.agent_info)
         row.state, row.state_reason = state.value, reason[:500]
         row.save(update_fields=["state", "state_reason", "addresses"])
@@ -148,19 +148,41 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
     return row
 
 
-def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
-    """Uncordon a node after its check. The caller holds its row's lock and has checked permissions."""
-    before = {"state": node.state, "reason": node.state_reason}
-    node.state, node.state_reason, node.addresses = (
-        NodeState.READY.value,
-        reason,
-        reported_addresses(node.agent_info),
-    )
-    node.save(update_fields=["state", "state_reason", "addresses"])
-    _record_state_change(actor, node, before)
+def do_uncordon_node(
+    actor: User, node: Node, *, reason: str = "", force: bool = False
+) -> NodeOperation | None:
+    """Check a node and uncordon it if the check succeeds, or uncordon it at once by ``force``.
+
+    An administrator can force it despite the findings, also for an unreachable node, whose jobs then wait until
+    it answers. Return the check that decides, or None if the node is in service now: already, or by ``force``.
+
+    Raise Conflict ``node_unreachable``, or ``node_never_connected``.
+    """
+    require_permission(actor, Permission.CHANGE, node)
+    if force:
+        do_set_node_state(actor, node, NodeState.READY, reason=reason)
+        return None
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        _require_connected_once(row)
+        if row.state == NodeState.READY.value:
+            return None
+        if not row.reachable:
+            raise Conflict(
+                f"{row.name} is unreachable, so it cannot be checked. A forced uncordon is possible.",
+                code="node_unreachable",
+            )
+        looks = NodeOperation.objects.filter(
+            node=row, kind=OperationKind.PREFLIGHT.value, finished_at__isnull=True
+        )
+        check = looks.first() or request_operation(row, OperationKind.PREFLIGHT)
+        check.actor, check.uncordon_on_success, check.reason = actor, True, reason[:500]
+        check.save(update_fields=["actor", "uncordon_on_success", "reason"])
+        record_action(actor, "node.uncordon", row, after={"check": check.public_id}, reason=reason)
+    return check
 
 
-def require_connected_once(node: Node) -> None:
+def _require_connected_once(node: Node) -> None:
     """Raise Conflict for a node that has never answered."""
     if not node.agent_info:
         raise Conflict(
@@ -202,9 +224,7 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
     After a restart all tasks there have ended (the boot id is the proof); a GPU that is not reported is lost.
     """
     with transaction.atomic():
-        node = (
-            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
-        )
+        node = _lock_with_pool(node_id)
         rebooted = bool(node.boot_id) and node.boot_id != agent_info["boot_id"]
         if rebooted:
             _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
@@ -237,6 +257,21 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
     return rebooted
 
 
+def record_preflight_finished(operation_id: int, ok: bool) -> None:
+    """Record the result of a check; uncordon the node if requested and the check succeeded."""
+    with transaction.atomic():
+        # the node's row first, in the order of every state change
+        node = Node.objects.select_for_update(no_key=True, of=("self",)).get(operations=operation_id)
+        record_operation_finished(operation_id, ok)
+        check = NodeOperation.objects.select_related("actor").get(pk=operation_id)
+        if check.uncordon_on_success and check.ok and node.state != NodeState.READY.value:
+            before = {"state": node.state, "reason": node.state_reason}
+            node.state, node.state_reason = NodeState.READY.value, check.reason
+            node.addresses = reported_addresses(node.agent_info)
+            node.save(update_fields=["state", "state_reason", "addresses"])
+            _record_state_change(check.actor, node, before)
+
+
 def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
     """Return the addresses that a node reports as its own, at most 64; no container may connect to them.
 
@@ -257,9 +292,7 @@ def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
 def record_network_info(node_id: int, network_info: dict[str, Any]) -> None:
     """Replace the network part of a node's last hello, such as its interfaces."""
     with transaction.atomic():
-        node = (
-            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
-        )
+        node = _lock_with_pool(node_id)
         before = node.agent_info, node.missing_requirements
         node.agent_info = node.agent_info | network_info
         update_missing_requirements(node, node.pool)
@@ -357,6 +390,11 @@ def record_unreachable(node_id: int, message: str) -> None:
 
 
 # -- internal --------------------------------------------------------------------------------------
+
+
+def _lock_with_pool(node_id: int) -> Node:
+    rows = Node.objects.select_for_update(of=("self",), no_key=True)
+    return rows.select_related("pool").get(pk=node_id)
 
 
 def _mark_seen(node: Node) -> None:

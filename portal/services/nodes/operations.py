@@ -7,6 +7,7 @@ execute it twice. ``do_`` functions are called by administrators, ``record_`` by
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -142,13 +143,10 @@ def record_program_sent(operation_id: int, program: str) -> None:
 def record_operation_finished(operation_id: int, ok: bool) -> None:
     """Record the result. A successful upgrade is followed by a check, and by the next nodes of a rollout."""
     with transaction.atomic():
-        check = (
-            NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(pk=operation_id)
-        )
+        check = _lock_operation(pk=operation_id)
         if check.finished_at is not None:
             return
-        check.ok, check.finished_at = ok, timezone.now()
-        check.save(update_fields=["ok", "finished_at"])
+        _finish(check, ok)
         if ok and check.kind == OperationKind.UPGRADE.value:
             request_operation(check.node, OperationKind.PREFLIGHT, check.actor)
         if check.rollout_id is not None:
@@ -190,10 +188,8 @@ def request_due_gc() -> None:
     columns = ("pk", "pool_id", "state_reason", "created_at", "tidied_at")
     tidied_at = Subquery(newest.values("started_at")[:1])
     rows = list(nodes.annotate(tidied_at=tidied_at).values_list(*columns, named=True))
-    settings, now = (
-        effective_pool_settings(NodePool.objects.all()),
-        timezone.now(),
-    )  # after the rows, so that the pools of all are included
+    # after the rows, so that the pools of all are included
+    settings, now = effective_pool_settings(NodePool.objects.all()), timezone.now()
     due = []
     for row in rows:
         every_s = float(settings[row.pool_id]["gc_interval_s"])
@@ -249,18 +245,22 @@ def record_operation_step(operation_id: str, *, name: str, ok: bool, message: st
 def record_connection_test_finished(operation_id: str, ok: bool) -> None:
     """Record the result; after a success the node's actor connects now."""
     with transaction.atomic():
-        check = (
-            NodeOperation.objects.select_for_update(no_key=True)
-            .select_related("node")
-            .get(public_id=operation_id)
-        )
-        check.ok, check.finished_at = ok, timezone.now()
-        check.save(update_fields=["ok", "finished_at"])
+        check = _lock_operation(public_id=operation_id)
+        _finish(check, ok)
         if ok:
             notify_node(check.node.public_id, "connect")
 
 
 # -- internal --------------------------------------------------------------------------------------
+
+
+def _lock_operation(**key: Any) -> NodeOperation:
+    return NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(**key)
+
+
+def _finish(check: NodeOperation, ok: bool) -> None:
+    check.ok, check.finished_at = ok, timezone.now()
+    check.save(update_fields=["ok", "finished_at"])
 
 
 def _is_due() -> Q:
@@ -273,31 +273,24 @@ def _advance_rollout(rollout: AgentRollout) -> None:
     checks = list(rollout.operations.select_related("node").order_by("node__name"))
     turns = [check.rollout_status for check in checks]
     begin = startable_count(turns)
-    for check in [check for check, turn in zip(checks, turns, strict=True) if turn is RolloutStatus.PENDING][
-        :begin
-    ]:
+    for check in [check for check in checks if check.rollout_status is RolloutStatus.PENDING][:begin]:
         check.dispatched_at = timezone.now()
         check.save(update_fields=["dispatched_at"])
         notify_node(check.node.public_id, OPERATIONS)
     if begin == 0 and RolloutStatus.RUNNING not in turns:
-        _finish_rollout(rollout, checks, turns)
+        _finish_rollout(rollout, checks)
 
 
-def _finish_rollout(
-    rollout: AgentRollout, operations: list[NodeOperation], statuses: list[RolloutStatus]
-) -> None:
-    failed = [
-        check.node.name
-        for check, turn in zip(operations, statuses, strict=True)
-        if turn is RolloutStatus.FAILED
-    ]
-    left = [
-        check.pk for check, turn in zip(operations, statuses, strict=True) if turn is RolloutStatus.PENDING
-    ]
+def _finish_rollout(rollout: AgentRollout, operations: list[NodeOperation]) -> None:
+    by_status: dict[RolloutStatus, list[NodeOperation]] = defaultdict(list)
+    for check in operations:
+        by_status[check.rollout_status].append(check)
+    failed = [check.node.name for check in by_status[RolloutStatus.FAILED]]
+    left = [check.pk for check in by_status[RolloutStatus.PENDING]]
     NodeOperation.objects.filter(pk__in=left).delete()  # never started
     rollout.ok, rollout.finished_at = not failed, timezone.now()
-    worked = statuses.count(RolloutStatus.SUCCEEDED)
-    rollout.message = f"{worked} of {len(statuses)} nodes run the new agent."
+    worked = len(by_status[RolloutStatus.SUCCEEDED])
+    rollout.message = f"{worked} of {len(operations)} nodes run the new agent."
     if failed:
         rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were not upgraded."
     rollout.message = rollout.message[:500]

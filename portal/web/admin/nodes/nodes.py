@@ -15,9 +15,9 @@ from portal.errors import FairwayError, InvalidRequest, NotFound
 from portal.models import Gpu, Node, NodeOperation, NodePool
 from portal.services.nodes import enrolment, nodes, operations
 from portal.services.nodes.gpus import do_return_gpu_to_service
+from portal.services.nodes.nodes import do_uncordon_node
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
-from portal.services.nodes.uncordon import do_uncordon_node
 from portal.web.actions import run_and_redirect
 from portal.web.cluster import node_page
 from portal.web.display.formatting import parse_whole_number
