@@ -10,7 +10,7 @@ from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
 from django.db import models
 from django.db.models import Q
 
-from portal.domain.gang_fabric import GangFabric
+from portal.domain.gang_fabric import GangFabric, InterfaceAddress, node_address
 from portal.domain.node_breaker import BreakerState, accepts_another_job
 from portal.domain.states import GpuHealth, NodeState, NodeTransport, RuntimeKind
 from portal.models.columns import one_of, optional_text, optional_time
@@ -137,6 +137,10 @@ class Node(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def gang_address(self, fabric: GangFabric) -> InterfaceAddress | None:
+        """Return where other nodes reach it: by its override, its pool's setting, or the agent's choice."""
+        return node_address(self.agent_info.get("interfaces", ()), self.gang_interface, fabric.interface)
 
     @property
     def accepts_work(self) -> bool:

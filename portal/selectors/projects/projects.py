@@ -13,6 +13,9 @@ from portal.domain.states import LIVE_JOB_STATES, JobState, Role
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
 from portal.selectors.lookup import get_by_key, get_first, matches_key
 
+REQUESTED_MILLI = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
+"""GPU milli that all tasks of a job request."""
+
 
 @dataclass
 class ProjectRow:
@@ -43,22 +46,18 @@ def project_counts(projects: Iterable[Project]) -> dict[int, ProjectCounts]:
     """Return members and jobs of each project by its id, in two queries."""
     wanted = [project.pk for project in projects]
     members = Counter(Membership.objects.filter(project__in=wanted).values_list("project_id", flat=True))
-    asked = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
     jobs = (
         Job.objects.filter(project__in=wanted, state__in=[JobState.RUNNING.value, JobState.PENDING.value])
         .order_by()
         .values_list("project_id", "state")
-        .annotate(n=Count("pk"), milli=Sum(asked))
+        .annotate(n=Count("pk"), milli=Sum(REQUESTED_MILLI))
     )
     by_state = {(project, state): (n, milli) for project, state, n, milli in jobs}
     return {
-        row: ProjectCounts(
-            members=members[row],
-            running_jobs=by_state.get((row, JobState.RUNNING.value), (0, 0))[0],
-            pending_jobs=by_state.get((row, JobState.PENDING.value), (0, 0))[0],
-            running_milli=by_state.get((row, JobState.RUNNING.value), (0, 0))[1],
-        )
+        row: ProjectCounts(members[row], running, pending, running_milli)
         for row in wanted
+        for running, running_milli in [by_state.get((row, JobState.RUNNING.value), (0, 0))]
+        for pending, _ in [by_state.get((row, JobState.PENDING.value), (0, 0))]
     }
 
 
@@ -73,9 +72,8 @@ def members_and_managers(projects: Iterable[Project]) -> tuple[Counter[int], dic
     users: Counter[int] = Counter()
     managers: dict[int, list[str]] = {}
     rows = Membership.objects.filter(project__in=[each.pk for each in projects], user__is_active=True)
-    for project, name, role in rows.order_by("user__username").values_list(
-        "project_id", "user__username", "role"
-    ):
+    listed = rows.order_by("user__username").values_list("project_id", "user__username", "role")
+    for project, name, role in listed:
         users[project] += 1
         if role == Role.MANAGER.value:
             managers.setdefault(project, []).append(name)

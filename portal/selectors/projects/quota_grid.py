@@ -1,16 +1,20 @@
-"""Reads the quotas of one pool as a tree with usage, demand and fair share, in eight queries."""
+"""Reads the quotas of one pool as a tree with usage, demand and fair share, in seven queries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from django.db.models import Count, F, Sum
+from django.db.models import Count, Q, Sum
 
 from portal.access import Requester, visible_projects
 from portal.domain.states import JobState
 from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
-from portal.selectors.projects.projects import ProjectRow, in_tree_order, members_and_managers
+from portal.selectors.projects.projects import (
+    REQUESTED_MILLI,
+    ProjectRow,
+    in_tree_order,
+    members_and_managers,
+)
 
 
 @dataclass
@@ -93,26 +97,10 @@ def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
     """Return the quotas of visible projects as a tree."""
     projects = list(visible_projects(requester).filter(archived_at__isnull=True).order_by("name"))
     quotas = {quota.project_id: quota for quota in Quota.objects.filter(pool=pool)}
-    held = _sums(
-        Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
-        .values("task__attempt__job__project")
-        .annotate(milli=Sum("milli")),
-        "task__attempt__job__project",
-    )
-    waiting = _sums(
-        Job.objects.filter(state=JobState.PENDING.value, pool__in=[pool])
-        .order_by()
-        .values("project")
-        .annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))),
-        "project",
-    )
-    anywhere = (
-        Job.objects.filter(state=JobState.PENDING.value, pool__isnull=True).order_by().values("project")
-    )
-    for project, milli in _sums(
-        anywhere.annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))), "project"
-    ).items():
-        waiting[project] = waiting.get(project, 0) + milli
+    live = Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
+    held = dict(live.values_list("task__attempt__job__project").annotate(milli=Sum("milli")))
+    pending = Job.objects.filter(Q(pool=pool) | Q(pool__isnull=True), state=JobState.PENDING.value)
+    waiting = dict(pending.order_by().values_list("project").annotate(milli=Sum(REQUESTED_MILLI)))
     users, managers = members_and_managers(projects)
     shares = _fair_shares(pool)
     rows = [
@@ -141,10 +129,6 @@ def _add_upwards(rows: list[QuotaGridRow]) -> None:
         if above is not None:
             above.used_milli += row.used_milli
             above.waiting_milli += row.waiting_milli
-
-
-def _sums(rows: Any, key: str) -> dict[int, int]:
-    return {row[key]: int(row["milli"] or 0) for row in rows}
 
 
 def _fair_shares(pool: NodePool) -> dict[str, int]:

@@ -14,8 +14,6 @@ from portal.models import Forecast, Job, JobVerdict
 
 ACCURACY_DAYS = 30
 MAX_REVISIONS = 20
-NOMINAL_PERCENT = 80
-"""Nominal percentage of correct intervals."""
 
 
 @dataclass(frozen=True)

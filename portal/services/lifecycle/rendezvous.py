@@ -17,7 +17,6 @@ from portal.domain.states import AttemptState, RuntimeKind
 from portal.errors import Conflict
 from portal.models import Attempt, Node, Rendezvous, Task
 from portal.outbox import notify_nodes
-from portal.selectors.nodes.gang_address import node_gang_address
 
 PORT_RANGE = 32_000, 32_700
 """First and last port on nodes whose agent reports no range."""
@@ -85,7 +84,7 @@ def _plan_rendezvous(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts)
         return None
     if pool.fabric_network:
         return _plan_in_engine_network(attempt, nodes, ports)
-    found = {node.public_id: node_gang_address(node, pool.fabric) for node in nodes}
+    found = {node.public_id: node.gang_address(pool.fabric) for node in nodes}
     here = found[first.public_id]
     if here is None or None in found.values():
         return None
