@@ -70,8 +70,6 @@ FULL_DISK_GC_INTERVAL_S = 900.0
 
 
 class RolloutStatus(StrEnum):
-    """Status of one node of a rollout."""
-
     PENDING = "waits"
     RUNNING = "begun"
     SUCCEEDED = "worked"

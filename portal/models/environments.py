@@ -118,8 +118,6 @@ class ImagePresence(models.Model):
 
 
 class Template(models.Model):
-    """A saved launch form."""
-
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
     title = models.CharField(max_length=200)

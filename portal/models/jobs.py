@@ -170,12 +170,10 @@ class Job(models.Model):
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of all tasks."""
         return self.tasks * self.task_milli
 
     @property
     def task_milli(self) -> int:
-        """GPU milli of one task."""
         return self.gpus_per_task * self.milli_per_gpu
 
     @property

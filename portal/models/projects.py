@@ -58,8 +58,6 @@ class Project(models.Model):
 
 
 class Membership(models.Model):
-    """A user's role in a project."""
-
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="memberships")
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=10, choices=[(r.value, r.value) for r in Role])

@@ -106,7 +106,6 @@ class WorkspaceActivity(models.Model):
 
     @property
     def last_active_at(self) -> dt.datetime | None:
-        """When it was last known to be used."""
         return max(filter(None, (self.tool_active_at, self.gpu_active_at)), default=None)
 
     @property

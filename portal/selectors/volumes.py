@@ -28,7 +28,6 @@ def list_volumes(requester: Requester) -> QuerySet[Volume]:
 
 
 def get_volume(requester: Requester, key: str) -> Volume:
-    """Return the volume by public id or name. Raise NotFound."""
     return get_by_key(list_volumes(requester), key, "There is no such volume.")
 
 

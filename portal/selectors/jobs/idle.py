@@ -32,7 +32,6 @@ class IdleStatus:
 
     @property
     def settings(self) -> dict[str, SettingValue]:
-        """The effective settings."""
         return self.settings_sheet.values
 
     @property
@@ -42,7 +41,6 @@ class IdleStatus:
 
     @property
     def idle_after_s(self) -> int:
-        """Inactivity after which it is idle."""
         return int(self.settings["idle_after_s"])
 
     @property
@@ -70,12 +68,10 @@ class IdleStatus:
 
     @property
     def snooze_s(self) -> int:
-        """Length of a snooze."""
         return int(self.settings["idle_snooze_s"])
 
     @property
     def snoozes_left(self) -> int:
-        """Number of snoozes left until it is used again."""
         return max(
             0, int(self.settings["idle_snooze_limit"]) - (self.row.effective_snooze_count if self.row else 0)
         )

@@ -97,8 +97,6 @@ def visible_related_jobs(
 
 @dataclass(frozen=True)
 class DependencyChain:
-    """The dependencies of a job, and its newest dependents."""
-
     dependencies: list[Job]
     dependents: list[Job]
 

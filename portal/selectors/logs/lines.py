@@ -54,12 +54,10 @@ class LogFile:
 
     @property
     def truncated_bytes(self) -> int:
-        """Bytes dropped beyond the maximum size."""
         return max(0, self.reported_bytes - MAX_LOG_BYTES)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the mirrored file."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:

@@ -17,8 +17,6 @@ _IS_APPLICATION_XID = Q(kind=AlertKind.XID, code__in=APPLICATION_XIDS)
 
 @dataclass(frozen=True)
 class AlertView:
-    """An alert with the meaning of its code."""
-
     row: GpuAlert
 
     @property

@@ -29,8 +29,6 @@ class HolderSpan:
 
 @dataclass
 class NodeBox:
-    """A node on the map."""
-
     node: Node
     squares: list[GpuSquare] = field(default_factory=list)
     unhealthy: list[GpuDisplayRow] = field(default_factory=list)
@@ -42,12 +40,10 @@ class NodeBox:
 
     @property
     def version_warnings(self) -> int:
-        """Number of outdated programs in the node's last report."""
         return len(self.node.agent_info.get("version_warnings", ()))
 
     @property
     def has_newer_agent(self) -> bool:
-        """True if the bundled agent differs from the one on the node."""
         return has_newer_agent_for(self.node)
 
     @property
@@ -97,13 +93,10 @@ class NodeBox:
 
 @dataclass
 class ClusterMap:
-    """All nodes and their totals."""
-
     boxes: list[NodeBox]
 
     @property
     def gpus(self) -> int:
-        """Number of reported GPUs."""
         return sum(len(box.squares) for box in self.boxes)
 
     @property
@@ -113,12 +106,10 @@ class ClusterMap:
 
     @property
     def held(self) -> int:
-        """Number of GPUs with allocations."""
         return sum(square.shape in {"busy", "starting"} for box in self.boxes for square in box.squares)
 
     @property
     def attention_needed(self) -> list[NodeBox]:
-        """Nodes with problems."""
         symbols = {"unreachable", "failed"}
         return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
 

@@ -65,8 +65,6 @@ class GpuSquare:
 
 @dataclass
 class NodeSummary:
-    """The GPUs of one node."""
-
     name: str
     public_id: str
     squares: list[GpuSquare] = field(default_factory=list)

@@ -32,8 +32,6 @@ class GpuSeries:
 
 @dataclass
 class TaskSeries:
-    """CPU and memory of one rank per minute."""
-
     rank: int
     node: str
     cpu_percent: list[float | None] = field(default_factory=list)

@@ -104,7 +104,6 @@ def list_environments(requester: Requester) -> QuerySet[Environment]:
 
 
 def list_templates(requester: Requester) -> QuerySet[Template]:
-    """Return the enabled templates with their environments."""
     usable = Q(environment__isnull=True) | Q(environment__in=visible_environments(requester))
     return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
 

@@ -20,7 +20,6 @@ def nodes_to_reconcile() -> QuerySet[Node]:
 
 
 def open_orphans() -> QuerySet[OrphanContainer]:
-    """Return the open orphan containers with their nodes."""
     rows = OrphanContainer.objects.filter(IS_UNDECIDED).exclude(node__state=NodeState.RETIRED.value)
     return rows.select_related("node").order_by("id")
 
@@ -38,14 +37,11 @@ class OrphanView:
 
 @dataclass
 class UnreconciledNode:
-    """A node that is not reconciled yet, and why."""
-
     node: Node
     containers: list[OrphanView] = field(default_factory=list)
 
     @property
     def undecided(self) -> int:
-        """Number of containers that await a decision."""
         return sum(1 for held in self.containers if not held.row.decision)
 
     @property

@@ -15,8 +15,6 @@ from portal.selectors.lookup import get_by_key
 
 @dataclass(frozen=True)
 class TopologyLevel:
-    """A level of a topology with its domains and nodes."""
-
     key: str
     domains: int
     nodes: int
@@ -29,7 +27,6 @@ def list_topologies(requester: Requester) -> QuerySet[Topology]:
 
 
 def get_topology(requester: Requester, key: str) -> Topology:
-    """Return the topology by public id or name. Raise NotFound."""
     return get_by_key(list_topologies(requester), key, "There is no such topology.")
 
 

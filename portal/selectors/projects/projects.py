@@ -127,7 +127,6 @@ def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> Q
 
 
 def get_pool(key: str) -> NodePool:
-    """Return the pool by public id or name. Raise NotFound."""
     return get_by_key(NodePool.objects.all(), key, "There is no such pool.")
 
 

@@ -79,7 +79,6 @@ class QuotaGrid:
 
     @property
     def used_milli(self) -> int:
-        """Usage of all projects."""
         return sum(row.used_milli for row in self.rows if row.depth == 0)
 
     @property

@@ -33,7 +33,6 @@ class FairShareBreakdown:
 
     @property
     def wants_more(self) -> bool:
-        """True if it requests more than is allocated."""
         return self.requested_milli > self.allocated_milli
 
 

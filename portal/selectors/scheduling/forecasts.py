@@ -33,7 +33,6 @@ class ForecastAccuracy:
 
     @property
     def percent(self) -> int | None:
-        """Coverage in percent."""
         return None if self.coverage is None else round(100 * self.coverage)
 
 
@@ -52,7 +51,6 @@ class ForecastRevision:
 
     @property
     def is_later(self) -> bool:
-        """True if the median is later than before."""
         return (self.shift_s or 0) > 0
 
 

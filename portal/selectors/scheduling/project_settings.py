@@ -35,7 +35,6 @@ class EffectiveRule:
 
     @property
     def source_text(self) -> str:
-        """The source as text."""
         return {
             "project": "the project",
             "above": "a parent project",
@@ -68,8 +67,6 @@ class ProjectSetting:
 
 @dataclass(frozen=True)
 class ProjectSettingsSheet:
-    """The settings of a project and their version."""
-
     project: Project
     version: int
     settings: list[ProjectSetting]

@@ -103,7 +103,6 @@ def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
 
 
 def total_requested_milli() -> int:
-    """Return the GPU milli that all pending jobs request."""
     total = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).aggregate(
         milli=Sum(REQUESTED_MILLI)
     )

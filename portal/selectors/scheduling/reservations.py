@@ -50,7 +50,6 @@ class ReservationView:
 
     @property
     def is_maintenance(self) -> bool:
-        """True if it is for no project."""
         return not self.projects and not self.hidden_project_count
 
 
@@ -69,7 +68,6 @@ def list_reservations(requester: Requester) -> QuerySet[Reservation]:
 
 
 def get_reservation(requester: Requester, public_id: str) -> Reservation:
-    """Return a reservation by its public id. Raise NotFound."""
     rows = list_reservations(requester).filter(public_id=public_id)
     return get_first(rows, "There is no such reservation.")
 

@@ -27,7 +27,6 @@ class SettingView:
 
     @property
     def value(self) -> SettingValue:
-        """The effective value."""
         return self.inherited_value if self.own_value is None else self.own_value
 
     @property

@@ -40,7 +40,6 @@ def new_code() -> tuple[str, str]:
 
 
 def hash_code(code: str) -> str:
-    """Return the SHA-256 of a code, in hex."""
     return hashlib.sha256(code.encode()).hexdigest()
 
 

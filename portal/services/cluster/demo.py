@@ -46,8 +46,6 @@ GPUS = 8
 
 @dataclass(frozen=True)
 class DemoNode:
-    """A simulated machine."""
-
     name: str
     model: str
     memory_mib: int

@@ -109,7 +109,6 @@ def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:
 
 
 def compatible_nodes(environment: Environment) -> list[Node]:
-    """Return the nodes that can run an environment."""
     rows = Node.objects.filter(runtime__in=compatible_runtimes(environment.runtime))
     return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
 

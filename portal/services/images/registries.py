@@ -42,7 +42,6 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
 
 
 def get_login(public_id: str) -> RegistryLogin:
-    """Return the credentials by public id. Raise NotFound."""
     return get_first(RegistryLogin.objects.filter(public_id=public_id))
 
 

@@ -28,19 +28,15 @@ class ResourceRequest(JobSpec):
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of all tasks."""
         return self.tasks * self.gpus_per_task * self.milli_per_gpu
 
 
 @dataclass
 class EmptyNodeCapacity:
-    """Capacity of a node without any jobs."""
-
     node: Node
     gpus: list[Gpu] = field(default_factory=list)
 
     def task_count(self, request: ResourceRequest) -> int:
-        """Return the number of the request's tasks that fit."""
         return tasks_on_node(
             [WHOLE_MILLI] * len(self.gpus),
             request.gpus_per_task,

@@ -167,7 +167,6 @@ def do_cancel_job(user: User, job: Job) -> Job:
 
 
 def do_hold_job(user: User, job: Job, held: bool) -> Job:
-    """Hold a pending job, or release it."""
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held

@@ -20,15 +20,11 @@ from portal.services.lifecycle.job_control import StopRequest
 
 
 class QueuedJobs(StrEnum):
-    """What to do with jobs that have not started."""
-
     HOLD = "hold"
     CANCEL = "cancel"
 
 
 class RunningJobs(StrEnum):
-    """What to do with running jobs."""
-
     FINISH = "finish"
     STOP = "stop"
 

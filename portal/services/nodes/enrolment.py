@@ -153,7 +153,6 @@ def _encryption_context(check_id: str) -> EncryptionContext:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file atomically."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     fresh.replace(path)

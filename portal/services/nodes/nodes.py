@@ -183,7 +183,6 @@ def do_uncordon_node(
 
 
 def _require_connected_once(node: Node) -> None:
-    """Raise Conflict for a node that has never answered."""
     if not node.agent_info:
         raise Conflict(
             "It has not been connected yet; test the connection first.", code="node_never_connected"

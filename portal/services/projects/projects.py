@@ -216,7 +216,6 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
 
 
 def quota_values(quota: Quota) -> dict[str, Any]:
-    """Return its values as JSON."""
     return {name: getattr(quota, name) for name in DEFAULT_QUOTA_VALUES}
 
 

@@ -114,7 +114,6 @@ def declared_volumes() -> QuerySet[Volume]:
 
 
 def node_restricted_volumes() -> QuerySet[Volume]:
-    """Return the volumes that only some nodes have."""
     return declared_volumes().filter(Q(pool__isnull=False) | Q(nodes__isnull=False)).distinct()
 
 

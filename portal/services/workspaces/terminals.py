@@ -93,7 +93,6 @@ def running_task(job: Job, rank: int) -> Task:
 
 
 def get_terminal(user: User, public_id: str) -> Terminal:
-    """Return one of the user's own terminals. Raise NotFound."""
     return get_first(Terminal.objects.filter(public_id=public_id, user=user))
 
 
@@ -118,7 +117,6 @@ def terminal_secret(terminal: Terminal) -> str:
 
 
 def record_listening(terminal: Terminal, port: int) -> None:
-    """Record the port on which the node waits for a connection."""
     Terminal.objects.filter(pk=terminal.pk).update(port=port)
 
 
