@@ -776,7 +776,7 @@ class Migration(migrations.Migration):
                 ('cols', models.PositiveIntegerField()),
                 ('rows', models.PositiveIntegerField()),
                 ('requested_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('port', models.PositiveIntegerField(help_text="Port on the node's loopback; null: not opened yet.", null=True)),
+                ('port', models.PositiveIntegerField(blank=True, help_text="Port on the node's loopback; null: not opened yet.", null=True)),
                 ('error', models.CharField(blank=True, default='', help_text='Why it was not opened.', max_length=300)),
                 ('connected_at', models.DateTimeField(blank=True, null=True)),
                 ('closed_at', models.DateTimeField(blank=True, null=True)),
@@ -1066,7 +1066,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(max_length=8)),
-                ('bandwidth_mib_s', models.PositiveIntegerField(null=True)),
+                ('bandwidth_mib_s', models.PositiveIntegerField(blank=True, null=True)),
                 ('nvlink_count', models.PositiveSmallIntegerField(help_text='Number of NVLinks; null: not reported.', null=True)),
                 ('level', models.CharField(blank=True, help_text='Topology level of the PCIe connection, as reported by the driver.', max_length=12)),
                 ('gpu_a', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.gpu')),

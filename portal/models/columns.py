@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.expressions import Combinable
 
+OptionalNumber = float | int | str | Combinable | None
 OptionalTime = str | dt.datetime | dt.date | Combinable | None
 
 
@@ -24,3 +25,12 @@ def one_of(column: str, values: type[Enum], name: str) -> models.CheckConstraint
 
 def optional_time(help_text: str = "") -> models.DateTimeField[OptionalTime, dt.datetime | None]:
     return models.DateTimeField(null=True, blank=True, help_text=help_text)
+
+
+def optional_number(help_text: str = "") -> models.PositiveIntegerField[OptionalNumber, int | None]:
+    return models.PositiveIntegerField(null=True, blank=True, help_text=help_text)
+
+
+def flag(help_text: str) -> models.BooleanField[bool | Combinable, bool]:
+    """Return a column that is False by default, also for rows that exist when it is added."""
+    return models.BooleanField(default=False, db_default=False, help_text=help_text)

@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from portal.domain.driver_versions import required_cuda
 from portal.domain.states import RuntimeKind
-from portal.models.columns import one_of, optional_text, optional_time
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 
 
@@ -49,7 +49,7 @@ class Environment(models.Model):
     tool_command = models.JSONField(
         default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."
     )
-    tool_port = models.PositiveIntegerField(null=True, blank=True)
+    tool_port = optional_number()
     enabled = models.BooleanField(default=True)
     projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Project",
@@ -82,19 +82,13 @@ class ImagePresence(models.Model):
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
     pull_requested_at = optional_time("When its pull was requested; null: no pull is pending.")
-    prefetched = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="An administrator requested the pull: the image is kept while the environment is enabled.",
+    prefetched = flag(
+        "An administrator requested the pull: the image is kept while the environment is enabled."
     )
     image_pin = optional_text(
         600, "The image digest of the tag as reported by this node; blank: none, or not reported."
     )
-    check_tag = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="The next pull on this node uses the tag instead of the digest.",
-    )
+    check_tag = flag("The next pull on this node uses the tag instead of the digest.")
     cuda = optional_text(
         8, "CUDA version that the image requires, as reported by this node; blank: none, or not reported."
     )

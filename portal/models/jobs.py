@@ -13,7 +13,7 @@ from django.db.models import F, Q
 
 from portal.domain.job_spec import JobSpec
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
-from portal.models.columns import one_of, optional_text, optional_time
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 
 
@@ -44,10 +44,8 @@ class Job(models.Model):
     image_digest = optional_text(
         600, "The image of all its attempts, recorded at submission; blank: set by its first start."
     )
-    image_attempt = models.PositiveIntegerField(
-        null=True,
-        blank=True,
-        help_text="Number of the attempt whose node resolved the image; null: the environment did.",
+    image_attempt = optional_number(
+        "Number of the attempt whose node resolved the image; null: the environment did."
     )
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
@@ -62,13 +60,11 @@ class Job(models.Model):
     )
 
     tasks = models.PositiveIntegerField(default=JobSpec.tasks)
-    min_tasks = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Minimum number of tasks to run; null: all."
-    )
+    min_tasks = optional_number("Minimum number of tasks to run; null: all.")
     gpus_per_task = models.PositiveIntegerField(default=JobSpec.gpus_per_task)
     milli_per_gpu = models.PositiveIntegerField(default=JobSpec.milli_per_gpu)
     gpu_model = models.CharField(max_length=100, blank=True)
-    min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    min_gpu_memory_mib = optional_number()
     mig_profile = models.CharField(
         max_length=32, blank=True, help_text="MIG profile of the requested GPU slices; blank: whole GPUs."
     )
@@ -94,7 +90,7 @@ class Job(models.Model):
     )
     priority = models.IntegerField(default=JobSpec.priority)
     preemptible = models.BooleanField(default=JobSpec.preemptible)
-    time_limit_s = models.PositiveIntegerField(null=True, blank=True)
+    time_limit_s = optional_number()
     termination_grace_s = models.PositiveIntegerField(default=JobSpec.termination_grace_s)
     max_attempts = models.PositiveIntegerField(
         default=JobSpec.max_attempts, help_text="Maximum attempts after failures caused by the cluster."
@@ -221,9 +217,7 @@ class Attempt(models.Model):
     )
     created_at = models.DateTimeField(auto_now_add=True)
     start_sent_at = optional_time("When the first start command was sent.")
-    gang_start = models.BooleanField(
-        default=False, db_default=False, help_text="No task starts before all tasks are prepared."
-    )
+    gang_start = flag("No task starts before all tasks are prepared.")
     all_prepared_at = optional_time("When all tasks were prepared and could start.")
     running_at = optional_time()
     ready_at = optional_time("When the workspace server first responded.")
@@ -239,10 +233,8 @@ class Attempt(models.Model):
         related_name="preempted_attempts",
         help_text="The pending job for which it is preempted.",
     )
-    preempted_for_attempt = models.PositiveIntegerField(
-        null=True,
-        blank=True,
-        help_text="Number of attempts of that job at that time; its next attempt fulfils the nomination.",
+    preempted_for_attempt = optional_number(
+        "Number of attempts of that job at that time; its next attempt fulfils the nomination."
     )
     ended_at = optional_time()
     exit_code = models.IntegerField(null=True, blank=True)
@@ -286,11 +278,9 @@ class Task(models.Model):
     ended_at = optional_time()
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
-    peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    peak_memory_mib = optional_number()
     status_message = models.CharField(max_length=1000, blank=True, help_text="Why its start is delayed.")
-    world_size_at_start = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Number of tasks of the elastic job when this task was placed."
-    )
+    world_size_at_start = optional_number("Number of tasks of the elastic job when this task was placed.")
     eviction_requested_at = optional_time(
         "When only this task was evicted, while the other tasks kept running."
     )
@@ -334,17 +324,11 @@ class Rendezvous(models.Model):
     adapters = optional_text(200, "Value of NCCL_IB_HCA.")
     interfaces = models.JSONField(default=dict, help_text="Interface by public id of the node.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
-    connectivity_check = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="The other nodes check the connection before any rank starts.",
-    )
+    connectivity_check = flag("The other nodes check the connection before any rank starts.")
     check_started_at = optional_time(
         "When all tasks were prepared and the node listened; null: not started, or restarted."
     )
-    recheck_requested = models.BooleanField(
-        default=False, db_default=False, help_text="A node could not connect, so the check is repeated."
-    )
+    recheck_requested = flag("A node could not connect, so the check is repeated.")
 
     class Meta:
         constraints = [

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from portal.domain.node_operations import OPERATION_TITLES, OperationKind, RolloutStatus
-from portal.models.columns import one_of, optional_text, optional_time
+from portal.models.columns import flag, one_of, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -45,11 +45,7 @@ class NodeOperation(models.Model):
     dispatched_at = optional_time(
         "When it was dispatched over the control channel; null: pending, or not over this channel."
     )
-    uncordon_on_success = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="For a check: uncordon the node if it succeeds.",
-    )
+    uncordon_on_success = flag("For a check: uncordon the node if it succeeds.")
     reason = optional_text(500, "Reason for the uncordon, given by the user who requested it.")
     program_sha256 = optional_text(64, "Digest of the program that an upgrade sent.")
 

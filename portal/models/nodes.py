@@ -13,7 +13,7 @@ from django.db.models import Q
 from portal.domain.gang_fabric import GangFabric, InterfaceAddress, node_address
 from portal.domain.node_breaker import BreakerState, accepts_another_job
 from portal.domain.states import GpuHealth, NodeState, NodeTransport, RuntimeKind
-from portal.models.columns import one_of, optional_text, optional_time
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 from portal.models.users import optional_user
 
@@ -194,9 +194,7 @@ class Gpu(models.Model):
     mig_profile = models.CharField(
         max_length=32, blank=True, help_text="Profile of a MIG slice, such as 1g.10gb; blank: a whole GPU."
     )
-    driver_reserved_mib = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Memory reserved by the driver; null: not reported."
-    )
+    driver_reserved_mib = optional_number("Memory reserved by the driver; null: not reported.")
     bus_id = models.CharField(max_length=32, blank=True, help_text="PCIe address; blank: not reported.")
     numa_node = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="NUMA node of the GPU; null: not reported, or only one exists."
@@ -228,7 +226,7 @@ class GpuLink(models.Model):
     gpu_b = models.ForeignKey(Gpu, null=True, on_delete=models.CASCADE, related_name="+")
     node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
-    bandwidth_mib_s = models.PositiveIntegerField(null=True)
+    bandwidth_mib_s = optional_number()
     nvlink_count = models.PositiveSmallIntegerField(
         null=True, help_text="Number of NVLinks; null: not reported."
     )
@@ -258,11 +256,7 @@ class Reservation(models.Model):
     )
     period = DateTimeRangeField(help_text="Half-open interval: the end is excluded.")
     reason = models.CharField(max_length=500, blank=True)
-    drain_at_start = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="Jobs that still run on its nodes when it starts are preempted.",
-    )
+    drain_at_start = flag("Jobs that still run on its nodes when it starts are preempted.")
     drained_at = optional_time()
     version = models.PositiveIntegerField(
         default=1, help_text="Incremented by each change; used as the ETag."

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from portal.domain.states import Role
-from portal.models.columns import one_of, optional_time
+from portal.models.columns import one_of, optional_number, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 from portal.models.users import optional_user
 
@@ -77,10 +77,8 @@ class Quota(models.Model):
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="quotas")
     pool = models.ForeignKey("NodePool", on_delete=models.CASCADE, related_name="quotas")
     guaranteed_milli = models.PositiveIntegerField(default=0, help_text="Never reclaimed by other projects.")
-    limit_milli = models.PositiveIntegerField(null=True, blank=True, help_text="null: no limit.")
-    user_limit_milli = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Limit per user; null: no limit."
-    )
+    limit_milli = optional_number("null: no limit.")
+    user_limit_milli = optional_number("Limit per user; null: no limit.")
     weight = models.FloatField(default=1.0, help_text="Weight in the division of GPUs beyond the guarantees.")
     priority = models.IntegerField(
         default=0, help_text="GPUs beyond the guarantees are divided by descending priority."

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 
 from portal.domain.volumes import VolumeKind, VolumeScope
-from portal.models.columns import one_of, optional_text
+from portal.models.columns import flag, one_of, optional_text
 from portal.models.public_id import PublicIdField
 
 
@@ -28,7 +28,7 @@ class Volume(models.Model):
     node = models.ForeignKey("Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="volumes")
     path = models.CharField(max_length=500, blank=True)
     description = optional_text(500)
-    read_only = models.BooleanField(default=False, db_default=False, help_text="Jobs cannot write to it.")
+    read_only = flag("Jobs cannot write to it.")
     quota_mib = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="Limit per folder, where the file system enforces it."
     )

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from portal.models.columns import optional_time
+from portal.models.columns import optional_number, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -53,9 +53,7 @@ class Terminal(models.Model):
     cols = models.PositiveIntegerField()
     rows = models.PositiveIntegerField()
     requested_at = models.DateTimeField(db_default=Now())
-    port = models.PositiveIntegerField(
-        null=True, help_text="Port on the node's loopback; null: not opened yet."
-    )
+    port = optional_number("Port on the node's loopback; null: not opened yet.")
     error = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
     connected_at = optional_time()
     closed_at = optional_time()

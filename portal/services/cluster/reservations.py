@@ -158,7 +158,7 @@ def choose_nodes(
         .annotate(held=Count("task_rows", filter=Q(task_rows__container_removed=False)))
         .order_by("held", "name")
     )
-    found = list(free[: max(count, 0)])
+    found: list[Node] = [*free[: max(count, 0)]]
     if count < 1 or len(found) < count:
         there = free.count()
         raise InvalidRequest(
