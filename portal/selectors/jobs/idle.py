@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
@@ -26,7 +25,8 @@ def attempt_activity(attempt: Attempt) -> WorkspaceActivity | None:
 class IdleStatus:
     """Idle status of a running workspace with GPUs: settings, activity, exemption."""
 
-    row: WorkspaceActivity | None
+    row: WorkspaceActivity
+    """Unsaved if no activity is recorded."""
     settings_sheet: PoolRules
     exemption: IdleExemption | None
 
@@ -44,37 +44,12 @@ class IdleStatus:
         return int(self.settings["idle_after_s"])
 
     @property
-    def last_active_at(self) -> dt.datetime | None:
-        return self.row.last_active_at if self.row else None
-
-    @property
-    def inactive_since(self) -> dt.datetime | None:
-        """Start of the inactivity, as its users were notified; None if not idle."""
-        return self.row.inactive_since if self.row else None
-
-    @property
-    def idle_notified_at(self) -> dt.datetime | None:
-        return self.row.idle_notified_at if self.row else None
-
-    @property
-    def suspend_at(self) -> dt.datetime | None:
-        """When it is suspended unless used or kept; None if it is not going to be."""
-        return self.row.suspend_at if self.row else None
-
-    @property
-    def snoozed_until(self) -> dt.datetime | None:
-        """End of the last snooze, possibly in the past."""
-        return self.row.snoozed_until if self.row else None
-
-    @property
     def snooze_s(self) -> int:
         return int(self.settings["idle_snooze_s"])
 
     @property
     def snoozes_left(self) -> int:
-        return max(
-            0, int(self.settings["idle_snooze_limit"]) - (self.row.effective_snooze_count if self.row else 0)
-        )
+        return max(0, int(self.settings["idle_snooze_limit"]) - self.row.effective_snooze_count)
 
     @property
     def exemption_s(self) -> int:
@@ -92,7 +67,9 @@ def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
     if attempt.state != AttemptState.RUNNING or attempt.stop_requested_at is not None:
         return None
     ruled = effective_rules([(attempt.pool, job.project_id)])[attempt.pool_id, job.project_id]
-    return IdleStatus(attempt_activity(attempt), ruled, _unexpired().filter(job=job).first())
+    return IdleStatus(
+        attempt_activity(attempt) or WorkspaceActivity(), ruled, _unexpired().filter(job=job).first()
+    )
 
 
 def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:

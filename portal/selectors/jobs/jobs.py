@@ -143,11 +143,6 @@ def visible_job_ids(requester: Requester, public_ids: Iterable[str]) -> set[str]
 
 
 def attempt_energy_joules(attempt: Attempt) -> float | None:
-    """Return the energy of an attempt's GPUs so far, or None if not measured.
-
-    Lists should join ``energy``.
-    """
-    try:
-        return attempt.energy.joules
-    except AttemptEnergy.DoesNotExist:
-        return None
+    """Return the energy of an attempt's GPUs so far, or None if not measured. Lists should join ``energy``."""
+    energy: AttemptEnergy | None = getattr(attempt, "energy", None)
+    return energy.joules if energy else None

@@ -22,7 +22,7 @@ from portal.models import Invitation, Job, MagicLink, Membership, Project, User
 from portal.models.public_id import name_error
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
-from portal.services.uniqueness import atomic_unique
+from portal.services.names import atomic_unique
 
 INVITATION_DAYS = 7
 RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})

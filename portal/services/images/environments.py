@@ -19,7 +19,7 @@ from portal.models.public_id import name_error
 from portal.outbox import notify_node, trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
-from portal.services.uniqueness import atomic_unique
+from portal.services.names import atomic_unique
 
 IMAGE_REFERENCE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
 

@@ -12,6 +12,7 @@ import logging
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -22,12 +23,13 @@ from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_age
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Permission, require_permission
 from portal.domain.node_operations import OperationKind
+from portal.domain.states import NodeTransport, RuntimeKind
 from portal.errors import InvalidRequest, ServiceUnavailable
-from portal.models import ClusterSettings, Node, NodeOperation, User
+from portal.models import ClusterSettings, Node, NodeOperation, NodePool, User
 from portal.outbox import enqueue_task
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
-from portal.services.nodes.nodes import validate_host
+from portal.services.nodes.nodes import do_create_node, validate_host
 from portal.valkey.client import valkey_client
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,36 @@ def prepare_agent(program: bytes) -> None:
     folder.mkdir(mode=0o755, exist_ok=True)
     _write_atomically(folder / "agent.pyz", program)
     _write_atomically(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
+
+
+def do_create_local_node(
+    actor: User, name: str, pool: NodePool, folder: Path, homes: Path, gpu_provider: str, **more: Any
+) -> None:
+    """Create a node whose agent runs on this machine and starts plain processes; ``more`` are its settings."""
+    for place in (folder, homes):
+        place.mkdir(mode=0o711, parents=True, exist_ok=True)
+    own = {
+        "cluster": ClusterSettings.objects.get(id=1).cluster_id,
+        "state_dir": str(folder / "state"),
+        "home_root": str(homes),
+        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
+        "gpu_provider": gpu_provider,
+        "firewall": False,
+    }
+    link, runtime = NodeTransport.LOCAL, RuntimeKind.PROCESS
+    do_create_node(actor, name=name, pool=pool, link=link, runtime=runtime, settings=own | more)
+
+
+def simulated_gpu_provider(path: Path, uuid_prefix: str, model: str, memory_mib: int, count: int) -> str:
+    """Return a provider of simulated GPUs, described in a file that is written unless it exists."""
+    if not path.exists():
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        gpus = [
+            {"uuid": f"GPU-{uuid_prefix}-{index}", "model": model, "memory_mib": memory_mib}
+            for index in range(count)
+        ]
+        path.write_text(json.dumps({"gpus": gpus}, indent=1))
+    return f"file:{path}"
 
 
 def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:

@@ -30,14 +30,13 @@ from portal.domain.states import (
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodeOperation, NodePool, OrphanContainer, Task, User
-from portal.models.public_id import name_error
 from portal.outbox import notify_node, trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic, job_control
+from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
 from portal.services.nodes.operations import record_operation_finished, request_operation
-from portal.services.uniqueness import atomic_unique
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
@@ -46,7 +45,7 @@ HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
 def do_create_pool(actor: User, name: str) -> NodePool:
     require_admin(actor, "add pools")
-    _validate_name(name)
+    check_name(name)
     with atomic_unique("name", f"There is already a pool called {name}."):
         pool = NodePool.objects.create(name=name)
         record_action(actor, "pool.create", pool, after={"name": name})
@@ -72,7 +71,7 @@ def do_create_node(
     it.
     """
     require_admin(actor, "add nodes")
-    _validate_name(name)
+    check_name(name)
     wrong: dict[str, str] = {}
     if link is NodeTransport.SSH:
         try:
@@ -418,8 +417,3 @@ def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
     for task in ids:
         job_control.record_task_ended(task, exit_code=None, reason=reason, message=message, proof=proof)
     return len(ids)
-
-
-def _validate_name(name: str) -> None:
-    if fault := name_error(name):
-        raise InvalidRequest(fields={"name": fault})

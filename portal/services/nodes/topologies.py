@@ -15,7 +15,7 @@ from portal.models import Job, Node, Topology, User
 from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action, record_change
-from portal.services.uniqueness import atomic_unique
+from portal.services.names import atomic_unique
 
 TopologyConstraint = Mapping[str, str | None]
 """``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""

@@ -17,11 +17,10 @@ from portal.domain.states import LIVE_JOB_STATES, Role
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
-from portal.services.uniqueness import atomic_unique
+from portal.services.names import atomic_unique, check_name
 
 MAX_DEPTH = 8
 MAX_MILLI = 10_000_000
@@ -43,7 +42,7 @@ def do_create_project(
             raise InvalidRequest(
                 fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."}
             )
-    _validate_name(name)
+    check_name(name)
     with atomic_unique("name", f"There is already a project called {name}."):
         project = Project.objects.create(name=name, title=title[:200], parent=parent)
         if manager is not None:
@@ -70,7 +69,7 @@ def do_change_project(
         require_admin(actor, "change where a project's jobs may connect")
         changes["egress_allow"] = _egress_targets(changes["egress_allow"])
     if "name" in changes:
-        _validate_name(changes["name"])
+        check_name(changes["name"])
     with atomic_unique("name", "A project with this name already exists."):
         # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
         tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
@@ -257,11 +256,6 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
             fields={"egress_allow": f"At most {MAX_TARGETS} entries; these are {len(found)}."}
         )
     return found
-
-
-def _validate_name(name: str) -> None:
-    if fault := name_error(name):
-        raise InvalidRequest(fields={"name": fault})
 
 
 def _check_acyclic(project: Project, parent: Project, tree: dict[int, Project]) -> None:

@@ -1,4 +1,4 @@
-"""Turns the violation of a unique constraint into an error for the user."""
+"""Checks names: their syntax, and that the database has no row with the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from django.db import IntegrityError, transaction
 
 from portal.errors import InvalidRequest
+from portal.models.public_id import name_error
 
 
 @contextmanager
@@ -18,3 +19,9 @@ def atomic_unique(field: str, message: str, code: str | None = "already_exists")
             yield
     except IntegrityError as clash:
         raise InvalidRequest(fields={field: message}, code=code) from clash
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidRequest unless the text is a valid name."""
+    if fault := name_error(name):
+        raise InvalidRequest(fields={"name": fault})
