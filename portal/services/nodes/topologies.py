@@ -72,15 +72,10 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
     require_admin(actor, "change topologies")
     with transaction.atomic():
         locked = Topology.objects.select_for_update().get(pk=row.pk)
-        waiting = Job.objects.filter(
-            state=JobState.PENDING.value, topology_constraint__topology=locked.name
-        ).count()
-        if waiting:
-            raise Conflict(
-                f"{waiting} pending {'job requires' if waiting == 1 else 'jobs require'} this topology.",
-                code="topology_in_use",
-                details={"waiting": waiting},
-            )
+        pending = Job.objects.filter(state=JobState.PENDING.value, topology_constraint__topology=locked.name)
+        if waiting := pending.count():
+            message = f"{waiting} pending {'job requires' if waiting == 1 else 'jobs require'} this topology."
+            raise Conflict(message, code="topology_in_use", details={"waiting": waiting})
         record_action(actor, "topology.delete", locked, before={"levels": locked.levels}, reason=reason)
         _publish(locked)
         locked.delete()
@@ -92,12 +87,8 @@ def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
     row = Topology.objects.filter(name=name).first() if name else None
     if row is None:
         known = ", ".join(Topology.objects.order_by("name").values_list("name", flat=True))
-        return f"There is no topology called {name}; " + (
-            f"there is {known}." if known else "there is none here."
-        )
-    levels = [
-        level for level in (constraint.get("required"), constraint.get("preferred")) if level is not None
-    ]
+        return f"There is no topology called {name}; there is {known or 'none here'}."
+    levels = [level for key in ("required", "preferred") if (level := constraint.get(key)) is not None]
     if not levels:
         return "Enter a required or a preferred level."
     unknown = next((level for level in levels if level not in row.levels), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,16 +94,10 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
     require_admin(actor, "change volumes")
     with transaction.atomic():
         locked = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk)
-        jobs = Job.objects.filter(
-            state__in=LIVE_JOB_STATES, volumes__contains=[{"volume": locked.name}]
-        ).count()
-        if jobs:
-            jobs_name = "unfinished job uses" if jobs == 1 else "unfinished jobs use"
-            raise Conflict(
-                f"{jobs} {jobs_name} it.",
-                code="volume_in_use",
-                details={"jobs": jobs},
-            )
+        live = Job.objects.filter(state__in=LIVE_JOB_STATES, volumes__contains=[{"volume": locked.name}])
+        if jobs := live.count():
+            message = f"{jobs} unfinished {'job uses' if jobs == 1 else 'jobs use'} it."
+            raise Conflict(message, code="volume_in_use", details={"jobs": jobs})
         record_action(actor, "volume.delete", locked, before=_audit_values(locked), reason=reason)
         trigger_cycle("volume")
         locked.delete()
@@ -167,21 +162,17 @@ def nodes_by_volume(rows: Iterable[Volume]) -> dict[int, set[int]]:
     rows = list(rows)
     if not rows:
         return {}
-    limited: dict[int, set[int]] = {}
-    members: dict[int, set[int]] = {}
+    members: dict[int, set[int]] = defaultdict(set)
     for node, pool in Node.objects.values_list("id", "pool_id"):
-        members.setdefault(pool, set()).add(node)
-    named: dict[int, set[int]] = {}
+        members[pool].add(node)
+    limits: dict[int, list[set[int]]] = {row.pk: [members[row.pool_id]] for row in rows if row.pool_id}
+    named: dict[int, set[int]] = defaultdict(set)
     through = Volume.nodes.through.objects.filter(volume__in=rows)
     for volume, node in through.values_list("volume_id", "node_id"):
-        named.setdefault(volume, set()).add(node)
-    for row in rows:
-        sets = [named[row.pk]] if row.pk in named else []
-        if row.pool_id is not None:
-            sets.append(members.get(row.pool_id, set()))
-        if sets:
-            limited[row.pk] = set.intersection(*sets)
-    return limited
+        named[volume].add(node)
+    for volume, nodes in named.items():
+        limits.setdefault(volume, []).append(nodes)
+    return {volume: set.intersection(*sets) for volume, sets in limits.items()}
 
 
 # -- internal --------------------------------------------------------------------------------------
