@@ -95,11 +95,9 @@ def recovery_status() -> RecoveryStatus:
 
 def orphan_views(rows: list[OrphanContainer]) -> list[OrphanView]:
     """Return the rows with the jobs, users, projects and GPUs that their labels name, in four queries."""
-    jobs = {job.public_id: job for job in Job.objects.filter(public_id__in={row.job for row in rows})}
-    owners = {one.public_id: one for one in User.objects.filter(public_id__in={row.owner for row in rows})}
-    projects = {
-        one.public_id: one for one in Project.objects.filter(public_id__in={row.project for row in rows})
-    }
+    jobs = Job.objects.in_bulk({row.job for row in rows}, field_name="public_id")
+    owners = User.objects.in_bulk({row.owner for row in rows}, field_name="public_id")
+    projects = Project.objects.in_bulk({row.project for row in rows}, field_name="public_id")
     uuids = {share["uuid"] for row in rows for share in row.gpus}
     indexes = dict(Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "index"))
     return [

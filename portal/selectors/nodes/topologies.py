@@ -32,8 +32,8 @@ def get_topology(requester: Requester, key: str) -> Topology:
 
 def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:
     """Return a function that counts the nodes within a topology; one query for all topologies."""
-    labels = list(visible_nodes(requester).values_list("labels", flat=True))
-    return lambda row: sum(row.levels[0] in each for each in labels)
+    levels = topology_level_reader(requester)
+    return lambda row: levels(row)[0].nodes
 
 
 def topology_level_reader(requester: Requester) -> Callable[[Topology], list[TopologyLevel]]:

@@ -67,11 +67,6 @@ def has_pin(pin: str, images: Iterable[ImageRow]) -> bool:
     )
 
 
-def has_all(pin: str, images: Iterable[ImageRow]) -> bool:
-    """Return True if all of these are the image of a pin."""
-    return all(has_pin(pin, [row]) for row in images)
-
-
 def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> ImagePresence:
     """Store what the environment's tag names on a node, and pin the environment once nodes agree.
 
@@ -102,7 +97,7 @@ def _claimed_pin(environment: Environment, node: Node, images: Iterable[ImageRow
         others = tag_claims().filter(environment=environment).exclude(node=node)
         known = [pin for pin, _ in Counter(row.image_pin for row in others).most_common()]
     for pin in known:
-        if has_all(pin, tagged):
+        if all(has_pin(pin, [image]) for image in tagged):
             return pin
     return next(
         pin_of(environment, image) for image in tagged if not has_pin(environment.image_digest, [image])
@@ -159,7 +154,8 @@ def pin_job(task: Task) -> str:
         )
         if not row.image_digest or (lost and lost.exists()):
             before, agreed = row.image_digest, Environment.objects.get(pk=job.environment_id).image_digest
-            row.image_digest = agreed or _node_claim(task.node_id, job.environment_id)
+            claims = ImagePresence.objects.filter(node=task.node_id, environment=job.environment_id)
+            row.image_digest = agreed or claims.values_list("image_pin", flat=True).first() or ""
             row.image_attempt = None if agreed else attempt.number
             if row.image_digest:
                 row.save(update_fields=["image_digest", "image_attempt"])
@@ -171,11 +167,6 @@ def pin_job(task: Task) -> str:
                 record_event(attempt, "note", "image_replaced", message)
     job.image_digest, job.image_attempt = row.image_digest, row.image_attempt
     return job.image_digest
-
-
-def _node_claim(node_id: int, environment_id: int) -> str:
-    claims = ImagePresence.objects.filter(node_id=node_id, environment_id=environment_id)
-    return claims.values_list("image_pin", flat=True).first() or ""
 
 
 def do_check_tag(actor: User, environment: Environment) -> Node:
@@ -225,13 +216,8 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
         row.image_digest, row.image_resolved_by = pin, actor.username
         row.image_resolved_at, row.image_cuda = timezone.now(), ""
         row.save()
-        record_action(
-            actor,
-            "environment.update_image",
-            row,
-            before={"digest": before},
-            after={"digest": pin, "nodes": claims[pin]},
-        )
+        after = {"digest": pin, "nodes": claims[pin]}
+        record_action(actor, "environment.update_image", row, before={"digest": before}, after=after)
         ImagePresence.objects.filter(environment=row, state="present").update(state="missing")
         for node in compatible_nodes(row):
             notify_node(node.public_id, "images")

@@ -84,17 +84,19 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     return list(capacities.values())
 
 
+def _nodes_elsewhere(request: ResourceRequest) -> list[EmptyNodeCapacity]:
+    """Return the nodes of all pools, if the request names one."""
+    return _empty_nodes(replace(request, pool=None)) if request.pool else []
+
+
 def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
-    elsewhere = None
-    if request.pool is not None:
-        elsewhere = next(iter(_empty_nodes(replace(request, pool=None))), None)
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
         return "There is no node yet; an administrator must add one.", {"nearest": None}
     kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
     message = f"No node of {_pool_text(request)} runs {kind}."
-    if elsewhere is None:
+    pool = next((each.node.pool for each in _nodes_elsewhere(request)), None)
+    if pool is None:
         return message, {"nearest": None}
-    pool = elsewhere.node.pool
     return f"{message} The pool {pool.name} has nodes that do.", {"nearest": {"pool": pool.public_id}}
 
 
@@ -159,13 +161,8 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
     models = sorted({gpu.model for gpu in here})
     known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
     if request.gpu_model and request.gpu_model not in models:
-        elsewhere = (
-            next((r for r in _empty_nodes(replace(request, pool=None)) if r.gpus), None)
-            if request.pool
-            else None
-        )
-        if elsewhere is not None:
-            pool = elsewhere.node.pool
+        pool = next((each.node.pool for each in _nodes_elsewhere(request) if each.gpus), None)
+        if pool is not None:
             message = (
                 f"There is no {request.gpu_model} GPU in {_pool_text(request)}; "
                 f"the pool {pool.name} has some. {known}"

@@ -300,8 +300,7 @@ def should_prepare(task: Task, attempt: Attempt) -> bool:
 def record_task_prepared(task_id: int) -> None:
     """Record that the node can start the task at once; release the gang if it was the last one."""
     with transaction.atomic():
-        attempt, tasks = lock_attempt_of_task(task_id)
-        task = next(row for row in tasks if row.pk == task_id)
+        attempt, tasks, task = lock_attempt_of_task(task_id)
         if task.prepared_at is not None or not should_start(task, attempt):
             return
         task.prepared_at, task.status_message = timezone.now(), ""
@@ -336,8 +335,7 @@ def record_task_running(
     """
     now = at or timezone.now()
     with transaction.atomic():
-        attempt, tasks = lock_attempt_of_task(task_id)
-        task = next(row for row in tasks if row.pk == task_id)
+        attempt, tasks, task = lock_attempt_of_task(task_id)
         if task.state != AttemptState.CONFIGURING:
             return
         task.container, task.ports, task.running_at, task.status_message = container, ports, now, ""
@@ -416,8 +414,7 @@ def record_task_ended(
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
-        attempt, tasks = lock_attempt_of_task(task_id)
-        task = next(row for row in tasks if row.pk == task_id)
+        attempt, tasks, task = lock_attempt_of_task(task_id)
         if task.container_removed:
             return False
         asked, leaves = attempt.stop_requested_at is not None, task.eviction_requested_at is not None
@@ -479,17 +476,7 @@ def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
         if job.held != held:
-            job.held = held
-            job.version += 1
-            job.save(update_fields=["held", "version"])
-            JobEvent.objects.create(
-                job=job,
-                kind="held" if held else "released",
-                actor=actor,
-                message=f"Held by {actor}." if held else f"Released by {actor}.",
-            )
-            publish_job_state(job)
-            trigger_cycle("hold")
+            _set_held([job], held, {job.pk: f"{'Held' if held else 'Released'} by {actor}."}, actor)
         return job
 
 
@@ -497,15 +484,20 @@ def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
     """Hold several jobs, each with the message of its event. Jobs already held are unchanged."""
     with transaction.atomic():
         rows = Job.objects.select_for_update(no_key=True).filter(pk__in=messages, held=False)
-        jobs = list(rows.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).order_by("pk"))
-        for job in jobs:
-            job.held, job.version = True, job.version + 1
-        Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
-        JobEvent.objects.bulk_create(
-            JobEvent(job=job, kind="held", actor=actor, message=messages[job.pk][:1000]) for job in jobs
-        )
-        publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
-        trigger_cycle("hold")
+        jobs = rows.exclude(state__in=TERMINAL_JOB_STATES).order_by("pk")
+        _set_held(list(jobs), True, messages, actor)
+
+
+def _set_held(jobs: Sequence[Job], held: bool, messages: Mapping[int, str], actor: str) -> None:
+    for job in jobs:
+        job.held, job.version = held, job.version + 1
+    Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
+    kind = "held" if held else "released"
+    JobEvent.objects.bulk_create(
+        JobEvent(job=job, kind=kind, actor=actor, message=messages[job.pk][:1000]) for job in jobs
+    )
+    publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
+    trigger_cycle("hold")
 
 
 def record_submitted(job: Job, *, actor: str) -> None:
@@ -542,16 +534,13 @@ def lock_live_attempts(ids: Iterable[int]) -> list[Attempt]:
     return attempts
 
 
-def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task]]:
-    """Return the task's attempt with its job, and all tasks of the attempt with their nodes, all locked."""
-    attempt = (
-        Attempt.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("job")
-        .get(task_rows=task_id)
-    )
-    return attempt, list(
-        attempt.task_rows.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
-    )
+def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task], Task]:
+    """Return the task's attempt with its job, all its tasks with their nodes, and the task, all locked."""
+    rows = Attempt.objects.select_for_update(of=("self",), no_key=True)
+    attempt = rows.select_related("job").get(task_rows=task_id)
+    locked = attempt.task_rows.select_for_update(of=("self",), no_key=True)
+    tasks = list(locked.select_related("node").order_by("pk"))
+    return attempt, tasks, next(task for task in tasks if task.pk == task_id)
 
 
 def _release_unsent_tasks(attempt: Attempt, tasks: Sequence[Task]) -> None:

@@ -306,23 +306,18 @@ def record_disk_full(node_id: int, full: str | None) -> None:
 
     Running jobs continue. A node that an administrator took out of service is unchanged.
     """
-    if not Node.objects.filter(_disk_state_changes(full), pk=node_id).exists():
-        return
     with transaction.atomic():
-        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        changed = Node.objects.select_for_update(no_key=True).filter(_disk_state_changes(full), pk=node_id)
+        node = changed.first()
+        if node is None:
+            return
         before = {"state": node.state, "reason": node.state_reason}
-        if full and node.state == NodeState.READY.value:
+        if full:
             node.state = NodeState.CORDONED.value
             message = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
             node.state_reason = f"{message} It accepts jobs again when there is enough space."[:500]
-        elif (
-            not full
-            and node.state == NodeState.CORDONED.value
-            and node.state_reason.startswith(DISK_FULL_REASON)
-        ):
-            node.state, node.state_reason = NodeState.READY.value, ""
         else:
-            return
+            node.state, node.state_reason = NodeState.READY.value, ""
         node.save(update_fields=["state", "state_reason"])
         after = {"state": node.state, "reason": node.state_reason}
         record_action(None, "node.disk", node, before=before, after=after, reason=full or "")

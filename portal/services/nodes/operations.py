@@ -108,20 +108,17 @@ def do_start_connection_test(
 
 def request_operation(node: Node, kind: OperationKind, actor: User | None = None) -> NodeOperation:
     """Create an operation for a node's actor, within the caller's transaction, without a permission check."""
-    check = NodeOperation.objects.create(
-        node=node, kind=kind.value, actor=actor, dispatched_at=timezone.now()
-    )
-    notify_node(node.public_id, OPERATIONS)
-    return check
+    return request_operations([node], kind, actor)[0]
 
 
-def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User) -> None:
+def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User | None) -> list[NodeOperation]:
     """As ``request_operation``, for several nodes."""
     now = timezone.now()
-    NodeOperation.objects.bulk_create(
+    rows = NodeOperation.objects.bulk_create(
         NodeOperation(node=node, kind=kind.value, actor=actor, dispatched_at=now) for node in nodes
     )
     notify_nodes({node.public_id: (OPERATIONS, "") for node in nodes})
+    return rows
 
 
 def due_operations(node_id: int) -> list[NodeOperation]:

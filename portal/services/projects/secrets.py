@@ -105,8 +105,7 @@ def secret_references_error(env: Mapping[str, str], references: Sequence[SecretR
     wanted = normalize_secret_references(references)
     seen: set[tuple[str, str]] = set()
     for each in wanted:
-        way = "variable" if "variable" in each else "file"
-        name = each[way]
+        way, name = _delivery(each)
         if fault := _variable_error(name, env) if way == "variable" else _file_name_error(name):
             return fault
         if (way, name) in seen:
@@ -133,7 +132,7 @@ def read_job_secrets(job: Job) -> SecretValues:
             raise SecretMissingError(
                 f"The secret {row.name} cannot be decrypted: {why}. Set it again"
             ) from why
-        way, name = ("variable", each["variable"]) if "variable" in each else ("file", each["file"])
+        way, name = _delivery(each)
         (found.variables if way == "variable" else found.files)[name] = value
     return found
 
@@ -148,12 +147,15 @@ def _require_holder_access(actor: User, holder: User | Project) -> None:
         raise NotFound
 
 
+def _delivery(reference: Mapping[str, str]) -> tuple[str, str]:
+    """Return how a job gets the secret, variable or file, and the name of either."""
+    way = "variable" if "variable" in reference else "file"
+    return way, reference[way]
+
+
 def _holder_filter(holder: User | Project) -> dict[str, Any]:
-    return (
-        {"project": holder, "owner": None}
-        if isinstance(holder, Project)
-        else {"owner": holder, "project": None}
-    )
+    of_project = isinstance(holder, Project)
+    return {"project": holder if of_project else None, "owner": None if of_project else holder}
 
 
 def _encryption_context(row: Secret) -> EncryptionContext:

@@ -10,7 +10,6 @@ import datetime as dt
 from collections.abc import Mapping
 
 from django.db import connection, transaction
-from django.db.models import Q
 from django.db.models.functions import Now
 
 from portal.access import Permission, can, require_permission
@@ -189,15 +188,10 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         )
         if row.idle_notified_at is not None:
             _clear_countdown(row)
-        record_owner_event(
-            row.attempt,
-            "exempted",
-            f"Exempt for {format_duration(keep_s)}: {reason}",
-            user.username,
-        )
-        record_action(
-            user, "job.idle_exemption", job, after={"until": exemption.expires_at.isoformat()}, reason=reason
-        )
+        message = f"Exempt for {format_duration(keep_s)}: {reason}"
+        record_owner_event(row.attempt, "exempted", message, user.username)
+        after = {"until": exemption.expires_at.isoformat()}
+        record_action(user, "job.idle_exemption", job, after=after, reason=reason)
     return exemption
 
 
@@ -207,24 +201,16 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     if not can(user, Permission.MANAGE, exemption.job.project):
         raise Forbidden("Only managers of the project and administrators can revoke an exemption.")
     with transaction.atomic():
-        row = (
-            IdleExemption.objects.select_for_update(of=("self",), no_key=True)
-            .select_related("job")
-            .get(pk=exemption.pk)
-        )
+        rows = IdleExemption.objects.select_for_update(of=("self",), no_key=True)
+        row = rows.select_related("job").get(pk=exemption.pk)
         if row.revoked_at is not None or row.expires_at <= _now():
             raise Conflict("The exemption has expired or was revoked.", code="exemption_expired")
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
             record_owner_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
-        record_action(
-            user,
-            "job.idle_exemption_revoked",
-            row.job,
-            before={"until": row.expires_at.isoformat()},
-            reason=row.reason,
-        )
+        before = {"until": row.expires_at.isoformat()}
+        record_action(user, "job.idle_exemption_revoked", row.job, before=before, reason=row.reason)
     row.refresh_from_db()
     return row
 
@@ -249,17 +235,9 @@ def _policy_settings(attempt: Attempt) -> Mapping[str, float | str]:
     return effective_rules([(pool, project)])[pool.pk, project].values
 
 
-_IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True)
-
-
 def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
     """Return the locked row if its attempt runs and it is unchanged since the decision."""
-    row = (
-        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("attempt__job__owner", "attempt__pool")
-        .filter(_IS_RUNNING, pk=decided.pk)
-        .first()
-    )
+    row = _lock_activity(decided.pk)
     if row is None or any(getattr(row, name) != getattr(decided, name) for name in _DECISION_FIELDS):
         return None
     return row
@@ -273,12 +251,15 @@ def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
     if live is None:
         return None
     WorkspaceActivity.objects.bulk_create([WorkspaceActivity(attempt=live)], ignore_conflicts=True)
-    return (
-        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("attempt__job__owner", "attempt__pool")
-        .filter(_IS_RUNNING, pk=live.pk)
-        .first()
+    return _lock_activity(live.pk)
+
+
+def _lock_activity(attempt_id: int) -> WorkspaceActivity | None:
+    """Return the locked row of an attempt if it runs."""
+    rows = WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True).filter(
+        pk=attempt_id, attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True
     )
+    return rows.select_related("attempt__job__owner", "attempt__pool").first()
 
 
 def _clear_countdown(row: WorkspaceActivity) -> None:
