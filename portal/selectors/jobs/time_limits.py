@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
@@ -43,20 +42,10 @@ def warning_lead_s(limit_s: int, warning_s: float) -> float:
     return min(warning_s, limit_s / 2)
 
 
-@dataclass(frozen=True)
-class ExtensionAllowance:
-    """How far users may still extend a job's limit, and the maximum in all, seconds."""
-
-    remaining_s: int
-    max_s: int
-
-
-def extension_allowance(job: Job, max_s: float) -> ExtensionAllowance:
+def extension_allowance_s(job: Job, max_s: float) -> int:
     """Return how far users may still extend a job's limit; ``max_s`` is the setting ``max_extension_s``."""
-    granted = (
-        TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))["all"] or 0
-    )
-    return ExtensionAllowance(max(0, int(max_s) - granted), int(max_s))
+    granted = TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))
+    return max(0, int(max_s) - (granted["all"] or 0))
 
 
 def job_extensions(job: Job) -> list[TimeLimitExtension]:

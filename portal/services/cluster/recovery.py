@@ -27,8 +27,7 @@ from portal.models.public_id import MAX_ID_LENGTH
 from portal.outbox import notify_node, trigger_cycle
 from portal.selectors.nodes.recovery import nodes_to_reconcile
 from portal.services.audit import record_action
-from portal.services.lifecycle.adoption import FoundTask, adopt_attempt, advance_attempt_number
-from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.adoption import adopt_attempt, advance_attempt_number
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +186,7 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         message = f"Found running on {nodes} after a restore, and adopted by {actor.username}."
         if job.kind == JobKind.WORKSPACE.value:
             message += " Its access secret was lost with the database: it can only be stopped."
-        found = [_found_task(each) for each in rows]
+        found = [(each, _gpus_of(each)) for each in rows]
         adopt_attempt(job, row.attempt, found, actor=actor.username, message=message)
         for each in rows:
             labels = {"owner": job.owner.username, "project": job.project.name, "stub": job.is_placeholder}
@@ -221,22 +220,15 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
     return fresh
 
 
-def _found_task(row: OrphanContainer) -> FoundTask:
-    """Return the row with its GPUs as database rows. Raise Conflict if its node does not report one."""
+def _gpus_of(row: OrphanContainer) -> list[tuple[int, int]]:
+    """Return (GPU id, milli) of a container. Raise Conflict if its node does not report one of its GPUs."""
     rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
     if missing:
         raise Conflict(
             f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
         )
-    gpus = [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
-    return FoundTask(
-        row.rank,
-        RankPlacement(row.node, gpus),
-        row.name,
-        dict(row.ports),
-        row.started_at or row.first_seen_at,
-    )
+    return [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
 
 
 def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job:

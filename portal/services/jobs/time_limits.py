@@ -23,7 +23,7 @@ from portal.engine_client import query_delay_impact
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import Attempt, Job, JobEvent, NodePool, TimeLimitExtension, User
 from portal.outbox import trigger_cycle
-from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance
+from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance_s
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
 from portal.services.lifecycle.state_events import record_owner_event
@@ -41,14 +41,9 @@ BATCH_SIZE = 500
 def warn_before_ends() -> int:
     """Warn once about each approaching end; return how many. After an extension the job is warned again."""
     rules = effective_pool_settings(NodePool.objects.all())
-    lead = Case(
-        *(
-            When(pool=pool, then=Value(float(settings["time_limit_warning_s"])))
-            for pool, settings in rules.items()
-        ),
-        default=Value(0.0),
-        output_field=FloatField(),
-    )
+    leads = {pool: Value(float(settings["time_limit_warning_s"])) for pool, settings in rules.items()}
+    cases = [When(pool=pool, then=lead_s) for pool, lead_s in leads.items()]
+    lead = Case(*cases, default=Value(0.0), output_field=FloatField())
     half = Cast(F("job__time_limit_s"), FloatField()) / 2.0
     reported = _warnings().filter(
         job=OuterRef("job_id"), attempt=OuterRef("pk"), limit_s=OuterRef("job__time_limit_s")
@@ -107,19 +102,14 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     """
     require_permission(user, Permission.CONTROL, job)
     attempt = _running_attempt(job)
-    space = extension_allowance(
-        job, float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
-    )
-    most_s = min(space.remaining_s, MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
+    max_s = float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
+    most_s = min(extension_allowance_s(job, max_s), MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
+    if most_s < MIN_EXTENSION_S:
+        message = f"No extension is possible; the policy allows {format_duration(max_s)} in total."
+        raise InvalidRequest(fields={"extra_s": message})
     if not MIN_EXTENSION_S <= extra_s <= most_s:
-        raise InvalidRequest(
-            fields={
-                "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, "
-                f"at most {format_duration(most_s)} may be added."
-                if most_s >= MIN_EXTENSION_S
-                else f"No extension is possible; the policy allows {format_duration(space.max_s)} in total."
-            }
-        )
+        low, high = format_duration(MIN_EXTENSION_S), format_duration(most_s)
+        raise InvalidRequest(fields={"extra_s": f"At least {low}, at most {high} may be added."})
     if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
         raise Conflict("An extension request is already pending.", code="extension_pending")
     end_s = attempt.ends_at.timestamp()
@@ -200,11 +190,10 @@ def _require_decider(user: User, extension: TimeLimitExtension) -> None:
     try:
         require_permission(user, Permission.CHANGE, extension)
     except Forbidden as refusal:
-        raise Forbidden(
-            "Only administrators can decide this: it may delay jobs of other projects."
-            if extension.affects_other_projects
-            else "Only managers of the project can decide this."
-        ) from refusal
+        message = "Only managers of the project can decide this."
+        if extension.affects_other_projects:
+            message = "Only administrators can decide this: it may delay jobs of other projects."
+        raise Forbidden(message) from refusal
 
 
 def _running_attempt(job: Job) -> Any:
@@ -249,17 +238,8 @@ def _delay_message(extension: TimeLimitExtension) -> str:
     """Describe the impact without names: readers of the timeline may not see the other jobs."""
     if not extension.impact_known:
         return "The scheduler did not report in time which jobs it delays."
-    said = []
-    if extension.delayed_count:
-        said.append(
-            "1 pending job" if extension.delayed_count == 1 else f"{extension.delayed_count} pending jobs"
-        )
-    if extension.reservations:
-        said.append(
-            "1 reservation"
-            if len(extension.reservations) == 1
-            else f"{len(extension.reservations)} reservations"
-        )
+    counts = {"pending job": extension.delayed_count, "reservation": len(extension.reservations)}
+    said = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
     return f"It delays {' and '.join(said)}." if said else "It delays no other job."
 
 

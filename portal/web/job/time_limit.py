@@ -14,7 +14,7 @@ from portal.access import AccessPolicy, Permission, access_policy, can, require_
 from portal.domain.states import AttemptState
 from portal.models import Attempt, TimeLimitExtension, User
 from portal.selectors.jobs.jobs import get_job
-from portal.selectors.jobs.time_limits import extension_allowance, job_extensions, warning_lead_s
+from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extension
 from portal.web.actions import run_and_redirect
@@ -58,7 +58,7 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
     return JobTimeLimit(
         ends_at=row.deadline,
         ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
-        extensible_s=extension_allowance(row.job, float(settings["max_extension_s"])).remaining_s,
+        extensible_s=extension_allowance_s(row.job, float(settings["max_extension_s"])),
         requests=requests,
         may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in requests),
     )
