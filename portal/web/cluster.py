@@ -18,8 +18,8 @@ from portal.models import AgentRollout, ClusterSettings, Node
 from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
 from portal.selectors.nodes.alerts import claimed_gpu_alerts
 from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
-from portal.selectors.nodes.gpu_topology import gpu_link_matrix
 from portal.selectors.nodes.nodes import latest_finished_operation
+from portal.selectors.nodes.topologies import gpu_link_matrix
 from portal.selectors.scheduling.reservations import node_reservations
 from portal.valkey.sample_cache import latest_frames
 

@@ -26,6 +26,9 @@ class Requirement(StrEnum):
     SECRET = "secret"  # noqa: S105 - a word
 
 
+_REACTIVATION = "An administrator can reactivate it."
+
+
 class Denial(NamedTuple):
     """A right that the owner of a job lacks, and who can grant it."""
 
@@ -85,20 +88,12 @@ class RightsSnapshot:
         account = self.accounts.get(usage.owner)
         if account is None or not account.is_active:
             name = account.name if account else "the owner"
-            yield Denial(
-                Requirement.ACCOUNT,
-                f"The account of {name} is deactivated.",
-                "An administrator can reactivate it.",
-            )
+            yield Denial(Requirement.ACCOUNT, f"The account of {name} is deactivated.", _REACTIVATION)
             return
         project, _, archived = self.projects[usage.project]
         line = path_to_root(usage.project, self._parent)
         if archived:
-            yield Denial(
-                Requirement.PROJECT,
-                f"The project {project} is archived.",
-                "An administrator can reactivate it.",
-            )
+            yield Denial(Requirement.PROJECT, f"The project {project} is archived.", _REACTIVATION)
         elif not account.is_admin and not self._is_member(usage.owner, line):
             yield Denial(
                 Requirement.PROJECT,
@@ -127,11 +122,8 @@ class RightsSnapshot:
                     "An administrator can create it, or allow the project to use it.",
                 )
         for name, of_project in usage.secrets:
-            if (
-                name,
-                None if of_project else usage.owner,
-                usage.project if of_project else None,
-            ) not in self.secrets:
+            holder = (None, usage.project) if of_project else (usage.owner, None)
+            if (name, *holder) not in self.secrets:
                 owner = project if of_project else account.name
                 yield Denial(
                     Requirement.SECRET,
