@@ -110,9 +110,6 @@ def loosest_effective_values(project: Project) -> dict[str, SettingValue | None]
     return _loosest_effective_values(pools, _ancestor_settings(project.pk, _tree()))
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _tree() -> dict[int, tuple[int | None, dict[str, SettingValue]]]:
     """Return (parent, own settings) by project id."""
     rows = Project.objects.values_list("id", "parent_id", "policy")

@@ -140,9 +140,6 @@ def token_text(public_id: str, secret: str) -> str:
     return f"{head}_{zlib.crc32(head.encode()):08x}"
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _find_token(text: str) -> ApiToken:
     shaped = TOKEN_PATTERN.fullmatch(text)
     if shaped is None or token_text(shaped[1], shaped[2]) != text:

@@ -232,9 +232,6 @@ def do_change_user(
     return row
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _open_invitation(rows: QuerySet[Invitation], code: str) -> Invitation:
     row = rows.filter(code_sha256=hash_code(code), used_at=None, revoked_at=None).first()
     if row is None or row.expires_at <= timezone.now() or not _creator_still_permitted(row):

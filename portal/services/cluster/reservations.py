@@ -190,9 +190,6 @@ def reservable_nodes(pool: NodePool) -> QuerySet[Node]:
     return Node.objects.filter(pool=pool).exclude(state=NodeState.RETIRED.value).order_by("name")
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if not 1 <= len(spec.name.strip()) <= 100 or not spec.name.isprintable():

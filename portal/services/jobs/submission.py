@@ -227,9 +227,6 @@ def request_from_job(job: Job) -> JobRequest:
     return JobRequest(**copied, **rows)
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _job_columns(request: JobRequest) -> dict[str, Any]:
     """Return the request as columns of Job, with lists and dictionaries copied."""
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "dependencies"}

@@ -183,9 +183,6 @@ def close_lapsed_extensions() -> int:
     )
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _require_decider(user: User, extension: TimeLimitExtension) -> None:
     try:
         require_permission(user, Permission.CHANGE, extension)

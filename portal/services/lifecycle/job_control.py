@@ -513,9 +513,6 @@ def record_submitted(job: Job, *, actor: str) -> None:
     publish_job_state(job)
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def lock_live_attempt(job: Job) -> Attempt | None:
     """Return the live attempt of a locked job, locked."""
     rows = Attempt.objects.select_for_update(no_key=True)

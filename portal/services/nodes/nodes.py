@@ -382,9 +382,6 @@ def record_unreachable(node_id: int, message: str) -> None:
             )
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _lock_with_pool(node_id: int) -> Node:
     rows = Node.objects.select_for_update(of=("self",), no_key=True)
     return rows.select_related("pool").get(pk=node_id)

@@ -248,9 +248,6 @@ def record_connection_test_finished(operation_id: str, ok: bool) -> None:
             notify_node(check.node.public_id, "connect")
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _lock_operation(**key: Any) -> NodeOperation:
     return NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(**key)
 

@@ -171,9 +171,6 @@ def breaker_of(node: Node) -> NodeBreaker:
     )
 
 
-# -- internal ----------------------------------------------------------------------------------------
-
-
 def _evaluate_node(node: Node) -> None:
     now_s = timezone.now().timestamp()
     stood = breaker_of(node)

@@ -218,9 +218,6 @@ def quota_values(quota: Quota) -> dict[str, Any]:
     return {name: getattr(quota, name) for name in DEFAULT_QUOTA_VALUES}
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _validate_quota(values: QuotaValues) -> None:
     wrong: dict[str, str] = {}
     if not 0 <= values.guaranteed_milli <= MAX_MILLI:

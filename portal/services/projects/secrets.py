@@ -137,9 +137,6 @@ def read_job_secrets(job: Job) -> SecretValues:
     return found
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _require_holder_access(actor: User, holder: User | Project) -> None:
     if isinstance(holder, Project):
         require_permission(actor, Permission.MANAGE, holder)

@@ -175,9 +175,6 @@ def nodes_by_volume(rows: Iterable[Volume]) -> dict[int, set[int]]:
     return {volume: set.intersection(*sets) for volume, sets in limits.items()}
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _no_common_node_reason(rows: list[Volume], pool: NodePool | None) -> str | None:
     limited = nodes_by_volume(rows)
     if not limited:

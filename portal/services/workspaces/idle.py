@@ -215,9 +215,6 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     return row
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _now() -> dt.datetime:
     """Return the database's clock."""
     with connection.cursor() as cursor:
