@@ -68,12 +68,12 @@ def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
     return None
 
 
-def forecast_accuracy(days: int = ACCURACY_DAYS) -> ForecastAccuracy:
-    since = timezone.now() - dt.timedelta(days=days)
+def forecast_accuracy() -> ForecastAccuracy:
+    since = timezone.now() - dt.timedelta(days=ACCURACY_DAYS)
     found = Forecast.objects.filter(covered__isnull=False, started_at__gte=since).aggregate(
         scored=Count("pk"), held=Count("pk", filter=Q(covered=True)), mean=Avg("score_s")
     )
-    return ForecastAccuracy(days, found["scored"], found["held"], found["mean"])
+    return ForecastAccuracy(ACCURACY_DAYS, found["scored"], found["held"], found["mean"])
 
 
 def forecast_revisions(job: Job) -> list[ForecastRevision]:

@@ -55,7 +55,6 @@ def do_create_invitation(
     project: Project | None = None,
     role: Role | None = None,
     grants_admin: bool = False,
-    days: int = INVITATION_DAYS,
 ) -> tuple[Invitation, str]:
     """Create an invitation; return it and its code, which is shown once.
 
@@ -67,8 +66,6 @@ def do_create_invitation(
         require_permission(actor, Permission.MANAGE, project)
     if (project is None) != (role is None):
         raise InvalidRequest(fields={"role": "Enter both a project and a role."})
-    if not 1 <= days <= 90:
-        raise InvalidRequest(fields={"days": "Must be between 1 and 90 days."})
     _check_email(email)
     if email and _is_email_taken(email):
         raise InvalidRequest(fields={"email": "A user with this address already exists."})
@@ -82,7 +79,7 @@ def do_create_invitation(
             project=project,
             role=role.value if role else "",
             grants_admin=grants_admin,
-            expires_at=timezone.now() + dt.timedelta(days=days),
+            expires_at=timezone.now() + dt.timedelta(days=INVITATION_DAYS),
         )
         after = {
             "full_name": full_name,
@@ -140,7 +137,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
 # -- sign-in links ---------------------------------------------------------------------------------
 
 
-def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_LINK_HOURS) -> str:
+def do_create_magic_link(actor: User | None, user: User) -> str:
     """Return the code of a one-time sign-in link; earlier unused links of the user become invalid."""
     if actor is not None:
         require_admin(actor, "create sign-in links")
@@ -148,7 +145,7 @@ def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_L
     with transaction.atomic():
         MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
         MagicLink.objects.create(
-            code_sha256=code_hash, user=user, expires_at=timezone.now() + dt.timedelta(hours=hours)
+            code_sha256=code_hash, user=user, expires_at=timezone.now() + dt.timedelta(hours=MAGIC_LINK_HOURS)
         )
         record_action(actor, "user.magic_link", user)
     return code

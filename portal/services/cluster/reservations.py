@@ -79,9 +79,9 @@ def do_save_reservation(
     return saved
 
 
-def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") -> Reservation:
+def do_cancel_reservation(actor: User, row: Reservation) -> Reservation:
     """Cancel a reservation; it can be restored until its end. Repeatable."""
-    return _set_cancelled(actor, row, True, reason)
+    return _set_cancelled(actor, row, True)
 
 
 def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
@@ -89,7 +89,7 @@ def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
     return _set_cancelled(actor, row, False)
 
 
-def _set_cancelled(actor: User, row: Reservation, cancelled: bool, reason: str = "") -> Reservation:
+def _set_cancelled(actor: User, row: Reservation, cancelled: bool) -> Reservation:
     require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
@@ -104,7 +104,7 @@ def _set_cancelled(actor: User, row: Reservation, cancelled: bool, reason: str =
         saved.save(update_fields=["cancelled_at", "version"])
         if cancelled:
             saved.reservation_nodes.update(live=False)
-            record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
+            record_action(actor, "reservation.cancel", saved, before=_audit_values(saved))
         else:
             _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
             record_action(actor, "reservation.restore", saved, after=_audit_values(saved))

@@ -74,22 +74,15 @@ def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
         )
 
 
-def delete_expired_metrics(keep_days: int = RETENTION_DAYS, now: dt.datetime | None = None) -> int:
-    """Delete metrics older than ``keep_days`` whole days, a day at a time; return the number of rows."""
-    today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
-    edge = today - dt.timedelta(days=keep_days)
+def delete_expired_metrics() -> int:
+    """Delete metrics older than the retention period, a day at a time; return the number of rows."""
+    today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    edge = today - dt.timedelta(days=RETENTION_DAYS)
+    expired = NodeMetricsMinute.objects.filter(minute__lt=edge)
     gone = 0
-    while True:
-        oldest = (
-            NodeMetricsMinute.objects.filter(minute__lt=edge)
-            .order_by("minute")
-            .values_list("minute", flat=True)
-            .first()
-        )
-        if oldest is None:
-            return gone
-        until = min(edge, oldest + dt.timedelta(days=1))
-        gone += NodeMetricsMinute.objects.filter(minute__gte=oldest, minute__lt=until).delete()[0]
+    while (oldest := expired.order_by("minute").values_list("minute", flat=True).first()) is not None:
+        gone += expired.filter(minute__gte=oldest, minute__lt=oldest + dt.timedelta(days=1)).delete()[0]
+    return gone
 
 
 def _merge_minute(earlier: NodeMetricsMinute, later: NodeMetricsMinute) -> None:

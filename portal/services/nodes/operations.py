@@ -92,13 +92,11 @@ def _needs_upgrade(node: Node) -> bool:
     return answers and not runs_bundled_agent(node)
 
 
-def do_start_connection_test(
-    actor: User, node: Node, kind: OperationKind = OperationKind.TEST
-) -> NodeOperation:
+def do_start_connection_test(actor: User, node: Node) -> NodeOperation:
     """Make the process with the node key test the connection; steps are added to the row."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        check = NodeOperation.objects.create(node=node, kind=kind.value, actor=actor)
+        check = NodeOperation.objects.create(node=node, kind=OperationKind.TEST.value, actor=actor)
         enqueue_task("scheduler.check_node", [check.public_id], "nodes")
     return check
 

@@ -27,13 +27,8 @@ MAX_MILLI = 10_000_000
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 
 
-def do_create_project(
-    actor: User, *, name: str, title: str = "", parent: Project | None = None, manager: User | None = None
-) -> Project:
-    """Create a project. Only administrators create top-level projects, managers children of theirs.
-
-    ``manager``, if given, gets the role of manager.
-    """
+def do_create_project(actor: User, *, name: str, title: str = "", parent: Project | None = None) -> Project:
+    """Create a project. Only administrators create top-level projects, managers children of theirs."""
     if parent is None:
         require_admin(actor, "create a top-level project")
     else:
@@ -45,8 +40,6 @@ def do_create_project(
     check_name(name)
     with atomic_unique("name", f"There is already a project called {name}."):
         project = Project.objects.create(name=name, title=title[:200], parent=parent)
-        if manager is not None:
-            Membership.objects.create(user=manager, project=project, role=Role.MANAGER.value)
         record_action(actor, "project.create", project, after=_audit_values(project))
         trigger_cycle("project")
     return project
