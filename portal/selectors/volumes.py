@@ -16,14 +16,9 @@ from portal.selectors.lookup import get_by_key
 
 def list_volumes(requester: Requester) -> QuerySet[Volume]:
     """Return the visible declared volumes by name, with the projects that may be named."""
-    rows = (
-        visible_volumes(requester)
-        .select_related("pool")
-        .prefetch_related(
-            Prefetch("nodes", Node.objects.only("public_id", "name")),
-            Prefetch("projects", nameable_projects(requester).order_by("name")),
-        )
-    )
+    nodes = Prefetch("nodes", Node.objects.only("public_id", "name"))
+    projects = Prefetch("projects", nameable_projects(requester).order_by("name"))
+    rows = visible_volumes(requester).select_related("pool").prefetch_related(nodes, projects)
     return rows.order_by("name", "id")
 
 
@@ -46,12 +41,11 @@ class NodeDisk:
 
 def node_disks() -> list[NodeDisk]:
     """Return the disks behind homes, scratch and project directories, by node, in one query."""
-    rows = (
-        Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
-    )
+    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name")
+    reported = [key for key in NodeDisk.__dataclass_fields__ if key != "node"]
     return [
-        NodeDisk(node=name, **{key: each.get(key) for key in NodeDisk.__dataclass_fields__ if key != "node"})
-        for name, hello in rows
+        NodeDisk(node=name, **{key: each.get(key) for key in reported})
+        for name, hello in rows.values_list("name", "agent_info")
         for each in hello.get("storage", ())
     ]
 

@@ -70,25 +70,22 @@ class NodeBox:
         if self.node.state != NodeState.READY.value:
             return self.node.state.capitalize()
         if self.node.breaker_state != BreakerState.HEALTHY.value:
-            return (
-                "Quarantined" if self.node.breaker_state == BreakerState.QUARANTINED.value else "On probation"
-            )
+            quarantined = self.node.breaker_state == BreakerState.QUARANTINED.value
+            return "Quarantined" if quarantined else "On probation"
         return "Simulated" if self.node.simulated else "Healthy"
 
     @property
     def problem(self) -> str:
         """Known problems, as sentences; blank if none."""
-        return " ".join(
-            filter(None, (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node)))
-        )
+        messages = (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node))
+        return " ".join(filter(None, messages))
 
     @property
     def accessible_label(self) -> str:
         """Text of the squares for screen readers."""
         held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holder_spans if hold.name)
-        return f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free" + (
-            f", held {held}" if held else ""
-        )
+        label = f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free"
+        return f"{label}, held {held}" if held else label
 
 
 @dataclass

@@ -114,16 +114,12 @@ def list_members(project: Project) -> QuerySet[Membership]:
 
 def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> QuerySet[Quota]:
     """Return the quotas of visible projects; filter by public id or name of project and pool."""
-    rows = (
-        visible_quotas(requester)
-        .select_related("project", "pool")
-        .order_by("project__name", "pool__name", "id")
-    )
+    rows = visible_quotas(requester).select_related("project", "pool")
     if project:
         rows = rows.filter(matches_key(project, "project"))
     if pool:
         rows = rows.filter(matches_key(pool, "pool"))
-    return rows
+    return rows.order_by("project__name", "pool__name", "id")
 
 
 def get_pool(key: str) -> NodePool:

@@ -46,11 +46,8 @@ class SettingView:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Minimum and maximum, inclusive; None for a choice."""
-        return (
-            (NUMBER_SETTINGS[self.name].minimum, NUMBER_SETTINGS[self.name].maximum)
-            if self.name in NUMBER_SETTINGS
-            else None
-        )
+        number = NUMBER_SETTINGS.get(self.name)
+        return (number.minimum, number.maximum) if number else None
 
     @property
     def description(self) -> str:

@@ -128,16 +128,11 @@ def drain_started_reservations() -> int:
                 continue
             row.drained_at = timezone.now()
             row.save(update_fields=["drained_at"])
-            tasks = Task.objects.filter(
-                node__in=row.reservation_nodes.values("node"),
-                container_removed=False,
-                attempt__state__in=LIVE_ATTEMPT_STATES,
-            )
+            live = Task.objects.filter(container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
+            tasks = live.filter(node__in=row.reservation_nodes.values("node"))
             ids = list(tasks.values_list("pk", flat=True))
-            message = (
-                "Its node is in maintenance until "
-                f"{row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
-            )
+            until = row.ends_at.astimezone(dt.UTC)
+            message = f"Its node is in maintenance until {until:%d %b %H:%M} UTC ({row.name})."
             elastic.end_tasks(ids, EndReason.PREEMPTED, message=message, actor="fairway")
             record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
             _publish(row)
@@ -161,11 +156,8 @@ def choose_nodes(
     found: list[Node] = [*free[: max(count, 0)]]
     if count < 1 or len(found) < count:
         there = free.count()
-        raise InvalidRequest(
-            fields={
-                "nodes": f"Nodes of {pool.name} without a reservation at that time: {there}. Enter 1 to {there}."
-            }
-        )
+        message = f"Nodes of {pool.name} without a reservation at that time: {there}. Enter 1 to {there}."
+        raise InvalidRequest(fields={"nodes": message})
     return found
 
 
@@ -233,12 +225,9 @@ def _lock_reservation(
 
 def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
     """Set the nodes of a reservation. Raise Conflict, naming the other reservation of a node."""
-    taken = (
-        _conflicting_reservations(row.starts_at, row.ends_at, row)
-        .filter(node__in=nodes)
-        .select_related("node", "reservation")
-    )
-    clash = taken.order_by("node__name").first()
+    others = _conflicting_reservations(row.starts_at, row.ends_at, row).filter(node__in=nodes)
+    taken = others.select_related("node", "reservation").order_by("node__name")
+    clash = taken.first()
     if clash is None:
         row.reservation_nodes.all().delete()
         try:
@@ -247,7 +236,7 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
                     ReservationNode(reservation=row, node=node, period=row.period) for node in nodes
                 )
         except IntegrityError:  # a concurrent request reserved one of them
-            clash = taken.order_by("node__name").first()
+            clash = taken.first()
             if clash is None:
                 raise
     if clash is not None:

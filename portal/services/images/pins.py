@@ -21,7 +21,7 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Environment, ImagePresence, Job, Node, Task, User
-from portal.outbox import notify_node, notify_nodes
+from portal.outbox import notify_node
 from portal.selectors.environments import nodes_by_pin, tag_claims
 from portal.services.audit import record_action
 from portal.services.images.archives import archive_config_digest
@@ -123,12 +123,10 @@ def _pin_environment(environment: Environment) -> None:
     if most == second or most < min(MIN_AGREEING_NODES, len(nodes)):
         return
     with transaction.atomic():
-        row = (
-            Environment.objects.select_for_update(no_key=True)
-            .filter(pk=environment.pk, image_digest="", image=environment.image, archive=environment.archive)
-            .first()
+        unpinned = Environment.objects.filter(
+            pk=environment.pk, image_digest="", image=environment.image, archive=environment.archive
         )
-        if row is not None:
+        if (row := unpinned.select_for_update(no_key=True).first()) is not None:
             row.image_digest, row.image_resolved_at = pin, timezone.now()
             row.image_resolved_by = ", ".join(claims[pin])[:200]
             row.save(update_fields=["image_digest", "image_resolved_at", "image_resolved_by"])
@@ -174,22 +172,19 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES or "@" in environment.image:
         raise Conflict(f"The image of {environment.title} is not referenced by a tag.", code="no_tag")
-    nodes = [
-        row for row in compatible_nodes(environment) if row.state == NodeState.READY.value and row.reachable
-    ]
-    if not nodes:
+    ready = (row for row in compatible_nodes(environment) if row.state == NodeState.READY and row.reachable)
+    node = next(ready, None)
+    if node is None:
         raise Conflict("No reachable node can pull it now.", code="no_node")
     with transaction.atomic():
         wanted = {"pull_requested_at": timezone.now(), "check_tag": True}
+        created = wanted | {"state": "missing"}
         ImagePresence.objects.update_or_create(
-            environment=environment,
-            node=nodes[0],
-            defaults=wanted,
-            create_defaults=wanted | {"state": "missing"},
+            environment=environment, node=node, defaults=wanted, create_defaults=created
         )
-        record_action(actor, "environment.check_tag", environment, after={"node": nodes[0].name})
-        notify_nodes({nodes[0].public_id: ("bring", "")})
-    return nodes[0]
+        record_action(actor, "environment.check_tag", environment, after={"node": node.name})
+        notify_node(node.public_id, "bring")
+    return node
 
 
 def do_update_image(actor: User, environment: Environment, pin: str = "") -> Environment:

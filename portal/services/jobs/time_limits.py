@@ -48,12 +48,9 @@ def warn_before_ends() -> int:
     reported = _warnings().filter(
         job=OuterRef("job_id"), attempt=OuterRef("pk"), limit_s=OuterRef("job__time_limit_s")
     )
-    near = (
-        attempts_with_limit()
-        .annotate(lead=Least(lead, half), now=Now())
-        .filter(ends_at__lte=Now() + F("lead") * Value(dt.timedelta(seconds=1)), lead__gt=0.0)
-        .filter(~Exists(reported))
-    )
+    begin = Now() + F("lead") * Value(dt.timedelta(seconds=1))
+    limited = attempts_with_limit().annotate(lead=Least(lead, half))
+    near = limited.filter(~Exists(reported), ends_at__lte=begin, lead__gt=0.0)
     found = list(near.values_list("pk", flat=True)[:BATCH_SIZE])
     return sum(_warn(attempt) for attempt in found)
 
@@ -68,14 +65,8 @@ def _warnings() -> QuerySet[Any]:
 def _warn(attempt_id: int) -> bool:
     """Write the event, unless the attempt has changed or another pass did it."""
     with transaction.atomic():
-        row = (
-            attempts_with_limit()
-            .annotate(now=Now())
-            .select_for_update(of=("self",), no_key=True)
-            .select_related("job__owner", "job__project")
-            .filter(pk=attempt_id)
-            .first()
-        )
+        rows = attempts_with_limit().annotate(now=Now()).select_for_update(of=("self",), no_key=True)
+        row = rows.select_related("job__owner", "job__project").filter(pk=attempt_id).first()
         if row is None:
             return False
         job, facts = row.job, {"limit_s": row.job.time_limit_s, "ends_at": row.ends_at.isoformat()}

@@ -352,10 +352,8 @@ def record_task_running(
 
 def record_task_problem(task_id: int, message: str) -> None:
     """Store what delays the task, for the job page; the scheduler keeps trying."""
-    moved = (
-        Task.objects.filter(pk=task_id).exclude(status_message=message).update(status_message=message[:1000])
-    )
-    if moved:
+    rows = Task.objects.filter(pk=task_id).exclude(status_message=message)
+    if rows.update(status_message=message[:1000]):
         job = Job.objects.get(attempts__task_rows=task_id)
         publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "message": message})
 

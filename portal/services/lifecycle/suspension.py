@@ -82,10 +82,5 @@ def resume_job(job_id: int, *, actor: str) -> Job:
 
 def _job_survives_stop(job: Job, reason: str) -> bool:
     """Return True if the job would be pending again after its attempt is stopped for this reason."""
-    again = (
-        PREEMPTION_REASONS
-        | RETRYABLE_REASONS
-        | {EndReason.SUSPENDED}
-        | (APPLICATION_FAILURES if job.retry_on_failure else set())
-    )
-    return reason in again
+    again = PREEMPTION_REASONS | RETRYABLE_REASONS | {EndReason.SUSPENDED}
+    return reason in again or (job.retry_on_failure and reason in APPLICATION_FAILURES)

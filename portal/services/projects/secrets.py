@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from agents.node.spec.environment import is_reserved
 from agents.node.spec.task_spec import FORBIDDEN_ENV
@@ -58,9 +59,7 @@ def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
-        row = (
-            Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
-        )
+        row = _lock_secrets(holder, name).first()
         act = "secret.create" if row is None else "secret.change"
         row = row or Secret(name=name, **_holder_filter(holder))
         row.encrypted_value, row.changed_by = encrypt(value, _encryption_context(row)), actor.username
@@ -73,8 +72,7 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
     """Delete a secret. Running jobs keep it; a job that references it fails to start."""
     _require_holder_access(actor, holder)
     with transaction.atomic():
-        rows = Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder))
-        row = get_first(rows, "There is no such secret.")
+        row = get_first(_lock_secrets(holder, name), "There is no such secret.")
         record_action(actor, "secret.delete", row, before=_audit_values(row))
         row.delete()
 
@@ -153,6 +151,10 @@ def _delivery(reference: Mapping[str, str]) -> tuple[str, str]:
 def _holder_filter(holder: User | Project) -> dict[str, Any]:
     of_project = isinstance(holder, Project)
     return {"project": holder if of_project else None, "owner": None if of_project else holder}
+
+
+def _lock_secrets(holder: User | Project, name: str) -> QuerySet[Secret]:
+    return Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder))
 
 
 def _encryption_context(row: Secret) -> EncryptionContext:

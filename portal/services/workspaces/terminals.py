@@ -63,28 +63,24 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
             cols=min(max(cols, TERMINAL_SIZE.start), TERMINAL_SIZE.stop - 1),
             rows=min(max(rows, TERMINAL_SIZE.start), TERMINAL_SIZE.stop - 1),
         )
-        record_action(
-            user, "terminal.open", job, after={"terminal": name, "rank": rank, "node": task.node.name}
-        )
+        after = {"terminal": name, "rank": rank, "node": task.node.name}
+        record_action(user, "terminal.open", job, after=after)
         notify_node(task.node.public_id, OPEN_TERMINAL_HINT)
     return terminal
 
 
 def running_task(job: Job, rank: int) -> Task:
     """Return the running task of this rank that is not stopping. Raise Conflict."""
-    task = (
-        Task.objects.select_related("node")
-        .filter(
-            attempt__job=job,
-            attempt__job__desired_state=DesiredState.RUN.value,
-            attempt__state=AttemptState.RUNNING.value,
-            attempt__stop_requested_at__isnull=True,
-            eviction_requested_at__isnull=True,
-            state=AttemptState.RUNNING.value,
-            rank=rank,
-        )
-        .first()
+    running = Task.objects.filter(
+        attempt__job=job,
+        attempt__job__desired_state=DesiredState.RUN.value,
+        attempt__state=AttemptState.RUNNING.value,
+        attempt__stop_requested_at__isnull=True,
+        eviction_requested_at__isnull=True,
+        state=AttemptState.RUNNING.value,
+        rank=rank,
     )
+    task = running.select_related("node").first()
     if task is None:
         raise Conflict("This rank is not running.", code="task_not_running")
     if not task.node.reachable:
@@ -159,9 +155,8 @@ def _close(rows: QuerySet[Terminal], reason: str) -> None:
             since, until = terminal.connected_at or terminal.requested_at, terminal.closed_at
             seconds = round((until - since).total_seconds()) if until else 0
             after = {"terminal": terminal.public_id, "rank": terminal.task.rank, "seconds": seconds}
-            record_action(
-                terminal.user, "terminal.close", terminal.task.attempt.job, after=after, reason=reason
-            )
+            job = terminal.task.attempt.job
+            record_action(terminal.user, "terminal.close", job, after=after, reason=reason)
 
 
 def _encryption_context(public_id: str) -> EncryptionContext:
