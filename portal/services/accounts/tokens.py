@@ -85,12 +85,8 @@ def do_create_token(
             scopes=sorted({scope.value for scope in scopes}),
             expires_at=expires_at,
         )
-        record_action(
-            owner,
-            "token.create",
-            token,
-            after={"name": name, "scopes": token.scopes, "expires_at": expires_at.isoformat()},
-        )
+        after = {"name": name, "scopes": token.scopes, "expires_at": expires_at.isoformat()}
+        record_action(owner, "token.create", token, after=after)
     return token, token_text(token.public_id, secret)
 
 
