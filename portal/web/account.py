@@ -22,8 +22,7 @@ from portal.access import AccessPolicy, access_policy, require_user, visible_sec
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
 from portal.services.accounts import tokens, users
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import live_sessions
+from portal.services.accounts.sessions import live_sessions, session_id
 from portal.services.accounts.tokens import Scope
 from portal.services.audit import record_action
 from portal.valkey.rate_limits import (

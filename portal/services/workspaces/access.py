@@ -14,8 +14,7 @@ from portal.access import Permission, can, require_permission
 from portal.domain.states import AttemptState, DesiredState, JobKind
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import latest_expiry, session_user
+from portal.services.accounts.sessions import latest_expiry, session_id, session_user
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
 

@@ -16,7 +16,7 @@ from portal.models import Job, Node, Task, Terminal, User
 from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
 from portal.selectors.lookup import get_first
-from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import session_id
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
 
