@@ -48,31 +48,27 @@ class NodeBox:
 
     @property
     def state_icon(self) -> str:
-        if not self.node.reachable:
-            return "unreachable"
-        if any(square.shape == "failed" for square in self.squares):
-            return "failed"
-        if self.node.state != NodeState.READY.value:
-            return "stopped"
-        if self.node.breaker_state != BreakerState.HEALTHY.value:
-            return "warning"
-        return "simulated" if self.node.simulated else "done"
+        return self._state[0]
 
     @property
     def state_label(self) -> str:
-        if self.node.state == NodeState.ENROLLING.value and not self.node.reachable:
-            return "Not connected yet"
-        if not self.node.reachable:
-            return "Unreachable"
-        lost = sum(square.shape == "failed" for square in self.squares)
+        return self._state[1]
+
+    @property
+    def _state(self) -> tuple[str, str]:
+        """Icon and label."""
+        node, lost = self.node, sum(square.shape == "failed" for square in self.squares)
+        if not node.reachable:
+            enrolling = node.state == NodeState.ENROLLING.value
+            return "unreachable", "Not connected yet" if enrolling else "Unreachable"
         if lost:
-            return f"{lost} GPU{'s' if lost > 1 else ''} lost"
-        if self.node.state != NodeState.READY.value:
-            return self.node.state.capitalize()
-        if self.node.breaker_state != BreakerState.HEALTHY.value:
-            quarantined = self.node.breaker_state == BreakerState.QUARANTINED.value
-            return "Quarantined" if quarantined else "On probation"
-        return "Simulated" if self.node.simulated else "Healthy"
+            return "failed", f"{lost} GPU{'s' if lost > 1 else ''} lost"
+        if node.state != NodeState.READY.value:
+            return "stopped", node.state.capitalize()
+        if node.breaker_state != BreakerState.HEALTHY.value:
+            quarantined = node.breaker_state == BreakerState.QUARANTINED.value
+            return "warning", "Quarantined" if quarantined else "On probation"
+        return ("simulated", "Simulated") if node.simulated else ("done", "Healthy")
 
     @property
     def problem(self) -> str:

@@ -183,9 +183,8 @@ def do_suspend_job(user: User, job: Job) -> Job:
         before = job.desired_state
         job = suspension.suspend_job(job.pk, actor=user.username)
         if job.owner_id != user.pk and before != job.desired_state:
-            record_action(
-                user, "job.suspend", job, before={"desired": before}, after={"desired": job.desired_state}
-            )
+            changes = ({"desired": before}, {"desired": job.desired_state})
+            record_action(user, "job.suspend", job, before=changes[0], after=changes[1])
     return job
 
 
@@ -212,10 +211,8 @@ def do_resubmit_job(user: User, job: Job) -> Job:
     if job.state not in TERMINAL_JOB_STATES:
         raise Conflict("It has not ended.", code="job_not_ended")
     if job.is_placeholder:
-        raise Conflict(
-            "It was adopted from a container and its command is unknown; submit a new job.",
-            code="job_unknown",
-        )
+        message = "It was adopted from a container and its command is unknown; submit a new job."
+        raise Conflict(message, code="job_unknown")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
         raise Forbidden("Only its owner can restart a workspace.")
     return do_submit_job(user, request_from_job(job))

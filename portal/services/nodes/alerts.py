@@ -161,27 +161,14 @@ def _raise_alert(gpu: Gpu, kind: AlertKind, *, code: int = 0, subject: str = "",
     now = timezone.now()
     row = GpuAlert.objects.filter(gpu=gpu, kind=kind, code=code, acknowledged_at__isnull=True).first()
     if row is None:
-        if (
-            GpuAlert.objects.filter(gpu__node=gpu.node_id, acknowledged_at__isnull=True).count()
-            >= MAX_OPEN_ALERTS
-        ):
+        opened = GpuAlert.objects.filter(gpu__node=gpu.node_id, acknowledged_at__isnull=True)
+        if opened.count() >= MAX_OPEN_ALERTS:
             return False
-        GpuAlert.objects.create(
-            gpu=gpu,
-            kind=kind,
-            code=code,
-            subject=subject[:200],
-            first_at=now,
-            last_at=now,
-            repeat_count=count,
-        )
+        times = {"first_at": now, "last_at": now, "repeat_count": count}
+        GpuAlert.objects.create(gpu=gpu, kind=kind, code=code, subject=subject[:200], **times)
         return kind is AlertKind.FOREIGN or xid_severity(code) is not XidSeverity.APPLICATION
-    row.subject, row.last_at, row.repeat_count, row.resolved_at = (
-        subject[:200],
-        now,
-        row.repeat_count + count,
-        None,
-    )
+    row.subject, row.last_at, row.resolved_at = subject[:200], now, None
+    row.repeat_count += count
     row.save(update_fields=["subject", "last_at", "repeat_count", "resolved_at"])
     return False
 

@@ -115,9 +115,8 @@ def _gpus_of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gp
 
 def record_driver_unresponsive(node: Node, message: str) -> None:
     """Quarantine a node's GPUs while its driver does not answer; running jobs continue (law 7)."""
-    for pk in (
-        node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk").values_list("pk", flat=True)
-    ):
+    healthy = node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk")
+    for pk in healthy.values_list("pk", flat=True):
         record_gpu_health(pk, GpuHealth.QUARANTINED, message)
 
 
