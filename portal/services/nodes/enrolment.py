@@ -10,6 +10,8 @@ import ipaddress
 import json
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,29 +96,27 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
     choices = check_choices(engine=engine, runtime=runtime, account=account)
     public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    try:
-        return enrolment_script(
-            cluster,
-            PublicKeys(**public),
-            bundled_agent().signed,
-            replace(choices, denied_networks=_portal_addresses(host)),
-        )
-    except EnrolmentError as fault:
-        raise _to_invalid_request(fault) from fault
+    options = replace(choices, denied_networks=_portal_addresses(host))
+    with _refusing():
+        return enrolment_script(cluster, PublicKeys(**public), bundled_agent().signed, options)
 
 
 def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:
     """Return the options for a script. Raise InvalidRequest by field."""
     choices = EnrolmentOptions(engine=engine, runtime=runtime, user=account)  # type: ignore[arg-type]
-    try:
+    with _refusing():
         check_options(choices)
-    except EnrolmentError as fault:
-        raise _to_invalid_request(fault) from fault
     return choices
 
 
-def _to_invalid_request(fault: EnrolmentError) -> InvalidRequest:
-    return InvalidRequest(str(fault), fields={fault.field: str(fault)} if fault.field else None)
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn an EnrolmentError into InvalidRequest."""
+    try:
+        yield
+    except EnrolmentError as fault:
+        fields = {fault.field: str(fault)} if fault.field else None
+        raise InvalidRequest(str(fault), fields=fields) from fault
 
 
 def _portal_addresses(host: str) -> tuple[str, ...]:
@@ -157,9 +157,8 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
         try:
             valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
         except RedisError as away:
-            raise ServiceUnavailable(
-                "Valkey does not respond, so the credentials cannot be passed on."
-            ) from away
+            message = "Valkey does not respond, so the credentials cannot be passed on."
+            raise ServiceUnavailable(message) from away
         enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
     return check
 

@@ -33,10 +33,7 @@ def do_create_project(actor: User, *, name: str, title: str = "", parent: Projec
         require_admin(actor, "create a top-level project")
     else:
         require_permission(actor, Permission.MANAGE, parent)
-        if _depth(parent) + 1 >= MAX_DEPTH:
-            raise InvalidRequest(
-                fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."}
-            )
+        _check_depth(path_to_root(parent, lambda below: below.parent))
     check_name(name)
     with atomic_unique("name", f"There is already a project called {name}."):
         project = Project.objects.create(name=name, title=title[:200], parent=parent)
@@ -252,12 +249,13 @@ def _check_acyclic(project: Project, parent: Project, tree: dict[int, Project]) 
     line = path_to_root(parent.pk, lambda below: tree[below].parent_id)
     if project.pk in line:
         raise InvalidRequest(fields={"parent": "A project cannot be its own ancestor."})
-    if len(line) + 1 >= MAX_DEPTH:
+    _check_depth([*line, project.pk])
+
+
+def _check_depth(ancestors: Sequence[object]) -> None:
+    """Raise InvalidRequest if a project below these ancestors would be nested too deep."""
+    if len(ancestors) >= MAX_DEPTH:
         raise InvalidRequest(fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."})
-
-
-def _depth(project: Project) -> int:
-    return len(path_to_root(project.parent, lambda below: below.parent))
 
 
 def _jobs_below(project: Project, tree: dict[int, Project]) -> QuerySet[Job]:
