@@ -188,7 +188,7 @@ def read_rights(usages: Iterable[JobUsage]) -> RightsSnapshot:
     members = Membership.objects.filter(user__in=owners, role__in=_JOB_ROLES)
     projects = Project.objects.values_list("id", "name", "parent_id", "archived_at")
     return RightsSnapshot(
-        accounts={id_: AccountStatus(*status) for id_, *status in accounts},
+        accounts={id_: AccountStatus(name, active, admin) for id_, name, active, admin in accounts},
         members=frozenset(members.values_list("user_id", "project_id")),
         projects={id_: (name, parent, archived is not None) for id_, name, parent, archived in projects},
         environments={

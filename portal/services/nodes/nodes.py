@@ -127,23 +127,17 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         NodeOperation.objects.filter(node=row, uncordon_on_success=True, finished_at__isnull=True).update(
             uncordon_on_success=False
         )
-        before = {"state": row.state, "reason": row.state_reason}
         held = Task.objects.filter(node=row, container_removed=False)
         if state is NodeState.RETIRED and held.exists():
-            raise Conflict(
-                f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced.",
-                code="node_busy",
-            )
+            message = f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced."
+            raise Conflict(message, code="node_busy")
         if state is NodeState.READY:
             _require_connected_once(row)
-            row.addresses = reported_addresses(row.agent_info)
-        row.state, row.state_reason = state.value, reason[:500]
-        row.save(update_fields=["state", "state_reason", "addresses"])
         if state is NodeState.DRAINED:
             message = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)
             elastic.end_tasks(tasks, EndReason.PREEMPTED, message=message, actor=actor.username)
-        _record_state_change(actor, row, before)
+        _set_state(actor, row, state, reason)
     return row
 
 
@@ -167,14 +161,10 @@ def do_uncordon_node(
         if row.state == NodeState.READY.value:
             return None
         if not row.reachable:
-            raise Conflict(
-                f"{row.name} is unreachable, so it cannot be checked. A forced uncordon is possible.",
-                code="node_unreachable",
-            )
-        looks = NodeOperation.objects.filter(
-            node=row, kind=OperationKind.PREFLIGHT.value, finished_at__isnull=True
-        )
-        check = looks.first() or request_operation(row, OperationKind.PREFLIGHT)
+            message = f"{row.name} is unreachable, so it cannot be checked. A forced uncordon is possible."
+            raise Conflict(message, code="node_unreachable")
+        checks = row.operations.filter(kind=OperationKind.PREFLIGHT.value, finished_at__isnull=True)
+        check = checks.first() or request_operation(row, OperationKind.PREFLIGHT)
         check.actor, check.uncordon_on_success, check.reason = actor, True, reason[:500]
         check.save(update_fields=["actor", "uncordon_on_success", "reason"])
         record_action(actor, "node.uncordon", row, after={"check": check.public_id}, reason=reason)
@@ -183,9 +173,8 @@ def do_uncordon_node(
 
 def _require_connected_once(node: Node) -> None:
     if not node.agent_info:
-        raise Conflict(
-            "It has not been connected yet; test the connection first.", code="node_never_connected"
-        )
+        message = "It has not been connected yet; test the connection first."
+        raise Conflict(message, code="node_never_connected")
 
 
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
@@ -201,9 +190,8 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
         if row.reachable:
             raise Conflict("It is reachable; drain it instead.", code="node_reachable")
         unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
-        forgotten = unknown.update(
-            removed_at=timezone.now()
-        )  # before the tasks: adoption locks in this order
+        # before the tasks: adoption locks in this order
+        forgotten = unknown.update(removed_at=timezone.now())
         ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
         row.state, row.state_reason = NodeState.CORDONED.value, f"{FENCED_REASON}: {reason}"[:500]
         row.save(update_fields=["state", "state_reason"])
@@ -248,8 +236,8 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
             gpus.record_driver_unresponsive(node, silent)
         else:
             gpus.record_gpus(node, agent_info["gpus"])
-        if not silent and agent_info.get("links") is not None:
-            gpus.record_links(node, agent_info["links"])
+            if agent_info.get("links") is not None:
+                gpus.record_links(node, agent_info["links"])
         publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         trigger_cycle("node")
     return rebooted
@@ -263,11 +251,7 @@ def record_preflight_finished(operation_id: int, ok: bool) -> None:
         record_operation_finished(operation_id, ok)
         check = NodeOperation.objects.select_related("actor").get(pk=operation_id)
         if check.uncordon_on_success and check.ok and node.state != NodeState.READY.value:
-            before = {"state": node.state, "reason": node.state_reason}
-            node.state, node.state_reason = NodeState.READY.value, check.reason
-            node.addresses = reported_addresses(node.agent_info)
-            node.save(update_fields=["state", "state_reason", "addresses"])
-            _record_state_change(check.actor, node, before)
+            _set_state(check.actor, node, NodeState.READY, check.reason)
 
 
 def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
@@ -392,8 +376,13 @@ def _mark_seen(node: Node) -> None:
     node.last_seen_at = timezone.now()
 
 
-def _record_state_change(actor: User | None, row: Node, before: dict[str, str]) -> None:
-    """Write the audit row and publish the event of a state change."""
+def _set_state(actor: User | None, row: Node, state: NodeState, reason: str) -> None:
+    """Set the state of a locked node, with audit row and event; its addresses are accepted when it is READY."""
+    before = {"state": row.state, "reason": row.state_reason}
+    row.state, row.state_reason = state.value, reason[:500]
+    if state is NodeState.READY:
+        row.addresses = reported_addresses(row.agent_info)
+    row.save(update_fields=["state", "state_reason", "addresses"])
     after = {"state": row.state, "reason": row.state_reason}
     record_action(actor, "node.state", row, before=before, after=after)
     publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})

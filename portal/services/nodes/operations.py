@@ -56,9 +56,8 @@ def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOp
         if under_way is not None:
             return under_way
         if not row.reachable:
-            raise Conflict(
-                f"{row.name} is unreachable, so this operation cannot be started.", code="node_unreachable"
-            )
+            message = f"{row.name} is unreachable, so this operation cannot be started."
+            raise Conflict(message, code="node_unreachable")
         check = request_operation(row, kind, actor)
         record_action(actor, f"node.{kind.value}", row)
     return check
@@ -146,19 +145,17 @@ def record_operation_finished(operation_id: int, ok: bool) -> None:
             request_operation(check.node, OperationKind.PREFLIGHT, check.actor)
         if check.rollout_id is not None:
             _advance_rollout(AgentRollout.objects.select_for_update().get(pk=check.rollout_id))
-        publish_on_commit(
-            "cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state}
-        )
+        news = {"kind": "node", "node": check.node.public_id, "state": check.node.state}
+        publish_on_commit("cluster", news)
 
 
 def record_images_removed(operation: NodeOperation, removed: Sequence[Mapping[str, Any]]) -> None:
     """Audit the removal of images, and have the presence of environments checked again."""
     if not removed:
         return
+    columns = {"names": "names", "mib": "size_mib", "unused_s": "unused_s"}
+    images = [{name: row[key] for name, key in columns.items()} for row in removed]
     with transaction.atomic():
-        images = [
-            {"names": row["names"], "mib": row["size_mib"], "unused_s": row["unused_s"]} for row in removed
-        ]
         record_action(operation.actor, "node.images_removed", operation.node, after={"images": images})
         notify_node(operation.node.public_id, "images")
 
@@ -169,9 +166,7 @@ def request_gc_if_full(node: Node, used_percent: float | None) -> None:
     since = timezone.now() - dt.timedelta(seconds=FULL_DISK_GC_INTERVAL_S)
     if used_percent is None or used_percent < high:
         return
-    if not NodeOperation.objects.filter(
-        node=node, kind=OperationKind.GC.value, started_at__gt=since
-    ).exists():
+    if not node.operations.filter(kind=OperationKind.GC.value, started_at__gt=since).exists():
         with transaction.atomic():
             request_operation(node, OperationKind.GC)
 
@@ -230,10 +225,8 @@ def record_operation_step(operation_id: str, *, name: str, ok: bool, message: st
     """Add a step of a connection test, for the page that waits."""
     with transaction.atomic():
         check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
-        check.steps = [
-            *check.steps,
-            {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)},
-        ]
+        step = {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)}
+        check.steps = [*check.steps, step]
         check.save(update_fields=["steps"])
 
 

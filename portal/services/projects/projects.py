@@ -33,7 +33,7 @@ def do_create_project(actor: User, *, name: str, title: str = "", parent: Projec
         require_admin(actor, "create a top-level project")
     else:
         require_permission(actor, Permission.MANAGE, parent)
-        _check_depth(path_to_root(parent, lambda below: below.parent))
+        _check_depth(len(path_to_root(parent, lambda below: below.parent)))
     check_name(name)
     with atomic_unique("name", f"There is already a project called {name}."):
         project = Project.objects.create(name=name, title=title[:200], parent=parent)
@@ -249,12 +249,12 @@ def _check_acyclic(project: Project, parent: Project, tree: dict[int, Project]) 
     line = path_to_root(parent.pk, lambda below: tree[below].parent_id)
     if project.pk in line:
         raise InvalidRequest(fields={"parent": "A project cannot be its own ancestor."})
-    _check_depth([*line, project.pk])
+    _check_depth(len(line) + 1)
 
 
-def _check_depth(ancestors: Sequence[object]) -> None:
-    """Raise InvalidRequest if a project below these ancestors would be nested too deep."""
-    if len(ancestors) >= MAX_DEPTH:
+def _check_depth(ancestors: int) -> None:
+    """Raise InvalidRequest if a project below this many ancestors would be nested too deep."""
+    if ancestors >= MAX_DEPTH:
         raise InvalidRequest(fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."})
 
 
