@@ -29,9 +29,8 @@ def bundled_agent() -> BundledAgent:
     try:
         signed = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
     except FileNotFoundError as missing:
-        raise ServiceUnavailable(
-            "The signed agent does not exist yet; start Fairway with `manage.py up`."
-        ) from missing
+        message = "The signed agent does not exist yet; start Fairway with `manage.py up`."
+        raise ServiceUnavailable(message) from missing
     return BundledAgent(signed, hashlib.sha256(signed.program).hexdigest())
 
 

@@ -74,9 +74,8 @@ def do_create_token(
     with transaction.atomic():
         User.objects.select_for_update().get(pk=owner.pk)
         if live_tokens(owner).count() >= MAX_LIVE_TOKENS:
-            raise Conflict(
-                f"You already have {MAX_LIVE_TOKENS} tokens; revoke one first.", code="too_many_tokens"
-            )
+            message = f"You already have {MAX_LIVE_TOKENS} tokens; revoke one first."
+            raise Conflict(message, code="too_many_tokens")
         token = ApiToken.objects.create(
             public_id=new_public_id(),
             owner=owner,
@@ -150,11 +149,8 @@ def _find_token(text: str) -> ApiToken:
 def _require_within(by: ApiToken, scopes: Collection[Scope], action: str) -> None:
     missing = sorted(scope.value for scope in scopes if not has_scope(by, scope))
     if missing:
-        raise Forbidden(
-            f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}.",
-            code="scope_not_permitted",
-            details={"scopes": missing},
-        )
+        message = f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}."
+        raise Forbidden(message, code="scope_not_permitted", details={"scopes": missing})
 
 
 def _hash(secret: str) -> str:

@@ -57,10 +57,8 @@ def do_change_policy(
     with transaction.atomic():
         row = _lock_owner(owner)
         if version is not None and version != row.policy_version:
-            raise PreconditionFailed(
-                "Another user changed the policy while you were editing it.",
-                details={"current": row.policy, "version": row.policy_version},
-            )
+            message = "Another user changed the policy while you were editing it."
+            raise PreconditionFailed(message, details={"current": row.policy, "version": row.policy_version})
         before = dict(row.policy)
         turned = {
             name: None if value is None else normalize_value(name, value) for name, value in changes.items()

@@ -225,9 +225,8 @@ def _gpus_of(row: OrphanContainer) -> list[tuple[int, int]]:
     rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
     if missing:
-        raise Conflict(
-            f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
-        )
+        message = f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped."
+        raise Conflict(message, code="no_such_gpu")
     return [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
 
 

@@ -214,10 +214,8 @@ def _lock_reservation(
     saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
     before = _audit_values(saved)
     if version is not None and version != saved.version:
-        raise PreconditionFailed(
-            "Another user changed this reservation while you were editing it.",
-            details={"current": before, "version": saved.version},
-        )
+        message = "Another user changed this reservation while you were editing it."
+        raise PreconditionFailed(message, details={"current": before, "version": saved.version})
     if saved.cancelled_at is not None or saved.ends_at <= now:
         raise Conflict("It is cancelled or has ended.", code="reservation_over")
     return saved, before

@@ -127,6 +127,5 @@ def _run(command: list[str]) -> None:
             "JupyterLab could not be installed: " + " ".join(words), code="environment_failed"
         ) from problem
     except subprocess.TimeoutExpired as problem:
-        raise ServiceUnavailable(
-            f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s.", code="environment_failed"
-        ) from problem
+        message = f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s."
+        raise ServiceUnavailable(message, code="environment_failed") from problem

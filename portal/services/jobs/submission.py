@@ -70,9 +70,8 @@ def validate_request(user: User, request: JobRequest) -> None:
         wrong["volumes"] = fault
     wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
     if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
-        raise Forbidden(
-            "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
-        )
+        message = "Only managers of the project may raise a priority above 0."
+        raise Forbidden(message, code="priority_not_allowed")
     if wrong:
         raise InvalidRequest(fields=wrong)
     found = no_gang_network_reason(

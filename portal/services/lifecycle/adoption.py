@@ -48,10 +48,8 @@ def adopt_attempt(
         transition_job(job, JobState.RUNNING, reason="kept", message=message, attempt=attempt, actor=actor)
         transition_attempt(attempt, AttemptState.RUNNING, "kept", message, actor)
     elif attempt.state not in LIVE_ATTEMPT_STATES:
-        raise Conflict(
-            f"Attempt {number} of {job.name} has already ended; the container can only be stopped.",
-            code="attempt_ended",
-        )
+        message = f"Attempt {number} of {job.name} has already ended; the container can only be stopped."
+        raise Conflict(message, code="attempt_ended")
     allocate_running_gpus(share for _, gpus in found for share in gpus)
     for row, gpus in sorted(found, key=lambda each: each[0].rank):
         task = Task.objects.create(

@@ -33,9 +33,8 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
         if row.health == GpuHealth.OK:
             return row
         if row.present and row.health == GpuHealth.LOST:
-            raise Conflict(
-                "The node reports that the GPU does not respond; it cannot be used yet.", code="gpu_lost"
-            )
+            message = "The node reports that the GPU does not respond; it cannot be used yet."
+            raise Conflict(message, code="gpu_lost")
         before = {"health": row.health, "reason": row.health_reason}
         row.health, row.health_reason = GpuHealth.OK.value, ""
         row.ecc_uncorrected = None  # errors counted so far are accepted; the next report sets the baseline

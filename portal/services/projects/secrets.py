@@ -127,9 +127,8 @@ def read_job_secrets(job: Job) -> SecretValues:
         try:
             value = decrypt(row.encrypted_value, _encryption_context(row))
         except DecryptionError as why:
-            raise SecretMissingError(
-                f"The secret {row.name} cannot be decrypted: {why}. Set it again"
-            ) from why
+            message = f"The secret {row.name} cannot be decrypted: {why}. Set it again"
+            raise SecretMissingError(message) from why
         way, name = _delivery(each)
         (found.variables if way == "variable" else found.files)[name] = value
     return found

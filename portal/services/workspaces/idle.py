@@ -176,9 +176,8 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
             raise Conflict("It is already exempt.", code="already_exempt")
         if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
-            raise Forbidden(
-                "An exemption of this workspace was revoked; only administrators can grant another."
-            )
+            message = "An exemption of this workspace was revoked; only administrators can grant another."
+            raise Forbidden(message)
         exemption = IdleExemption.objects.create(
             job=job,
             requested_by=user,

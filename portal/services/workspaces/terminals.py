@@ -48,10 +48,8 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
     if not session_key:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     if Terminal.objects.filter(IS_OPEN, user=user).count() >= MAX_TERMINALS_PER_USER:
-        raise Conflict(
-            f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first.",
-            code="too_many_terminals",
-        )
+        message = f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first."
+        raise Conflict(message, code="too_many_terminals")
     name = new_public_id()
     with transaction.atomic():
         terminal = Terminal.objects.create(
