@@ -79,10 +79,12 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
 
 def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
     """Return the number of tasks left after evictions and without the tasks ``without`` (ids)."""
-    return sum(
-        task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None and task.pk not in without
-        for task in tasks
-    )
+    return sum(is_staying(task) and task.pk not in without for task in tasks)
+
+
+def is_staying(task: Task) -> bool:
+    """Return True if the task is live and not evicted."""
+    return task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None
 
 
 def survives_without(

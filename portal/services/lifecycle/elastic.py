@@ -23,6 +23,7 @@ from portal.outbox import notify_nodes
 from portal.services.lifecycle.allocations import release_gpus
 from portal.services.lifecycle.attempt_end import (
     bump_job_version,
+    is_staying,
     record_lost_tasks,
     survives_without,
     surviving_tasks,
@@ -134,13 +135,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
         live, tasks = _lock_attempts(wanted)
         for attempt in live:
             leave, mine = wanted.pop(attempt.pk), tasks[attempt.pk]
-            going = [
-                task
-                for task in mine
-                if task.rank in leave.ranks
-                and task.state in LIVE_ATTEMPT_STATES
-                and task.eviction_requested_at is None
-            ]
+            going = [task for task in mine if task.rank in leave.ranks and is_staying(task)]
             if not going or not survives_without(attempt, attempt.job, mine, {task.pk for task in going}):
                 kept.append(attempt.pk)
                 continue
@@ -166,13 +161,7 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
             if not survives_without(attempt, attempt.job, mine, lost):
                 stops.append(StopRequest(attempt.pk, reason, message))
                 continue
-            going = [
-                task
-                for task in mine
-                if task.pk in lost
-                and task.state in LIVE_ATTEMPT_STATES
-                and task.eviction_requested_at is None
-            ]
+            going = [task for task in mine if task.pk in lost and is_staying(task)]
             if going:
                 _request_eviction(attempt, going, reason)
                 record_lost_tasks(

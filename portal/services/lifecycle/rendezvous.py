@@ -6,6 +6,7 @@ Called in the transaction that starts attempts, and in the one that ends each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.db.models import Max
 from django.utils import timezone
@@ -15,7 +16,7 @@ from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
 from portal.domain.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.domain.states import AttemptState, RuntimeKind
 from portal.errors import Conflict
-from portal.models import Attempt, Node, Rendezvous, Task
+from portal.models import Attempt, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes
 
 PORT_RANGE = 32_000, 32_700
@@ -71,58 +72,47 @@ def _plan_rendezvous(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts)
         raise Conflict(f"{pool.name} does not allow gangs the host network.", code="no_gang_network")
     if any(PORT_OPTION not in node.agent_info.get("capabilities", ()) for node in nodes):
         return None
+    network = _plan_network(pool, nodes)
+    if network is None:
+        return None
+    return Rendezvous(attempt=attempt, node=first, port=ports.allocate(first), **network)
+
+
+def _plan_network(pool: NodePool, nodes: Sequence[Node]) -> dict[str, Any] | None:
+    """Return the network of a gang, as columns of its rendezvous; None if its nodes have none in common."""
+    first = nodes[0]
     if len({node.pk for node in nodes}) == 1:
         plain = first.runtime == RuntimeKind.PROCESS.value
-        return Rendezvous(
-            attempt=attempt,
-            node=first,
-            port=ports.allocate(first),
-            address=LOOPBACK if plain else "",
-            interfaces={first.public_id: "lo" if plain else "eth0"},
-        )
+        interface = "lo" if plain else "eth0"
+        return {"address": LOOPBACK if plain else "", "interfaces": {first.public_id: interface}}
     if not pool.allow_host_network:
         return None
+    fabric = {"devices": pool.fabric_devices, "adapters": pool.fabric_adapters}
     if pool.fabric_network:
-        return _plan_in_engine_network(attempt, nodes, ports)
+        address = _address_in_engine_network(pool.fabric_network, first)
+        interfaces = {node.public_id: CONTAINER_INTERFACE for node in nodes}
+        # no connectivity check: nothing listens there before rank 0 runs
+        network = {"network": pool.fabric_network, "address": address, "interfaces": interfaces}
+        return None if address is None else fabric | network
     found = {node.public_id: node.gang_address(pool.fabric) for node in nodes}
     here = found[first.public_id]
     if here is None or None in found.values():
         return None
-    return Rendezvous(
-        attempt=attempt,
-        node=first,
-        port=ports.allocate(first),
-        address=here.address,
-        node_network=True,
-        devices=pool.fabric_devices,
-        adapters=pool.fabric_adapters,
-        interfaces={node: each.interface for node, each in found.items() if each is not None},
-        connectivity_check=all(
+    return fabric | {
+        "address": here.address,
+        "node_network": True,
+        "interfaces": {node: each.interface for node, each in found.items() if each is not None},
+        "connectivity_check": all(
             CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in nodes
         ),
-    )
+    }
 
 
-def _plan_in_engine_network(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts) -> Rendezvous | None:
-    """Choose an address for rank 0 in a container engine network.
-
-    Nothing listens there before rank 0 runs, so there is no connectivity check.
-    """
-    first, pool, name = nodes[0], attempt.pool, attempt.pool.fabric_network
+def _address_in_engine_network(name: str, first: Node) -> str | None:
+    """Choose an address for rank 0 in a container engine network; None if its node does not report it."""
     reported = (first.agent_info.get("networks") or {}).get(first.runtime) or ()
     network = next((each for each in reported if each["name"] == name), None)
-    if network is None:
-        return None
-    return Rendezvous(
-        attempt=attempt,
-        node=first,
-        port=ports.allocate(first),
-        address=_next_free_address(name, allocatable_addresses(network)),
-        network=name,
-        devices=pool.fabric_devices,
-        adapters=pool.fabric_adapters,
-        interfaces={node.public_id: CONTAINER_INTERFACE for node in nodes},
-    )
+    return None if network is None else _next_free_address(name, allocatable_addresses(network))
 
 
 def _next_free_address(network: str, addresses: Sequence[str]) -> str:
