@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from portal.models.columns import optional_number, optional_time
+from portal.models.columns import optional_number, optional_time, set_together
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -96,10 +96,7 @@ class WorkspaceActivity(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(
-                condition=Q(suspend_at__isnull=True) | Q(idle_notified_at__isnull=False),
-                name="activity_suspends_after_notice",
-            ),
+            set_together("suspend_at", "idle_notified_at", "activity_suspends_after_notice"),
         ]
 
     @property
@@ -132,10 +129,7 @@ class IdleExemption(models.Model):
         ordering = ["-id"]
         constraints = [
             models.UniqueConstraint(fields=["job", "expires_at"], name="idle_exemption_once"),
-            models.CheckConstraint(
-                condition=Q(revoked_at__isnull=True) | Q(revoked_by__isnull=False),
-                name="idle_exemption_revoked_by",
-            ),
+            set_together("revoked_at", "revoked_by", "idle_exemption_revoked_by"),
         ]
         indexes = [
             models.Index(
