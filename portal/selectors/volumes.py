@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from django.db.models import Prefetch, QuerySet
 
@@ -58,7 +59,7 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
     on = [
         disk
         for disk in reported
-        if disk.purpose == use and (use != "volumes" or _is_below(row.path, disk.path))
+        if disk.purpose == use and (use != "volumes" or PurePosixPath(row.path).is_relative_to(disk.path))
     ]
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
@@ -67,7 +68,3 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
             "No node reports that its file system enforces this limit; this needs the mount option prjquota."
         )
     return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")

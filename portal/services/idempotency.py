@@ -59,7 +59,8 @@ def run_once(
         [IdempotencyKey(user=user, key=key, route=route, body_sha256=fingerprint)], ignore_conflicts=True
     )
     try:
-        if check is not None and not _has_response(user, key):
+        answered = IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False)
+        if check is not None and not answered.exists():
             check()
         return _run_locked(user, key, fingerprint, perform)
     except (_InProgressError, _KeyReusedError):
@@ -102,10 +103,6 @@ def _run_locked(
         row.status, row.body = status, text
         row.save(update_fields=["status", "body"])
         return StoredResponse(status, json.loads(text), is_replay=False)
-
-
-def _has_response(user: User, key: str) -> bool:
-    return IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False).exists()
 
 
 class _InProgressError(Conflict):

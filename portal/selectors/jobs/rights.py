@@ -91,10 +91,10 @@ class RightsSnapshot:
             yield Denial(Requirement.ACCOUNT, f"The account of {name} is deactivated.", _REACTIVATION)
             return
         project, _, archived = self.projects[usage.project]
-        line = path_to_root(usage.project, self._parent)
+        line = path_to_root(usage.project, lambda each: self.projects[each][1])
         if archived:
             yield Denial(Requirement.PROJECT, f"The project {project} is archived.", _REACTIVATION)
-        elif not account.is_admin and not self._is_member(usage.owner, line):
+        elif not account.is_admin and self.members.isdisjoint((usage.owner, each) for each in line):
             yield Denial(
                 Requirement.PROJECT,
                 f"{account.name} may no longer run jobs in {project}.",
@@ -130,12 +130,6 @@ class RightsSnapshot:
                     f"{owner} has no secret called {name}.",
                     "A manager of the project can create it." if of_project else f"{owner} can create it.",
                 )
-
-    def _parent(self, project: int) -> int | None:
-        return self.projects[project][1]
-
-    def _is_member(self, owner: int, line: Iterable[int]) -> bool:
-        return any((owner, project) in self.members for project in line)
 
 
 _JOB_ROLES = [role.value for role, rank in ROLE_RANK.items() if rank >= ROLE_RANK[Role.MEMBER]]

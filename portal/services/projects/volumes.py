@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -144,7 +145,7 @@ def volume_references_error(owner: User, runtime: str, references: Sequence[Volu
     for target in targets:
         if fault := mount_target_error(target):
             return fault
-        if _is_inside(target, f"/home/{owner.username[:32]}"):
+        if PurePosixPath(target).is_relative_to(f"/home/{owner.username[:32]}"):
             return f"{target} is inside the home; choose a path outside it."
         if targets.count(target) > 1:
             return f"Two volumes have the mount path {target}."
@@ -215,10 +216,6 @@ def _validation_errors(spec: VolumeInput, row: Volume | None) -> dict[str, str]:
     if kind is VolumeKind.HOME and (spec.projects or spec.nodes or spec.pool or spec.read_only):
         wrong["kind"] = "Homes must be available to all projects, pools and nodes."
     return wrong
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
 
 
 def _audit_values(row: Volume) -> dict[str, Any]:
