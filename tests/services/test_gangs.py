@@ -270,8 +270,7 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one
     second.refresh_from_db()
     assert (
-        second.missing_requirements == ""
-        and second.gang_address(scene["pool"].fabric).address == "192.0.2.2"
+        second.missing_requirements == "" and second.gang_address(scene["pool"].fabric).address == "192.0.2.2"
     )
 
 
