@@ -158,12 +158,12 @@ def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
 @contextlib.contextmanager
 def _lab(folder: Path, port: int, secret: str) -> Iterator[None]:
     """Run a JupyterLab as a node starts it."""
-    from portal.services.images.process_environment import ensure_process_jupyterlab
+    from portal.services.images.process_environment import ensure_process_jupyterlab, jupyterlab_command
 
     cache = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
     places = {"{address}": JOBS, "{port}": str(port)}
     command = []
-    for word in ensure_process_jupyterlab(cache).tool_command:
+    for word in jupyterlab_command(ensure_process_jupyterlab(cache)):
         for place, value in places.items():
             word = word.replace(place, value)
         command.append(word)

@@ -85,7 +85,7 @@ def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
     from websockets.sync.client import connect
 
     from portal.models import Job, Task, User
-    from portal.services.accounts.session_store import SessionStore
+    from portal.services.accounts.sessions import SessionStore
     from portal.services.workspaces.terminals import do_open_terminal
 
     request = {"name": "echo", "project": "default", "environment": "bench", "command": ["sleep", "600"]}

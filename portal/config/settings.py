@@ -148,7 +148,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 _prefix = "__Host-" if HTTPS_ENABLED else ""  # browsers reject the prefix over plain http
-SESSION_ENGINE = "portal.services.accounts.session_store"
+SESSION_ENGINE = "portal.services.accounts.sessions"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = HTTPS_ENABLED
 SESSION_COOKIE_HTTPONLY = True

@@ -32,9 +32,8 @@ APPLICATION_FAILURES = frozenset(
 )
 """Failures of the program: the job is requeued only if it requested that."""
 
-END_STATES: dict[EndReason, AttemptState] = {
+END_STATES: dict[EndReason, AttemptState] = dict.fromkeys(EndReason, AttemptState.FAILED) | {
     EndReason.COMPLETED: AttemptState.COMPLETED,
-    EndReason.EXIT_CODE: AttemptState.FAILED,
     EndReason.CANCELLED_BY_USER: AttemptState.CANCELLED,
     EndReason.CANCELLED_BY_ADMIN: AttemptState.CANCELLED,
     EndReason.TIME_LIMIT: AttemptState.TIMEOUT,
@@ -42,20 +41,11 @@ END_STATES: dict[EndReason, AttemptState] = {
     EndReason.NODE_REBOOTED: AttemptState.NODE_FAIL,
     EndReason.NODE_FENCED: AttemptState.NODE_FAIL,
     EndReason.CONTAINER_LOST: AttemptState.NODE_FAIL,
-    EndReason.GPU_LOST: AttemptState.FAILED,
-    EndReason.START_REFUSED: AttemptState.FAILED,
-    EndReason.IMAGE_MISSING: AttemptState.FAILED,
-    EndReason.DISK_FULL: AttemptState.FAILED,
-    EndReason.DISK_LIMIT_EXCEEDED: AttemptState.FAILED,
     EndReason.PREEMPTED: AttemptState.PREEMPTED,
     EndReason.RECLAIMED: AttemptState.PREEMPTED,
     EndReason.MIGRATED: AttemptState.PREEMPTED,
     EndReason.SUSPENDED: AttemptState.SUSPENDED,
-    EndReason.READINESS_TIMEOUT: AttemptState.FAILED,
-    EndReason.GANG_INCOMPLETE: AttemptState.FAILED,
     EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
-    EndReason.GPU_MEMORY_LIMIT_EXCEEDED: AttemptState.FAILED,
-    EndReason.MPS_DAEMON_LOST: AttemptState.FAILED,
     EndReason.RENDEZVOUS_UNREACHABLE: AttemptState.NODE_FAIL,
     EndReason.OWNER_NOT_PERMITTED: AttemptState.CANCELLED,
 }

@@ -9,7 +9,7 @@ import fnmatch
 import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from portal.domain.states import RuntimeKind
@@ -42,12 +42,8 @@ class GangFabric:
 
     def to_json(self) -> dict[str, Any]:
         """Return the values by the names of their database columns, as rows and audit entries store them."""
-        return {
-            "fabric_interface": self.interface,
-            "fabric_network": self.network,
-            "fabric_devices": list(self.devices),
-            "fabric_adapters": self.adapters,
-        }
+        values = asdict(self) | {"devices": list(self.devices)}
+        return {f"fabric_{name}": value for name, value in values.items()}
 
 
 @dataclass(frozen=True)

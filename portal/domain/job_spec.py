@@ -280,7 +280,6 @@ def _resolve(name: str, rule: JobField, hint: Any, default: Any) -> JobField:
 
 
 def placement_fields(spec: type[Any] = JobSpec) -> tuple[str, ...]:
-    """Return the names of the fields that take part in scheduling."""
     return tuple(name for name, each in job_fields(spec).items() if each.affects_placement)
 
 

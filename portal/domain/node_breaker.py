@@ -195,18 +195,16 @@ def end_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
 def start_probation_if_due(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """Put the node on probation if its quarantine is over."""
     if (
-        breaker.state is BreakerState.QUARANTINED
-        and breaker.probe_at_s is not None
-        and breaker.probe_at_s <= now_s
+        breaker.state is not BreakerState.QUARANTINED
+        or breaker.probe_at_s is None
+        or breaker.probe_at_s > now_s
     ):
-        return replace(breaker, state=BreakerState.PROBATION, since_s=now_s, probe_at_s=None)
-    return breaker
+        return breaker
+    return replace(breaker, state=BreakerState.PROBATION, since_s=now_s, probe_at_s=None)
 
 
-def close_breaker(breaker: NodeBreaker, now_s: float, *, reset_trips: bool = False) -> NodeBreaker:
-    """Return the node to healthy after a successful probation; ``reset_trips`` also clears its trip count."""
-    if reset_trips:
-        return NodeBreaker(since_s=now_s)
+def close_breaker(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
+    """Return the node to healthy after a successful probation; its trip count remains."""
     return replace(breaker, state=BreakerState.HEALTHY, cause=None, since_s=now_s, probe_at_s=None)
 
 

@@ -5,7 +5,7 @@ Pages, REST, validation and ``docs/policy.md`` read these tables. How to add a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,383 +46,372 @@ DAY_S = 86_400.0
 TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
 
+_DECISION_NUMBERS = (
+    NumberSetting(
+        "usage_half_life_s",
+        "s",
+        3_600.0,
+        365 * DAY_S,
+        7 * DAY_S,
+        "Half-life of past use in fair share, in seconds; default 7 days. Shorten it so that earlier "
+        "use counts less.",
+    ),
+    NumberSetting(
+        "usage_weight",
+        "",
+        0.0,
+        10.0,
+        1.0,
+        "Weight of past use in the division of GPUs beyond the guarantees; no unit, default 1, 0 "
+        "ignores past use. Raise it to give more to projects that used little.",
+    ),
+    NumberSetting(
+        "start_charge_s",
+        "s",
+        0.0,
+        DAY_S,
+        600.0,
+        "Use that each start adds at once to its user, in seconds per GPU; default 10 min. Raise it "
+        "if one user's burst of submissions starts before jobs of others.",
+    ),
+    NumberSetting(
+        "max_steps_per_cycle",
+        "steps",
+        100,
+        10_000_000,
+        200_000,
+        "Maximum placements and victim sets tried in one cycle, in steps; default 200,000. Raise it "
+        "if jobs often get the verdict cycle_budget_exhausted.",
+        per_pool=False,
+    ),
+    NumberSetting(
+        "max_suggestion_steps",
+        "steps",
+        0,
+        100_000,
+        400,
+        "Maximum steps of one cycle that search for suggestions, in addition to max_steps_per_cycle; "
+        "default 400, 0 disables suggestions. Raise it if verdicts lack suggestions.",
+        per_pool=False,
+    ),
+    NumberSetting(
+        "jobs_ahead_limit",
+        "jobs",
+        0,
+        50,
+        5,
+        "Maximum jobs ahead that a verdict names, in jobs; default 5. Raise it to show users more of "
+        "the queue.",
+        per_pool=False,
+    ),
+    NumberSetting(
+        "backfill_reserve_after_s",
+        "s",
+        0.0,
+        7 * DAY_S,
+        1_800.0,
+        "Waiting time after which a gang gets a reservation of the GPUs that are free first, in "
+        "seconds; default 30 min. Lower it if smaller jobs keep passing large gangs.",
+    ),
+    NumberSetting(
+        "preemption_delay_s",
+        "s",
+        0.0,
+        7 * DAY_S,
+        0.0,
+        "Waiting time of a job before other jobs are evicted for it, in seconds; default 0, no delay. "
+        "Raise it to avoid evictions for GPUs that are free soon.",
+    ),
+    NumberSetting(
+        "size_penalty_s_per_gpu",
+        "s per GPU",
+        0.0,
+        7 * DAY_S,
+        0.0,
+        "Moves a job back in the order of its project, in seconds for each requested GPU; default 0, "
+        "plain age. Raise it to start small jobs first.",
+    ),
+    NumberSetting(
+        "predicted_duration_weight",
+        "",
+        0.0,
+        100.0,
+        1.0,
+        "Moves a job back in the order of its project by this multiple of its predicted duration; no "
+        "unit, default 1, 0 is plain age. Raise it to start short jobs first.",
+    ),
+    NumberSetting(
+        "near_end_protection_s",
+        "s",
+        0.0,
+        7 * DAY_S,
+        7_200.0,
+        "A job predicted to end within this time is not evicted, except for a project within its "
+        "guarantee; in seconds, default 2 h. Raise it to lose less work to evictions.",
+    ),
+    NumberSetting(
+        "preempt_min_runtime_s",
+        "s",
+        0.0,
+        DAY_S,
+        0.0,
+        "Run time before a job may be reclaimed or preempted, in seconds; default 0. Raise it so that "
+        "jobs reach their first checkpoint.",
+    ),
+    NumberSetting(
+        "max_victims",
+        "jobs",
+        0,
+        100_000,
+        1_000,
+        "Maximum jobs evicted for one pending job, in jobs; default 1,000. Lower it to limit what one "
+        "large job may interrupt.",
+    ),
+    NumberSetting(
+        "max_migrations",
+        "jobs",
+        0,
+        100_000,
+        8,
+        "Maximum jobs moved to other GPUs so that one pending job fits, in jobs; default 8, 0 "
+        "disables moves. Raise it if large jobs wait while free GPUs are scattered.",
+    ),
+    NumberSetting(
+        "max_migration_loss_gpu_s",
+        "GPU-seconds",
+        0.0,
+        1e12,
+        300.0,
+        "Maximum work that a job may lose when it is moved to other GPUs, in GPU-seconds since its "
+        "last checkpoint; default 300. Raise it to allow more moves.",
+    ),
+    NumberSetting(
+        "stale_gang_grace_s",
+        "s",
+        0.0,
+        DAY_S,
+        60.0,
+        "Time after which a gang with fewer live tasks than it needs is stopped and returns to the "
+        "queue, in seconds; default 60. Raise it if lost tasks are often replaced later.",
+    ),
+)
+# Notices to running jobs and their end, clean-up of nodes, limits of tasks.
+_OTHER_NUMBERS = (
+    NumberSetting(
+        "time_limit_warning_s",
+        "s",
+        0.0,
+        7 * DAY_S,
+        900.0,
+        "Time before a time limit ends a job at which its users are warned, in seconds, at most half "
+        "of the limit; default 15 min, 0 gives no warning. Raise it if saving takes long.",
+    ),
+    NumberSetting(
+        "max_extension_s",
+        "s",
+        0.0,
+        30 * DAY_S,
+        DAY_S,
+        "Maximum time that all extensions of a job together add to its limit, in seconds; default 1 "
+        "day, 0 allows none. Lower it if extended jobs keep others waiting.",
+    ),
+    NumberSetting(
+        "idle_after_s",
+        "s",
+        300.0,
+        7 * DAY_S,
+        3_600.0,
+        "Time of measured inactivity of its GPUs and its tool after which a workspace is idle, in "
+        "seconds; default 1 h. Lower it to get unused GPUs back sooner.",
+        per_project=True,
+    ),
+    NumberSetting(
+        "idle_gpu_percent",
+        "%",
+        0.0,
+        100.0,
+        3.0,
+        "A GPU is inactive in a minute if its mean use is below this, in percent; default 3, with 0 "
+        "no GPU is ever inactive. Raise it if programs that only wait keep GPUs slightly busy.",
+    ),
+    NumberSetting(
+        "idle_grace_s",
+        "s",
+        60.0,
+        DAY_S,
+        1_800.0,
+        "Countdown before an idle workspace is suspended, in seconds; default 30 min. Raise it to "
+        "give users more time to react.",
+        per_project=True,
+    ),
+    NumberSetting(
+        "idle_snooze_s",
+        "s",
+        300.0,
+        DAY_S,
+        3_600.0,
+        "Time for which a snooze keeps an idle workspace, in seconds; default 1 h. Raise it if users "
+        "snooze several times in a row.",
+        per_project=True,
+    ),
+    NumberSetting(
+        "idle_snooze_limit",
+        "times",
+        0,
+        100,
+        3,
+        "Times that an idle workspace may be snoozed until it is used again; default 3, 0 allows no "
+        "snooze. Lower it if unused workspaces keep GPUs by snoozes.",
+        per_project=True,
+    ),
+    NumberSetting(
+        "idle_exemption_s",
+        "s",
+        0.0,
+        30 * DAY_S,
+        DAY_S,
+        "Time for which an exemption with a reason keeps an idle workspace, in seconds, unless it is "
+        "revoked; default 1 day, 0 allows no exemptions. Raise it for longer interactive work.",
+        per_project=True,
+    ),
+    NumberSetting(
+        "idle_project_max_factor",
+        "times",
+        1.0,
+        100.0,
+        1.0,
+        "Projects may set idle times and counts up to this many times their pool's values; default 1, "
+        "only stricter. Raise it to let projects keep idle workspaces longer.",
+    ),
+    NumberSetting(
+        "gc_interval_s",
+        "s",
+        0.0,
+        30 * DAY_S,
+        DAY_S,
+        "Interval of the automatic clean-up of a node, in seconds; default 1 day, sooner while its "
+        "disk is full, 0 disables it. Shorten it if disks fill up between clean-ups.",
+    ),
+    NumberSetting(
+        "gc_keep_s",
+        "s",
+        3_600.0,
+        90 * DAY_S,
+        7 * DAY_S,
+        "Time for which a clean-up keeps files of ended attempts that the portal has not released, in "
+        "seconds; default 7 days. Lower it if node disks are small.",
+    ),
+    NumberSetting(
+        "image_gc_high_threshold_percent",
+        "%",
+        10.0,
+        100.0,
+        85.0,
+        "Use of the image file system of a node from which a clean-up removes unused images, in "
+        "percent; default 85. Lower it if pulls fail for lack of disk space.",
+    ),
+    NumberSetting(
+        "image_gc_low_threshold_percent",
+        "%",
+        0.0,
+        100.0,
+        75.0,
+        "Use of the image file system at which a clean-up stops removing images, longest unused "
+        "first, in percent; default 75. Lower it to free more space at once.",
+    ),
+    NumberSetting(
+        "image_min_age_s",
+        "s",
+        0.0,
+        365 * DAY_S,
+        7 * DAY_S,
+        "Time for which an image stays on a node after it was pulled or last used there, in seconds; "
+        "default 7 days. Lower it if image file systems stay too full.",
+    ),
+    NumberSetting(
+        TASK_DISK_LIMIT,
+        "MiB",
+        0.0,
+        1e9,
+        51_200.0,
+        "Maximum that a task may write to the disk of its node outside its volumes, in MiB; default "
+        "50 GiB, 0 sets no limit. A task above it is stopped. Raise it for large temporary files.",
+    ),
+)
+_DECISION_CHOICES = (
+    ChoiceSetting(
+        "placement",
+        ("fragmentation", "pack", "spread"),
+        "fragmentation",
+        "How a node is chosen: fragmentation (default) keeps free GPUs usable for typical requests, "
+        "pack fills nodes one after the other, spread balances the load. Choose pack to keep whole "
+        "nodes free.",
+    ),
+    ChoiceSetting(
+        "victim_order",
+        ("least_lost_work", "youngest"),
+        "least_lost_work",
+        "Which job is evicted first: the one that loses the least work since its last checkpoint "
+        "(default), or the youngest. Choose youngest to evict the job submitted last.",
+    ),
+    ChoiceSetting(
+        "gpu_sharing_scope",
+        ("project", "any"),
+        "project",
+        "Which jobs may share a GPU: jobs of one project (default) or any jobs. Sharing is "
+        "cooperative: choose any only if all projects trust each other.",
+    ),
+    ChoiceSetting(
+        "gpu_sharing_requires_mps",
+        ("no", "yes"),
+        "no",
+        "Whether shares of a GPU are placed only on nodes where MPS limits tasks to their shares; "
+        "default no. Choose yes if tasks use more than their shares.",
+    ),
+    ChoiceSetting(
+        "use_predictions",
+        ("yes", "no"),
+        "yes",
+        "Whether decisions use durations and layout speeds learned from similar jobs that ended; "
+        "default yes. With no they use only time limits. Choose no if predictions are often wrong.",
+        per_pool=False,
+    ),
+)
+_OTHER_CHOICES = (
+    ChoiceSetting(
+        "image_gc_scope",
+        ("ours", "all", "none"),
+        "ours",
+        "Which unused images a clean-up may remove from a node: those that Fairway pulled (ours, "
+        "default), all, or none. Choose all if only Fairway uses the nodes.",
+    ),
+    ChoiceSetting(
+        "idle_action",
+        ("off", "notify", "suspend"),
+        "notify",
+        "What happens to an idle workspace: nothing (off), its users are notified (notify, default), "
+        "or it is also suspended after a countdown (suspend). Choose suspend if others wait for its "
+        "GPUs.",
+        per_project=True,
+    ),
+    ChoiceSetting(
+        EGRESS,
+        ("open", "listed", "none"),
+        "open",
+        "Where containers may connect: anywhere except the portal, the nodes and metadata services "
+        "(open, default), only to the project's list (listed), or nowhere (none). Choose listed or "
+        "none for confidential data.",
+        per_project=True,
+    ),
+)
+
 NUMBER_SETTINGS: dict[str, NumberSetting] = {
     setting.name: setting
-    for setting in (
-        NumberSetting(
-            "usage_half_life_s",
-            "s",
-            3_600.0,
-            365 * DAY_S,
-            7 * DAY_S,
-            "Half-life of past use in fair share, in seconds; default 7 days. Shorten it so that earlier "
-            "use counts less.",
-        ),
-        NumberSetting(
-            "usage_weight",
-            "",
-            0.0,
-            10.0,
-            1.0,
-            "Weight of past use in the division of GPUs beyond the guarantees; no unit, default 1, 0 "
-            "ignores past use. Raise it to give more to projects that used little.",
-        ),
-        NumberSetting(
-            "start_charge_s",
-            "s",
-            0.0,
-            DAY_S,
-            600.0,
-            "Use that each start adds at once to its user, in seconds per GPU; default 10 min. Raise it "
-            "if one user's burst of submissions starts before jobs of others.",
-        ),
-        NumberSetting(
-            "max_steps_per_cycle",
-            "steps",
-            100,
-            10_000_000,
-            200_000,
-            "Maximum placements and victim sets tried in one cycle, in steps; default 200,000. Raise it "
-            "if jobs often get the verdict cycle_budget_exhausted.",
-            per_pool=False,
-        ),
-        NumberSetting(
-            "max_suggestion_steps",
-            "steps",
-            0,
-            100_000,
-            400,
-            "Maximum steps of one cycle that search for suggestions, in addition to max_steps_per_cycle; "
-            "default 400, 0 disables suggestions. Raise it if verdicts lack suggestions.",
-            per_pool=False,
-        ),
-        NumberSetting(
-            "jobs_ahead_limit",
-            "jobs",
-            0,
-            50,
-            5,
-            "Maximum jobs ahead that a verdict names, in jobs; default 5. Raise it to show users more of "
-            "the queue.",
-            per_pool=False,
-        ),
-        NumberSetting(
-            "backfill_reserve_after_s",
-            "s",
-            0.0,
-            7 * DAY_S,
-            1_800.0,
-            "Waiting time after which a gang gets a reservation of the GPUs that are free first, in "
-            "seconds; default 30 min. Lower it if smaller jobs keep passing large gangs.",
-        ),
-        NumberSetting(
-            "preemption_delay_s",
-            "s",
-            0.0,
-            7 * DAY_S,
-            0.0,
-            "Waiting time of a job before other jobs are evicted for it, in seconds; default 0, no delay. "
-            "Raise it to avoid evictions for GPUs that are free soon.",
-        ),
-        NumberSetting(
-            "size_penalty_s_per_gpu",
-            "s per GPU",
-            0.0,
-            7 * DAY_S,
-            0.0,
-            "Moves a job back in the order of its project, in seconds for each requested GPU; default 0, "
-            "plain age. Raise it to start small jobs first.",
-        ),
-        NumberSetting(
-            "predicted_duration_weight",
-            "",
-            0.0,
-            100.0,
-            1.0,
-            "Moves a job back in the order of its project by this multiple of its predicted duration; no "
-            "unit, default 1, 0 is plain age. Raise it to start short jobs first.",
-        ),
-        NumberSetting(
-            "near_end_protection_s",
-            "s",
-            0.0,
-            7 * DAY_S,
-            7_200.0,
-            "A job predicted to end within this time is not evicted, except for a project within its "
-            "guarantee; in seconds, default 2 h. Raise it to lose less work to evictions.",
-        ),
-        NumberSetting(
-            "preempt_min_runtime_s",
-            "s",
-            0.0,
-            DAY_S,
-            0.0,
-            "Run time before a job may be reclaimed or preempted, in seconds; default 0. Raise it so that "
-            "jobs reach their first checkpoint.",
-        ),
-        NumberSetting(
-            "max_victims",
-            "jobs",
-            0,
-            100_000,
-            1_000,
-            "Maximum jobs evicted for one pending job, in jobs; default 1,000. Lower it to limit what one "
-            "large job may interrupt.",
-        ),
-        NumberSetting(
-            "max_migrations",
-            "jobs",
-            0,
-            100_000,
-            8,
-            "Maximum jobs moved to other GPUs so that one pending job fits, in jobs; default 8, 0 "
-            "disables moves. Raise it if large jobs wait while free GPUs are scattered.",
-        ),
-        NumberSetting(
-            "max_migration_loss_gpu_s",
-            "GPU-seconds",
-            0.0,
-            1e12,
-            300.0,
-            "Maximum work that a job may lose when it is moved to other GPUs, in GPU-seconds since its "
-            "last checkpoint; default 300. Raise it to allow more moves.",
-        ),
-        NumberSetting(
-            "stale_gang_grace_s",
-            "s",
-            0.0,
-            DAY_S,
-            60.0,
-            "Time after which a gang with fewer live tasks than it needs is stopped and returns to the "
-            "queue, in seconds; default 60. Raise it if lost tasks are often replaced later.",
-        ),
-        NumberSetting(
-            "time_limit_warning_s",
-            "s",
-            0.0,
-            7 * DAY_S,
-            900.0,
-            "Time before a time limit ends a job at which its users are warned, in seconds, at most half "
-            "of the limit; default 15 min, 0 gives no warning. Raise it if saving takes long.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "max_extension_s",
-            "s",
-            0.0,
-            30 * DAY_S,
-            DAY_S,
-            "Maximum time that all extensions of a job together add to its limit, in seconds; default 1 "
-            "day, 0 allows none. Lower it if extended jobs keep others waiting.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "idle_after_s",
-            "s",
-            300.0,
-            7 * DAY_S,
-            3_600.0,
-            "Time of measured inactivity of its GPUs and its tool after which a workspace is idle, in "
-            "seconds; default 1 h. Lower it to get unused GPUs back sooner.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-        NumberSetting(
-            "idle_gpu_percent",
-            "%",
-            0.0,
-            100.0,
-            3.0,
-            "A GPU is inactive in a minute if its mean use is below this, in percent; default 3, with 0 "
-            "no GPU is ever inactive. Raise it if programs that only wait keep GPUs slightly busy.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "idle_grace_s",
-            "s",
-            60.0,
-            DAY_S,
-            1_800.0,
-            "Countdown before an idle workspace is suspended, in seconds; default 30 min. Raise it to "
-            "give users more time to react.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-        NumberSetting(
-            "idle_snooze_s",
-            "s",
-            300.0,
-            DAY_S,
-            3_600.0,
-            "Time for which a snooze keeps an idle workspace, in seconds; default 1 h. Raise it if users "
-            "snooze several times in a row.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-        NumberSetting(
-            "idle_snooze_limit",
-            "times",
-            0,
-            100,
-            3,
-            "Times that an idle workspace may be snoozed until it is used again; default 3, 0 allows no "
-            "snooze. Lower it if unused workspaces keep GPUs by snoozes.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-        NumberSetting(
-            "idle_exemption_s",
-            "s",
-            0.0,
-            30 * DAY_S,
-            DAY_S,
-            "Time for which an exemption with a reason keeps an idle workspace, in seconds, unless it is "
-            "revoked; default 1 day, 0 allows no exemptions. Raise it for longer interactive work.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-        NumberSetting(
-            "idle_project_max_factor",
-            "times",
-            1.0,
-            100.0,
-            1.0,
-            "Projects may set idle times and counts up to this many times their pool's values; default 1, "
-            "only stricter. Raise it to let projects keep idle workspaces longer.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "gc_interval_s",
-            "s",
-            0.0,
-            30 * DAY_S,
-            DAY_S,
-            "Interval of the automatic clean-up of a node, in seconds; default 1 day, sooner while its "
-            "disk is full, 0 disables it. Shorten it if disks fill up between clean-ups.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "gc_keep_s",
-            "s",
-            3_600.0,
-            90 * DAY_S,
-            7 * DAY_S,
-            "Time for which a clean-up keeps files of ended attempts that the portal has not released, in "
-            "seconds; default 7 days. Lower it if node disks are small.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "image_gc_high_threshold_percent",
-            "%",
-            10.0,
-            100.0,
-            85.0,
-            "Use of the image file system of a node from which a clean-up removes unused images, in "
-            "percent; default 85. Lower it if pulls fail for lack of disk space.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "image_gc_low_threshold_percent",
-            "%",
-            0.0,
-            100.0,
-            75.0,
-            "Use of the image file system at which a clean-up stops removing images, longest unused "
-            "first, in percent; default 75. Lower it to free more space at once.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            "image_min_age_s",
-            "s",
-            0.0,
-            365 * DAY_S,
-            7 * DAY_S,
-            "Time for which an image stays on a node after it was pulled or last used there, in seconds; "
-            "default 7 days. Lower it if image file systems stay too full.",
-            affects_decisions=False,
-        ),
-        NumberSetting(
-            TASK_DISK_LIMIT,
-            "MiB",
-            0.0,
-            1e9,
-            51_200.0,
-            "Maximum that a task may write to the disk of its node outside its volumes, in MiB; default "
-            "50 GiB, 0 sets no limit. A task above it is stopped. Raise it for large temporary files.",
-            affects_decisions=False,
-        ),
-    )
+    for setting in (*_DECISION_NUMBERS, *(replace(each, affects_decisions=False) for each in _OTHER_NUMBERS))
 }
-
 CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
-    choice.name: choice
-    for choice in (
-        ChoiceSetting(
-            "placement",
-            ("fragmentation", "pack", "spread"),
-            "fragmentation",
-            "How a node is chosen: fragmentation (default) keeps free GPUs usable for typical requests, "
-            "pack fills nodes one after the other, spread balances the load. Choose pack to keep whole "
-            "nodes free.",
-        ),
-        ChoiceSetting(
-            "victim_order",
-            ("least_lost_work", "youngest"),
-            "least_lost_work",
-            "Which job is evicted first: the one that loses the least work since its last checkpoint "
-            "(default), or the youngest. Choose youngest to evict the job submitted last.",
-        ),
-        ChoiceSetting(
-            "gpu_sharing_scope",
-            ("project", "any"),
-            "project",
-            "Which jobs may share a GPU: jobs of one project (default) or any jobs. Sharing is "
-            "cooperative: choose any only if all projects trust each other.",
-        ),
-        ChoiceSetting(
-            "gpu_sharing_requires_mps",
-            ("no", "yes"),
-            "no",
-            "Whether shares of a GPU are placed only on nodes where MPS limits tasks to their shares; "
-            "default no. Choose yes if tasks use more than their shares.",
-        ),
-        ChoiceSetting(
-            "use_predictions",
-            ("yes", "no"),
-            "yes",
-            "Whether decisions use durations and layout speeds learned from similar jobs that ended; "
-            "default yes. With no they use only time limits. Choose no if predictions are often wrong.",
-            per_pool=False,
-        ),
-        ChoiceSetting(
-            "image_gc_scope",
-            ("ours", "all", "none"),
-            "ours",
-            "Which unused images a clean-up may remove from a node: those that Fairway pulled (ours, "
-            "default), all, or none. Choose all if only Fairway uses the nodes.",
-            affects_decisions=False,
-        ),
-        ChoiceSetting(
-            "idle_action",
-            ("off", "notify", "suspend"),
-            "notify",
-            "What happens to an idle workspace: nothing (off), its users are notified (notify, default), "
-            "or it is also suspended after a countdown (suspend). Choose suspend if others wait for its "
-            "GPUs.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-        ChoiceSetting(
-            EGRESS,
-            ("open", "listed", "none"),
-            "open",
-            "Where containers may connect: anywhere except the portal, the nodes and metadata services "
-            "(open, default), only to the project's list (listed), or nowhere (none). Choose listed or "
-            "none for confidential data.",
-            affects_decisions=False,
-            per_project=True,
-        ),
-    )
+    setting.name: setting
+    for setting in (*_DECISION_CHOICES, *(replace(each, affects_decisions=False) for each in _OTHER_CHOICES))
 }
 
 

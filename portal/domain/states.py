@@ -58,51 +58,19 @@ LIVE_JOB_STATES = frozenset(JobState) - TERMINAL_JOB_STATES
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.PENDING: frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.FAILED, JobState.CANCELLED}),
     # PENDING -> FAILED: the retries are used up while the last attempt ended in CONFIGURING.
-    JobState.RUNNING: frozenset(
-        {
-            JobState.PENDING,
-            JobState.SUSPENDED,
-            JobState.COMPLETED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-            JobState.TIMEOUT,
-        }
-    ),
+    JobState.RUNNING: TERMINAL_JOB_STATES | {JobState.PENDING, JobState.SUSPENDED},
     JobState.SUSPENDED: frozenset({JobState.PENDING, JobState.CANCELLED}),
-    JobState.COMPLETED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
-    JobState.TIMEOUT: frozenset(),
-}
+} | {end: frozenset() for end in TERMINAL_JOB_STATES}
 """A job is RUNNING as soon as GPUs are committed to it; its attempt says how far it is."""
 
-TERMINAL_ATTEMPT_STATES = frozenset(
-    {
-        AttemptState.COMPLETED,
-        AttemptState.FAILED,
-        AttemptState.CANCELLED,
-        AttemptState.TIMEOUT,
-        AttemptState.NODE_FAIL,
-        AttemptState.PREEMPTED,
-        AttemptState.OUT_OF_MEMORY,
-        AttemptState.SUSPENDED,
-    }
-)
-LIVE_ATTEMPT_STATES = frozenset(AttemptState) - TERMINAL_ATTEMPT_STATES
+LIVE_ATTEMPT_STATES = frozenset({AttemptState.CONFIGURING, AttemptState.RUNNING, AttemptState.COMPLETING})
+TERMINAL_ATTEMPT_STATES = frozenset(AttemptState) - LIVE_ATTEMPT_STATES
 
 ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.CONFIGURING: TERMINAL_ATTEMPT_STATES | {AttemptState.RUNNING, AttemptState.COMPLETING},
     AttemptState.RUNNING: TERMINAL_ATTEMPT_STATES | {AttemptState.COMPLETING},
     AttemptState.COMPLETING: TERMINAL_ATTEMPT_STATES,
 } | {end: frozenset() for end in TERMINAL_ATTEMPT_STATES}
-
-
-def is_job_transition(old: JobState, new: JobState) -> bool:
-    return new in JOB_TRANSITIONS[old]
-
-
-def is_attempt_transition(old: AttemptState, new: AttemptState) -> bool:
-    return new in ATTEMPT_TRANSITIONS[old]
 
 
 class NodeState(StrEnum):

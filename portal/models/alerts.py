@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from portal.models.columns import one_of, optional_time, set_together
 from portal.models.public_id import PublicIdField
+from portal.models.users import optional_user
 
 
 class AlertKind(models.TextChoices):
@@ -38,25 +39,18 @@ class GpuAlert(models.Model):
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
     repeat_count = models.PositiveBigIntegerField(default=1)
-    resolved_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When the foreign process had ended, or the claimant no longer reported the GPU.",
+    resolved_at = optional_time(
+        "When the foreign process had ended, or the claimant no longer reported the GPU."
     )
-    acknowledged_at = models.DateTimeField(null=True, blank=True)
-    acknowledged_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
-    )
+    acknowledged_at = optional_time()
+    acknowledged_by = optional_user(models.PROTECT)
     note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(condition=Q(kind__in=AlertKind.values), name="gpu_alert_kind"),
-            models.CheckConstraint(
-                condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
-                name="gpu_alert_acknowledged_by",
-            ),
+            one_of("kind", AlertKind, "gpu_alert_kind"),
+            set_together("acknowledged_at", "acknowledged_by", "gpu_alert_acknowledged_by"),
             models.UniqueConstraint(
                 fields=["gpu", "kind", "code", "claimant"],
                 condition=Q(acknowledged_at__isnull=True),
@@ -85,22 +79,15 @@ class InvalidRow(models.Model):
     field = models.CharField(max_length=300, help_text="The invalid column, such as nodes[n1].cpu_milli.")
     message = models.CharField(max_length=1000)
     first_at = models.DateTimeField()
-    resolved_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the row was valid again or deleted."
-    )
-    acknowledged_at = models.DateTimeField(null=True, blank=True)
-    acknowledged_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
-    )
+    resolved_at = optional_time("When the row was valid again or deleted.")
+    acknowledged_at = optional_time()
+    acknowledged_by = optional_user(models.PROTECT)
     note = models.CharField(max_length=500, blank=True, help_text="Note of the user who acknowledged it.")
 
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(
-                condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
-                name="invalid_row_acknowledged_by",
-            ),
+            set_together("acknowledged_at", "acknowledged_by", "invalid_row_acknowledged_by"),
             models.UniqueConstraint(
                 fields=["kind", "row"], condition=Q(resolved_at__isnull=True), name="invalid_row_open_once"
             ),

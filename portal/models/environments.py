@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
+from django.db.models import Q
 
 from portal.domain.driver_versions import required_cuda
 from portal.domain.states import RuntimeKind
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
 
 
@@ -28,13 +30,9 @@ class Environment(models.Model):
         help_text="The image that it runs: name@sha256:... in a registry, or sha256:... "
         "of a loaded archive; blank: not resolved yet.",
     )
-    image_resolved_at = models.DateTimeField(null=True, blank=True)
-    image_resolved_by = models.CharField(
-        max_length=200,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Names of the nodes that reported it, or of the administrator who chose it.",
+    image_resolved_at = optional_time()
+    image_resolved_by = optional_text(
+        200, "Names of the nodes that reported it, or of the administrator who chose it."
     )
     archive = models.CharField(
         max_length=500, blank=True, help_text="Path of a tar file on the portal's machine that nodes load."
@@ -42,32 +40,16 @@ class Environment(models.Model):
     prefix = models.CharField(
         max_length=500, blank=True, help_text="Path of the virtual environment (runtime process)."
     )
-    min_driver = models.CharField(
-        max_length=20,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Minimum version of the NVIDIA driver, such as 525.60.13; blank: any.",
+    min_driver = optional_text(20, "Minimum version of the NVIDIA driver, such as 525.60.13; blank: any.")
+    image_cuda = optional_text(
+        8, "CUDA version that its image requires, as reported by nodes; blank: none, or the nodes disagree."
     )
-    image_cuda = models.CharField(
-        max_length=8,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="CUDA version that its image requires, as reported by nodes; blank: none, or the nodes disagree.",
-    )
-    min_cuda = models.CharField(
-        max_length=8,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Overrides image_cuda: a version, or none; blank: as the image requires.",
-    )
+    min_cuda = optional_text(8, "Overrides image_cuda: a version, or none; blank: as the image requires.")
     tool = models.CharField(max_length=32, blank=True, help_text="jupyterlab, or blank for batch only.")
     tool_command = models.JSONField(
         default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."
     )
-    tool_port = models.PositiveIntegerField(null=True, blank=True)
+    tool_port = optional_number()
     enabled = models.BooleanField(default=True)
     projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Project",
@@ -79,9 +61,7 @@ class Environment(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="environment_runtime"
-            ),
+            one_of("runtime", RuntimeKind, "environment_runtime"),
         ]
 
     def __str__(self) -> str:
@@ -101,56 +81,36 @@ class ImagePresence(models.Model):
     state = models.CharField(max_length=10)  # present, missing, loading, failed
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
-    pull_requested_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When its pull was requested; null: no pull is pending.",
+    pull_requested_at = optional_time("When its pull was requested; null: no pull is pending.")
+    prefetched = flag(
+        "An administrator requested the pull: the image is kept while the environment is enabled."
     )
-    prefetched = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="An administrator requested the pull: the image is kept while the environment is enabled.",
+    image_pin = optional_text(
+        600, "The image digest of the tag as reported by this node; blank: none, or not reported."
     )
-    image_pin = models.CharField(
-        max_length=600,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="The image digest of the tag as reported by this node; blank: none, or not reported.",
-    )
-    check_tag = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="The next pull on this node uses the tag instead of the digest.",
-    )
-    cuda = models.CharField(
-        max_length=8,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="CUDA version that the image requires, as reported by this node; blank: none, or not reported.",
+    check_tag = flag("The next pull on this node uses the tag instead of the digest.")
+    cuda = optional_text(
+        8, "CUDA version that the image requires, as reported by this node; blank: none, or not reported."
     )
 
     class Meta:
         indexes = [
             models.Index(
                 fields=["node"],
-                condition=models.Q(pull_requested_at__isnull=False),
+                condition=Q(pull_requested_at__isnull=False),
                 name="image_presence_pull_requested",
             ),
         ]
         constraints = [
             models.UniqueConstraint(fields=["environment", "node"], name="image_presence_once"),
             models.CheckConstraint(
-                condition=models.Q(state__in=["present", "missing", "loading", "failed"]),
+                condition=Q(state__in=["present", "missing", "loading", "failed"]),
                 name="image_presence_state",
             ),
         ]
 
 
 class Template(models.Model):
-    """A saved launch form."""
-
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
     title = models.CharField(max_length=200)

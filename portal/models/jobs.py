@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from django.db import models
+from django.db.models import F, Q
 
 from portal.domain.job_spec import JobSpec
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
-
-
-def _states(words: type[JobState] | type[AttemptState] | type[DesiredState] | type[JobKind]) -> list[str]:
-    return [word.value for word in words]
 
 
 class Job(models.Model):
@@ -30,7 +27,7 @@ class Job(models.Model):
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=12, default=JobSpec.kind)
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs")
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="jobs")
+    owner = models.ForeignKey("User", on_delete=models.PROTECT, related_name="jobs")
     pool = models.ForeignKey(
         "NodePool",
         null=True,
@@ -44,17 +41,11 @@ class Job(models.Model):
         "Template", null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
     )
 
-    image_digest = models.CharField(
-        max_length=600,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="The image of all its attempts, recorded at submission; blank: set by its first start.",
+    image_digest = optional_text(
+        600, "The image of all its attempts, recorded at submission; blank: set by its first start."
     )
-    image_attempt = models.PositiveIntegerField(
-        null=True,
-        blank=True,
-        help_text="Number of the attempt whose node resolved the image; null: the environment did.",
+    image_attempt = optional_number(
+        "Number of the attempt whose node resolved the image; null: the environment did."
     )
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
@@ -69,13 +60,11 @@ class Job(models.Model):
     )
 
     tasks = models.PositiveIntegerField(default=JobSpec.tasks)
-    min_tasks = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Minimum number of tasks to run; null: all."
-    )
+    min_tasks = optional_number("Minimum number of tasks to run; null: all.")
     gpus_per_task = models.PositiveIntegerField(default=JobSpec.gpus_per_task)
     milli_per_gpu = models.PositiveIntegerField(default=JobSpec.milli_per_gpu)
     gpu_model = models.CharField(max_length=100, blank=True)
-    min_gpu_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    min_gpu_memory_mib = optional_number()
     mig_profile = models.CharField(
         max_length=32, blank=True, help_text="MIG profile of the requested GPU slices; blank: whole GPUs."
     )
@@ -101,7 +90,7 @@ class Job(models.Model):
     )
     priority = models.IntegerField(default=JobSpec.priority)
     preemptible = models.BooleanField(default=JobSpec.preemptible)
-    time_limit_s = models.PositiveIntegerField(null=True, blank=True)
+    time_limit_s = optional_number()
     termination_grace_s = models.PositiveIntegerField(default=JobSpec.termination_grace_s)
     max_attempts = models.PositiveIntegerField(
         default=JobSpec.max_attempts, help_text="Maximum attempts after failures caused by the cluster."
@@ -124,8 +113,8 @@ class Job(models.Model):
         null=True,
         help_text="Slots nominated by the scheduler: a list of [rank, node, [[GPU uuid, milli], ...]].",
     )
-    started_at = models.DateTimeField(null=True, blank=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
+    started_at = optional_time()
+    ended_at = optional_time()
     attempt_count = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
     is_placeholder = models.BooleanField(
@@ -142,20 +131,17 @@ class Job(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(condition=models.Q(state__in=_states(JobState)), name="job_state"),
-            models.CheckConstraint(condition=models.Q(kind__in=_states(JobKind)), name="job_kind"),
+            one_of("state", JobState, "job_state"),
+            one_of("kind", JobKind, "job_kind"),
+            one_of("desired_state", DesiredState, "job_desired_state"),
+            models.CheckConstraint(condition=Q(tasks__gte=1), name="job_tasks"),
             models.CheckConstraint(
-                condition=models.Q(desired_state__in=_states(DesiredState)), name="job_desired_state"
-            ),
-            models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
-            models.CheckConstraint(
-                condition=models.Q(min_tasks__isnull=True)
-                | models.Q(min_tasks__gte=1, min_tasks__lte=models.F("tasks"))
-                & ~models.Q(kind=JobKind.WORKSPACE.value),
+                condition=Q(min_tasks__isnull=True)
+                | Q(min_tasks__gte=1, min_tasks__lte=F("tasks")) & ~Q(kind=JobKind.WORKSPACE.value),
                 name="job_min_tasks",
             ),
             models.CheckConstraint(
-                condition=models.Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
+                condition=Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
             ),
         ]
         indexes = [
@@ -165,16 +151,14 @@ class Job(models.Model):
             models.Index(
                 fields=["id"],
                 name="job_live",
-                condition=models.Q(state__in=["PENDING", "RUNNING", "SUSPENDED"]),
+                condition=Q(state__in=["PENDING", "RUNNING", "SUSPENDED"]),
             ),
             models.Index(
                 fields=["-ended_at", "-id"],
                 name="job_ended",
-                condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
+                condition=Q(started_at__isnull=False, ended_at__isnull=False),
             ),
-            models.Index(
-                fields=["id"], name="job_nominated", condition=models.Q(nominated_placement__isnull=False)
-            ),
+            models.Index(fields=["id"], name="job_nominated", condition=Q(nominated_placement__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -182,12 +166,10 @@ class Job(models.Model):
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of all tasks."""
         return self.tasks * self.task_milli
 
     @property
     def task_milli(self) -> int:
-        """GPU milli of one task."""
         return self.gpus_per_task * self.milli_per_gpu
 
     @property
@@ -216,9 +198,7 @@ class Dependency(models.Model):
         ordering = ["id"]
         constraints = [
             models.UniqueConstraint(fields=["job", "depends_on"], name="dependency_once"),
-            models.CheckConstraint(
-                condition=models.Q(depends_on__lt=models.F("job")), name="dependency_on_older_job"
-            ),
+            models.CheckConstraint(condition=Q(depends_on__lt=F("job")), name="dependency_on_older_job"),
         ]
 
 
@@ -236,23 +216,13 @@ class Attempt(models.Model):
         max_length=200, blank=True, help_text="Encrypted; the gateway adds it to upstream requests."
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    start_sent_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the first start command was sent."
-    )
-    gang_start = models.BooleanField(
-        default=False, db_default=False, help_text="No task starts before all tasks are prepared."
-    )
-    all_prepared_at = models.DateTimeField(
-        null=True, blank=True, help_text="When all tasks were prepared and could start."
-    )
-    running_at = models.DateTimeField(null=True, blank=True)
-    ready_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the workspace server first responded."
-    )
-    checkpoint_at = models.DateTimeField(
-        null=True, blank=True, help_text="When it last reported a checkpoint."
-    )
-    stop_requested_at = models.DateTimeField(null=True, blank=True)
+    start_sent_at = optional_time("When the first start command was sent.")
+    gang_start = flag("No task starts before all tasks are prepared.")
+    all_prepared_at = optional_time("When all tasks were prepared and could start.")
+    running_at = optional_time()
+    ready_at = optional_time("When the workspace server first responded.")
+    checkpoint_at = optional_time("When it last reported a checkpoint.")
+    stop_requested_at = optional_time()
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_requested_by = models.CharField(max_length=200, blank=True)
     preempted_for = models.ForeignKey(
@@ -263,31 +233,27 @@ class Attempt(models.Model):
         related_name="preempted_attempts",
         help_text="The pending job for which it is preempted.",
     )
-    preempted_for_attempt = models.PositiveIntegerField(
-        null=True,
-        blank=True,
-        help_text="Number of attempts of that job at that time; its next attempt fulfils the nomination.",
+    preempted_for_attempt = optional_number(
+        "Number of attempts of that job at that time; its next attempt fulfils the nomination."
     )
-    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_at = optional_time()
     exit_code = models.IntegerField(null=True, blank=True)
     failed_tasks = models.PositiveIntegerField(
         default=0,
         db_default=0,
         help_text="Tasks of an elastic job that failed while the other tasks kept running.",
     )
-    scale_up_after = models.DateTimeField(
-        null=True, blank=True, help_text="Missing tasks are not started before this time, after a failure."
-    )
+    scale_up_after = optional_time("Missing tasks are not started before this time, after a failure.")
 
     class Meta:
         ordering = ["job_id", "number"]
         constraints = [
             models.UniqueConstraint(fields=["job", "number"], name="attempt_number_once"),
-            models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="attempt_state"),
+            one_of("state", AttemptState, "attempt_state"),
             models.UniqueConstraint(
                 fields=["job"],
                 name="attempt_one_live",
-                condition=models.Q(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]),
+                condition=Q(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]),
             ),
         ]
 
@@ -305,32 +271,20 @@ class Task(models.Model):
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     container = models.CharField(max_length=120, blank=True)
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
-    start_sent_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When the first start command of this task was sent; set for gang starts.",
-    )
-    prepared_at = models.DateTimeField(
-        null=True, blank=True, help_text="When its node had prepared it for an immediate start."
-    )
-    rendezvous_reached_at = models.DateTimeField(
-        null=True, blank=True, help_text="When its node reached the rendezvous address of its gang."
-    )
-    running_at = models.DateTimeField(null=True, blank=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
+    start_sent_at = optional_time("When the first start command of this task was sent; set for gang starts.")
+    prepared_at = optional_time("When its node had prepared it for an immediate start.")
+    rendezvous_reached_at = optional_time("When its node reached the rendezvous address of its gang.")
+    running_at = optional_time()
+    ended_at = optional_time()
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
-    peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
+    peak_memory_mib = optional_number()
     status_message = models.CharField(max_length=1000, blank=True, help_text="Why its start is delayed.")
-    world_size_at_start = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Number of tasks of the elastic job when this task was placed."
+    world_size_at_start = optional_number("Number of tasks of the elastic job when this task was placed.")
+    eviction_requested_at = optional_time(
+        "When only this task was evicted, while the other tasks kept running."
     )
-    eviction_requested_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When only this task was evicted, while the other tasks kept running.",
-    )
-    eviction_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
+    eviction_reason = optional_text(40)
     container_removed = models.BooleanField(
         default=False, help_text="Proof that no container of it exists on the node."
     )
@@ -341,12 +295,10 @@ class Task(models.Model):
         ordering = ["attempt_id", "rank"]
         constraints = [
             models.UniqueConstraint(fields=["attempt", "rank"], name="task_rank_once"),
-            models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="task_state"),
+            one_of("state", AttemptState, "task_state"),
         ]
         indexes = [
-            models.Index(
-                fields=["node"], name="task_held_on_node", condition=models.Q(container_removed=False)
-            ),
+            models.Index(fields=["node"], name="task_held_on_node", condition=Q(container_removed=False)),
         ]
 
 
@@ -367,42 +319,26 @@ class Rendezvous(models.Model):
     node_network = models.BooleanField(
         default=False, help_text="The ranks use the host network instead of the network of their job."
     )
-    network = models.CharField(
-        max_length=63,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Container network that the ranks join instead.",
-    )
+    network = optional_text(63, "Container network that the ranks join instead.")
     devices = models.JSONField(default=list, help_text="Fabric devices of each task.")
-    adapters = models.CharField(
-        max_length=200, blank=True, default="", db_default="", help_text="Value of NCCL_IB_HCA."
-    )
+    adapters = optional_text(200, "Value of NCCL_IB_HCA.")
     interfaces = models.JSONField(default=dict, help_text="Interface by public id of the node.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
-    connectivity_check = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="The other nodes check the connection before any rank starts.",
+    connectivity_check = flag("The other nodes check the connection before any rank starts.")
+    check_started_at = optional_time(
+        "When all tasks were prepared and the node listened; null: not started, or restarted."
     )
-    check_started_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When all tasks were prepared and the node listened; null: not started, or restarted.",
-    )
-    recheck_requested = models.BooleanField(
-        default=False, db_default=False, help_text="A node could not connect, so the check is repeated."
-    )
+    recheck_requested = flag("A node could not connect, so the check is repeated.")
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["node", "port"], name="rendezvous_port_once", condition=models.Q(live=True)
+                fields=["node", "port"], name="rendezvous_port_once", condition=Q(live=True)
             ),
             models.UniqueConstraint(
                 fields=["network", "address"],
                 name="rendezvous_address_once",
-                condition=models.Q(live=True) & ~models.Q(network=""),
+                condition=Q(live=True) & ~Q(network=""),
             ),
         ]
 
@@ -415,31 +351,26 @@ class Allocation(models.Model):
     milli = models.PositiveIntegerField()
     whole = models.BooleanField()
     started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_at = optional_time()
     proof = models.CharField(max_length=20, blank=True, help_text="gone, rebooted, fenced or never_started.")
 
     class Meta:
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(milli__gte=1, milli__lte=1000), name="allocation_milli"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(whole=False) | models.Q(milli=1000), name="allocation_whole_is_1000"
-            ),
+            models.CheckConstraint(condition=Q(milli__gte=1, milli__lte=1000), name="allocation_milli"),
+            models.CheckConstraint(condition=Q(whole=False) | Q(milli=1000), name="allocation_whole_is_1000"),
             models.UniqueConstraint(
                 fields=["gpu"],
                 name="allocation_whole_alone",
-                condition=models.Q(whole=True, ended_at__isnull=True),
+                condition=Q(whole=True, ended_at__isnull=True),
             ),
             models.UniqueConstraint(fields=["task", "gpu"], name="allocation_once"),
             models.CheckConstraint(
-                condition=models.Q(ended_at__isnull=True, proof="")
-                | models.Q(ended_at__isnull=False) & ~models.Q(proof=""),
+                condition=Q(ended_at__isnull=True, proof="") | Q(ended_at__isnull=False) & ~Q(proof=""),
                 name="allocation_ends_with_proof",
             ),
         ]
         indexes = [
-            models.Index(fields=["gpu"], name="allocation_live", condition=models.Q(ended_at__isnull=True)),
+            models.Index(fields=["gpu"], name="allocation_live", condition=Q(ended_at__isnull=True)),
         ]
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from django.conf import settings
 from django.contrib.postgres.constraints import ExclusionConstraint
 from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
 from django.db import models
+from django.db.models import Q
 
-from portal.domain.gang_fabric import GangFabric
+from portal.domain.gang_fabric import GangFabric, InterfaceAddress, node_address
 from portal.domain.node_breaker import BreakerState, accepts_another_job
-from portal.domain.node_operations import OPERATION_TITLES, OperationKind, RolloutStatus
 from portal.domain.states import GpuHealth, NodeState, NodeTransport, RuntimeKind
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
+from portal.models.users import optional_user
 
 
 class NodePool(models.Model):
@@ -32,30 +33,14 @@ class NodePool(models.Model):
     allow_host_network = models.BooleanField(
         default=False, help_text="Tasks of multi-node gangs may use the host network."
     )
-    fabric_interface = models.CharField(
-        max_length=50,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Interface or network by which its nodes reach each other; blank: detected by each agent.",
+    fabric_interface = optional_text(
+        50, "Interface or network by which its nodes reach each other; blank: detected by each agent."
     )
-    fabric_network = models.CharField(
-        max_length=63,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Container network that gang tasks join instead of the host network.",
-    )
+    fabric_network = optional_text(63, "Container network that gang tasks join instead of the host network.")
     fabric_devices = models.JSONField(
         default=list, db_default=[], help_text="Devices of gang tasks, such as /dev/infiniband/uverbs0."
     )
-    fabric_adapters = models.CharField(
-        max_length=200,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Value of NCCL_IB_HCA for gang tasks.",
-    )
+    fabric_adapters = optional_text(200, "Value of NCCL_IB_HCA for gang tasks.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
@@ -88,28 +73,18 @@ class Node(models.Model):
     labels = models.JSONField(
         default=dict, blank=True, help_text="Label keys and values, such as its position in a topology."
     )
-    gang_interface = models.CharField(
-        max_length=15,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Interface for the rendezvous of gangs; blank: detected by the agent.",
-    )
-    missing_requirements = models.CharField(
-        max_length=1000,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Requirements of its pool for multi-node gangs that it does not meet, as a message.",
+    gang_interface = optional_text(15, "Interface for the rendezvous of gangs; blank: detected by the agent.")
+    missing_requirements = optional_text(
+        1000, "Requirements of its pool for multi-node gangs that it does not meet, as a message."
     )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
-    unreachable_since = models.DateTimeField(null=True, blank=True)
+    unreachable_since = optional_time()
     status_message = models.CharField(
         max_length=1000, blank=True, help_text="The current problem as a message."
     )
-    last_seen_at = models.DateTimeField(null=True, blank=True)
-    reconciled_at = models.DateTimeField(null=True, blank=True)
+    last_seen_at = optional_time()
+    reconciled_at = optional_time()
     boot_id = models.CharField(max_length=64, blank=True)
     addresses = models.JSONField(
         null=True,
@@ -126,18 +101,14 @@ class Node(models.Model):
     breaker_state = models.CharField(
         max_length=12, default=BreakerState.HEALTHY.value, db_default=BreakerState.HEALTHY.value
     )
-    breaker_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
-    breaker_message = models.CharField(
-        max_length=500, blank=True, default="", db_default="", help_text="Why it is quarantined."
-    )
-    breaker_since = models.DateTimeField(null=True, blank=True)
-    probe_at = models.DateTimeField(
-        null=True, blank=True, help_text="Quarantined until this time; null: until the cause is removed."
-    )
+    breaker_cause = optional_text(16)
+    breaker_message = optional_text(500, "Why it is quarantined.")
+    breaker_since = optional_time()
+    probe_at = optional_time("Quarantined until this time; null: until the cause is removed.")
     trip_count = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Number of recent quarantines."
     )
-    tripped_at = models.DateTimeField(null=True, blank=True)
+    tripped_at = optional_time()
     probation_attempt = models.ForeignKey(
         "Attempt",
         null=True,
@@ -150,31 +121,26 @@ class Node(models.Model):
 
     class Meta:
         constraints = [
+            one_of("breaker_state", BreakerState, "node_breaker_state"),
+            one_of("state", NodeState, "node_state"),
+            one_of("transport", NodeTransport, "node_link"),
+            one_of("runtime", RuntimeKind, "node_runtime"),
             models.CheckConstraint(
-                condition=models.Q(breaker_state__in=[p.value for p in BreakerState]),
-                name="node_breaker_state",
-            ),
-            models.CheckConstraint(
-                condition=models.Q(state__in=[s.value for s in NodeState]), name="node_state"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(transport__in=[s.value for s in NodeTransport]), name="node_link"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="node_runtime"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(ssh_user__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_ssh_user"
+                condition=Q(ssh_user__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_ssh_user"
             ),
             models.UniqueConstraint(
                 fields=["host", "port"],
                 name="node_address_once",
-                condition=~models.Q(host="") & ~models.Q(state="retired"),
+                condition=~Q(host="") & ~Q(state="retired"),
             ),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+    def gang_address(self, fabric: GangFabric) -> InterfaceAddress | None:
+        """Return where other nodes reach it: by its override, its pool's setting, or the agent's choice."""
+        return node_address(self.agent_info.get("interfaces", ()), self.gang_interface, fabric.interface)
 
     @property
     def accepts_work(self) -> bool:
@@ -199,79 +165,6 @@ class Topology(models.Model):
         return self.name
 
 
-class NodeOperation(models.Model):
-    """An operation on a node, such as a test or an upgrade; its steps are added as they finish.
-
-    The node's actor finds an operation over the control channel (``portal.domain.node_operations``) by this
-    row, even if its notification is lost.
-    """
-
-    public_id = PublicIdField()
-    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="operations")
-    kind = models.CharField(max_length=12, default=OperationKind.TEST.value)
-    actor = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
-    )
-    started_at = models.DateTimeField(auto_now_add=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
-    ok = models.BooleanField(null=True)
-    steps = models.JSONField(
-        default=list, help_text="[{name, ok, message, seconds}] in the order they finished."
-    )
-    rollout = models.ForeignKey(
-        "AgentRollout", null=True, blank=True, on_delete=models.CASCADE, related_name="operations"
-    )
-    dispatched_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When it was dispatched over the control channel; null: pending, or not over this channel.",
-    )
-    uncordon_on_success = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="For a check: uncordon the node if it succeeds.",
-    )
-    reason = models.CharField(
-        max_length=500,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Reason for the uncordon, given by the user who requested it.",
-    )
-    program_sha256 = models.CharField(
-        max_length=64,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Digest of the program that an upgrade sent.",
-    )
-
-    class Meta:
-        constraints = [
-            models.CheckConstraint(
-                condition=models.Q(kind__in=[act.value for act in OperationKind]), name="node_operation_kind"
-            ),
-        ]
-        indexes = [
-            models.Index(
-                fields=["node"],
-                condition=models.Q(finished_at__isnull=True, dispatched_at__isnull=False),
-                name="node_operation_due",
-            ),
-        ]
-
-    @property
-    def title(self) -> str:
-        return OPERATION_TITLES[OperationKind(self.kind)]
-
-    @property
-    def rollout_status(self) -> RolloutStatus:
-        """Status of an operation over the control channel."""
-        if self.finished_at is not None:
-            return RolloutStatus.SUCCEEDED if self.ok else RolloutStatus.FAILED
-        return RolloutStatus.PENDING if self.dispatched_at is None else RolloutStatus.RUNNING
-
-
 class Gpu(models.Model):
     """A whole GPU or a MIG slice. ``used_milli`` changes only together with an Allocation (law 4)."""
 
@@ -286,12 +179,8 @@ class Gpu(models.Model):
         max_length=500, blank=True, help_text="Reason of its health; for a healthy GPU, a warning."
     )
     present = models.BooleanField(default=True, help_text="Whether the last hello of the node listed it.")
-    foreign_process_owner = models.CharField(
-        max_length=200,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Owner of a foreign process on the GPU; no task is placed on it meanwhile.",
+    foreign_process_owner = optional_text(
+        200, "Owner of a foreign process on the GPU; no task is placed on it meanwhile."
     )
     used_milli = models.PositiveIntegerField(default=0)
     nvlink_island = models.PositiveSmallIntegerField(
@@ -305,9 +194,7 @@ class Gpu(models.Model):
     mig_profile = models.CharField(
         max_length=32, blank=True, help_text="Profile of a MIG slice, such as 1g.10gb; blank: a whole GPU."
     )
-    driver_reserved_mib = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Memory reserved by the driver; null: not reported."
-    )
+    driver_reserved_mib = optional_number("Memory reserved by the driver; null: not reported.")
     bus_id = models.CharField(max_length=32, blank=True, help_text="PCIe address; blank: not reported.")
     numa_node = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="NUMA node of the GPU; null: not reported, or only one exists."
@@ -322,11 +209,9 @@ class Gpu(models.Model):
         ordering = ["node_id", "index"]
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(used_milli__gte=0, used_milli__lte=1000), name="gpu_used_milli"
+                condition=Q(used_milli__gte=0, used_milli__lte=1000), name="gpu_used_milli"
             ),
-            models.CheckConstraint(
-                condition=models.Q(health__in=[s.value for s in GpuHealth]), name="gpu_health"
-            ),
+            one_of("health", GpuHealth, "gpu_health"),
         ]
 
 
@@ -347,7 +232,7 @@ class GpuLink(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=models.Q(kind__in=["nvlink", "pcie"]), name="gpu_link_kind"),
+            models.CheckConstraint(condition=Q(kind__in=["nvlink", "pcie"]), name="gpu_link_kind"),
             models.UniqueConstraint(fields=["kind", "gpu_a", "gpu_b"], name="gpu_link_once"),
         ]
 
@@ -363,20 +248,14 @@ class Reservation(models.Model):
     )
     period = DateTimeRangeField(help_text="Half-open interval: the end is excluded.")
     reason = models.CharField(max_length=500, blank=True)
-    drain_at_start = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="Jobs that still run on its nodes when it starts are preempted.",
-    )
-    drained_at = models.DateTimeField(null=True, blank=True)
+    drain_at_start = flag("Jobs that still run on its nodes when it starts are preempted.")
+    drained_at = optional_time()
     version = models.PositiveIntegerField(
         default=1, help_text="Incremented by each change; used as the ETag."
     )
-    created_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
-    )
+    created_by = optional_user(models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
-    cancelled_at = models.DateTimeField(null=True, blank=True)
+    cancelled_at = optional_time()
 
     def __str__(self) -> str:
         return self.name
@@ -406,6 +285,6 @@ class ReservationNode(models.Model):
             ExclusionConstraint(
                 name="reservation_node_no_overlap",
                 expressions=[("node", RangeOperators.EQUAL), ("period", RangeOperators.OVERLAPS)],
-                condition=models.Q(live=True),
+                condition=Q(live=True),
             ),
         ]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from django.conf import settings
+from typing import Any
+
 from django.db import models
+from django.db.models import F, Q
 
 from portal.domain.states import Role
+from portal.models.columns import one_of, optional_number, optional_time
 from portal.models.public_id import PublicIdField, slug_validator
+from portal.models.users import optional_user
 
 
 class Project(models.Model):
@@ -19,7 +23,7 @@ class Project(models.Model):
         "self", null=True, blank=True, on_delete=models.PROTECT, related_name="children"
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    archived_at = models.DateTimeField(null=True, blank=True)
+    archived_at = optional_time()
     policy = models.JSONField(
         default=dict,
         db_default={},
@@ -34,8 +38,8 @@ class Project(models.Model):
         blank=True,
         help_text="Allowed networks and ports if the network policy is listed; empty: as in its parent.",
     )
-    members = models.ManyToManyField(
-        settings.AUTH_USER_MODEL,
+    members: models.ManyToManyField[Any, Any] = models.ManyToManyField(
+        "User",
         through="Membership",
         through_fields=("project", "user"),
         related_name="projects",
@@ -44,7 +48,7 @@ class Project(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(parent__isnull=True) | ~models.Q(parent=models.F("id")),
+                condition=Q(parent__isnull=True) | ~Q(parent=F("id")),
                 name="project_not_its_own_parent",
             ),
         ]
@@ -54,9 +58,7 @@ class Project(models.Model):
 
 
 class Membership(models.Model):
-    """A user's role in a project."""
-
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="memberships")
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=10, choices=[(r.value, r.value) for r in Role])
     created_at = models.DateTimeField(auto_now_add=True)
@@ -64,9 +66,7 @@ class Membership(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["user", "project"], name="membership_once"),
-            models.CheckConstraint(
-                condition=models.Q(role__in=[r.value for r in Role]), name="membership_role"
-            ),
+            one_of("role", Role, "membership_role"),
         ]
 
 
@@ -77,10 +77,8 @@ class Quota(models.Model):
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="quotas")
     pool = models.ForeignKey("NodePool", on_delete=models.CASCADE, related_name="quotas")
     guaranteed_milli = models.PositiveIntegerField(default=0, help_text="Never reclaimed by other projects.")
-    limit_milli = models.PositiveIntegerField(null=True, blank=True, help_text="null: no limit.")
-    user_limit_milli = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Limit per user; null: no limit."
-    )
+    limit_milli = optional_number("null: no limit.")
+    user_limit_milli = optional_number("Limit per user; null: no limit.")
     weight = models.FloatField(default=1.0, help_text="Weight in the division of GPUs beyond the guarantees.")
     priority = models.IntegerField(
         default=0, help_text="GPUs beyond the guarantees are divided by descending priority."
@@ -93,10 +91,9 @@ class Quota(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["project", "pool"], name="quota_once"),
-            models.CheckConstraint(condition=models.Q(weight__gte=0), name="quota_weight_not_negative"),
+            models.CheckConstraint(condition=Q(weight__gte=0), name="quota_weight_not_negative"),
             models.CheckConstraint(
-                condition=models.Q(limit_milli__isnull=True)
-                | models.Q(limit_milli__gte=models.F("guaranteed_milli")),
+                condition=Q(limit_milli__isnull=True) | Q(limit_milli__gte=F("guaranteed_milli")),
                 name="quota_limit_holds_guaranteed",
             ),
         ]
@@ -111,9 +108,7 @@ class QuotaChange(models.Model):
     """One edit of a quota, kept forever, so that it can be shown and undone."""
 
     quota = models.ForeignKey(Quota, on_delete=models.CASCADE, related_name="changes")
-    actor = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
-    )
+    actor = optional_user(models.SET_NULL)
     at = models.DateTimeField(auto_now_add=True)
     before = models.JSONField()
     after = models.JSONField()

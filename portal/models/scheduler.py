@@ -1,9 +1,11 @@
-"""Tables of the scheduler: leases with epochs, outbox, verdicts, cycles and queries."""
+"""Tables of the scheduler: leases with epochs, outbox, verdicts, forecasts, cycles and queries."""
 
 from __future__ import annotations
 
 from django.db import models
+from django.db.models import F, Q
 
+from portal.models.columns import optional_time
 from portal.models.public_id import PublicIdField, new_public_id
 
 
@@ -24,11 +26,11 @@ class ClusterSettings(models.Model):
     scheduler_alert = models.CharField(
         max_length=1000, blank=True, help_text="Why the scheduler has stopped; blank: it has not."
     )
-    scheduler_alert_at = models.DateTimeField(null=True, blank=True)
+    scheduler_alert_at = optional_time()
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="cluster_settings_one_row")]
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="cluster_settings_one_row")]
 
 
 class Lease(models.Model):
@@ -53,12 +55,10 @@ class OutboxMessage(models.Model):
     arguments = models.JSONField(default=list)
     queue = models.CharField(max_length=20)
     created_at = models.DateTimeField(auto_now_add=True)
-    sent_at = models.DateTimeField(null=True, blank=True)
+    sent_at = optional_time()
 
     class Meta:
-        indexes = [
-            models.Index(fields=["id"], name="outbox_unsent", condition=models.Q(sent_at__isnull=True))
-        ]
+        indexes = [models.Index(fields=["id"], name="outbox_unsent", condition=Q(sent_at__isnull=True))]
 
 
 class JobVerdict(models.Model):
@@ -72,12 +72,10 @@ class JobVerdict(models.Model):
     suggestion = models.JSONField(null=True)
     decided_at = models.DateTimeField()
     code_since = models.DateTimeField(help_text="When this code became the verdict.")
-    forecast_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was predicted.")
-    p10_at = models.DateTimeField(
-        null=True, blank=True, help_text="Predicted start interval; null: no forecast."
-    )
-    p50_at = models.DateTimeField(null=True, blank=True)
-    p90_at = models.DateTimeField(null=True, blank=True)
+    forecast_at = optional_time("When the interval was predicted.")
+    p10_at = optional_time("Predicted start interval; null: no forecast.")
+    p50_at = optional_time()
+    p90_at = optional_time()
 
 
 class Cycle(models.Model):
@@ -108,7 +106,7 @@ class SchedulerCounters(models.Model):
     counts = models.JSONField(default=dict)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="scheduler_counters_one_row")]
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="scheduler_counters_one_row")]
 
 
 class FailedCycle(models.Model):
@@ -137,7 +135,7 @@ class FailedCycle(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(kind__in=["snapshot", "policy", "fault"]), name="failed_cycle_kind"
+                condition=Q(kind__in=["snapshot", "policy", "fault"]), name="failed_cycle_kind"
             )
         ]
 
@@ -150,4 +148,46 @@ class EngineQuery(models.Model):
     body = models.JSONField()
     asked_at = models.DateTimeField(auto_now_add=True)
     answer = models.JSONField(null=True)
-    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_at = optional_time()
+
+
+class Forecast(models.Model):
+    """A predicted start interval from p10 to p90, nominally correct in 8 of 10 cases.
+
+    The first forecast of a job (``is_first``) is scored once, when the job starts.
+    """
+
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
+    made_at = models.DateTimeField()
+    is_first = models.BooleanField(default=False)
+    p10_at = models.DateTimeField()
+    p50_at = models.DateTimeField()
+    p90_at = models.DateTimeField()
+    simulated_s = models.FloatField(
+        null=True,
+        help_text="Seconds until its start in the queue simulation, before calibration.",
+    )
+    code = models.CharField(max_length=32, blank=True, help_text="Its verdict at that time.")
+    jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead in the verdict at that time.")
+    started_at = optional_time("When the job started; set on its first forecast.")
+    covered = models.BooleanField(null=True, help_text="null: not scored; the job waited less than a minute.")
+    score_s = models.FloatField(
+        null=True, help_text="Winkler's interval score in seconds, alpha 0.2; lower is better."
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["job"], condition=Q(is_first=True), name="forecast_one_first"),
+            models.CheckConstraint(
+                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_quantile_order"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["job", "-id"], name="forecast_of_job"),
+            models.Index(
+                fields=["job"],
+                name="forecast_unscored",
+                condition=Q(is_first=True, started_at__isnull=True),
+            ),
+            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(covered__isnull=False)),
+        ]

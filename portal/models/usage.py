@@ -1,10 +1,13 @@
-"""GPU usage: intervals from starts and ends of allocations, and metrics aggregated per minute."""
+"""GPU usage by start and end of allocations, and what attempts and nodes report: progress, energy, metrics."""
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models import F, Q
+
+from portal.domain.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
+from portal.models.columns import optional_time
 
 
 class UsageInterval(models.Model):
@@ -12,14 +15,12 @@ class UsageInterval(models.Model):
 
     allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage_intervals")
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage_intervals")
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_intervals"
-    )
+    user = models.ForeignKey("User", on_delete=models.PROTECT, related_name="usage_intervals")
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage_intervals")
     job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage_intervals")
     milli = models.PositiveIntegerField()
     started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
+    ended_at = optional_time()
 
     class Meta:
         indexes = [
@@ -63,3 +64,50 @@ class NodeMetricsMinute(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["node", "minute"], name="node_metrics_minute_once")]
         indexes = [models.Index(fields=["minute"], name="node_metrics_minute_by_time")]
+
+
+class AttemptProgress(models.Model):
+    """Progress of one attempt from its start, or its last restart (``start_at``), to its latest report.
+
+    Units are the program's own. A separate table, because the snapshot rereads an attempt whenever its row is
+    written, and this row is written twice a minute.
+    """
+
+    attempt = models.OneToOneField(
+        "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="progress"
+    )
+    rank = models.PositiveIntegerField(help_text="The lowest rank that reports progress.")
+    start_units = models.FloatField()
+    start_at = models.DateTimeField()
+    completed_units = models.FloatField()
+    reported_at = models.DateTimeField()
+    workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs with comparable rates.")
+    gpus = models.PositiveIntegerField(help_text="Total number of GPUs.")
+    gpu_model = models.CharField(
+        max_length=MAX_MODEL_LENGTH, help_text="GPU model, or all models if there are several."
+    )
+    nodes = models.PositiveIntegerField()
+    islands = models.PositiveIntegerField(help_text="Number of NVLink islands on all nodes.")
+    levels = models.PositiveIntegerField(help_text="Topology levels that it spans.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(
+                    start_units__gte=0, completed_units__gte=F("start_units"), reported_at__gte=F("start_at")
+                ),
+                name="progress_forward",
+            ),
+        ]
+        indexes = [models.Index(fields=["workload_fingerprint", "-attempt"], name="progress_of_work")]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.gpu_model, self.nodes, self.islands, self.levels)
+
+    @property
+    def per_s(self) -> float | None:
+        """Units per second up to the latest report; None until the reports span a minute."""
+        return rate_per_s(
+            self.start_units, self.completed_units, (self.reported_at - self.start_at).total_seconds()
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.auth.models import AbstractBaseUser, BaseUserManager
 from django.db import models
+from django.db.models import Q
 from django.db.models.functions import Lower
 
 from portal.models.public_id import PublicIdField, slug_validator
@@ -60,9 +61,9 @@ class User(AbstractBaseUser):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(Lower("email"), name="user_email_once", condition=~models.Q(email="")),
-            models.CheckConstraint(condition=models.Q(uid__gte=1000), name="user_uid_not_system"),
-            models.CheckConstraint(condition=models.Q(gid__gte=1000), name="user_gid_not_system"),
+            models.UniqueConstraint(Lower("email"), name="user_email_once", condition=~Q(email="")),
+            models.CheckConstraint(condition=Q(uid__gte=1000), name="user_uid_not_system"),
+            models.CheckConstraint(condition=Q(gid__gte=1000), name="user_gid_not_system"),
         ]
 
     def __str__(self) -> str:
@@ -72,3 +73,8 @@ class User(AbstractBaseUser):
     def display_name(self) -> str:
         """The full name, or the user name if it is empty."""
         return self.full_name or self.username
+
+
+def optional_user(on_delete: Any) -> models.ForeignKey[User | None, User | None]:
+    """Return a reference to the user who did something, without a reverse relation; null: nobody did."""
+    return models.ForeignKey(User, null=True, blank=True, on_delete=on_delete, related_name="+")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from django.db import models
+from django.db.models import Q
 
 from portal.domain.volumes import VolumeKind, VolumeScope
+from portal.models.columns import flag, one_of, optional_text
 from portal.models.public_id import PublicIdField
 
 
@@ -23,13 +24,11 @@ class Volume(models.Model):
     name = models.CharField(max_length=63)
     kind = models.CharField(max_length=12)
     scope = models.CharField(max_length=8, default=VolumeScope.NODE.value)
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
-    )
+    owner = models.ForeignKey("User", null=True, on_delete=models.CASCADE, related_name="volumes")
     node = models.ForeignKey("Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="volumes")
     path = models.CharField(max_length=500, blank=True)
-    description = models.CharField(max_length=500, blank=True, default="", db_default="")
-    read_only = models.BooleanField(default=False, db_default=False, help_text="Jobs cannot write to it.")
+    description = optional_text(500)
+    read_only = flag("Jobs cannot write to it.")
     quota_mib = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="Limit per folder, where the file system enforces it."
     )
@@ -51,26 +50,22 @@ class Volume(models.Model):
 
     class Meta:
         constraints = [
+            one_of("kind", VolumeKind, "volume_kind"),
+            one_of("scope", VolumeScope, "volume_scope"),
             models.CheckConstraint(
-                condition=models.Q(kind__in=[kind.value for kind in VolumeKind]), name="volume_kind"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(scope__in=[reach.value for reach in VolumeScope]), name="volume_scope"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(owner__isnull=True) | models.Q(kind=VolumeKind.HOME.value),
+                condition=Q(owner__isnull=True) | Q(kind=VolumeKind.HOME.value),
                 name="volume_of_a_user_is_home",
             ),
             models.UniqueConstraint(
-                fields=["owner"], name="volume_one_home", condition=models.Q(kind=VolumeKind.HOME.value)
+                fields=["owner"], name="volume_one_home", condition=Q(kind=VolumeKind.HOME.value)
             ),
             models.UniqueConstraint(
-                fields=["name"], name="volume_declared_once", condition=models.Q(owner__isnull=True)
+                fields=["name"], name="volume_declared_once", condition=Q(owner__isnull=True)
             ),
             models.UniqueConstraint(
                 fields=["kind"],
                 name="volume_one_declared_home",
-                condition=models.Q(kind=VolumeKind.HOME.value, owner__isnull=True),
+                condition=Q(kind=VolumeKind.HOME.value, owner__isnull=True),
             ),
         ]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import connection
-from django.db.models import Count, Max, Q
+from django.db.models import Count, Max, Q, QuerySet
 
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState, IncidentKind
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, GpuHealth, JobState, NodeState
-from portal.models import Attempt, Cycle, Gpu, Job, Node, SchedulerCounters
+from portal.models import Attempt, Cycle, Gpu, Job, Node, NodePool, SchedulerCounters
 from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
 from portal.selectors.scheduling.cycles import scheduler_alert
 from portal.selectors.scheduling.forecasts import ForecastAccuracy, forecast_accuracy
@@ -47,10 +48,10 @@ class ClusterMetrics:
     """
 
     counts: dict[str, Any]
-    queue: dict[tuple[str, str], int] = field(default_factory=dict)
-    running: dict[str, int] = field(default_factory=dict)
-    gpus: dict[tuple[str, str], float] = field(default_factory=dict)
-    unhealthy_gpus: dict[tuple[str, str], int] = field(default_factory=dict)
+    queue: Counter[tuple[str, str]] = field(default_factory=Counter)
+    running: Counter[str] = field(default_factory=Counter)
+    gpus: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unhealthy_gpus: Counter[tuple[str, str]] = field(default_factory=Counter)
     nodes: dict[str, int] = field(default_factory=dict)
     node_metrics: list[NodeMetrics] = field(default_factory=list)
     quarantined_nodes: dict[str, int] = field(default_factory=dict)
@@ -65,11 +66,12 @@ def collect_metrics() -> ClusterMetrics:
     """Read all metrics in ten queries, whatever the size of the cluster."""
     totals = SchedulerCounters.objects.filter(id=1).first()
     found = ClusterMetrics(totals.counts if totals else {})
-    names = _PoolLabels()
-    _read_queue(found, names)
-    _read_running(found, names)
-    _read_gpus(found, names)
-    _read_unhealthy(found, names)
+    pools = set(NodePool.objects.order_by("name").values_list("name", flat=True)[:MAX_POOLS])
+    _read_queue(found, pools)
+    running = Attempt.objects.filter(state__in=LIVE_ATTEMPT_STATES)
+    for pool, number in _count_by_pool(pools, running, "pool__name"):
+        found.running[pool] += number
+    _read_gpus(found, pools)
     found.node_metrics = _read_nodes()
     nodes = Node.objects.exclude(state=NodeState.RETIRED.value).aggregate(
         answering=Count("pk", filter=Q(reachable=True)),
@@ -94,75 +96,37 @@ def collect_metrics() -> ClusterMetrics:
     return found
 
 
-class _PoolLabels:
-    """Pool names as labels, bounded in number."""
-
-    def __init__(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT name FROM portal_nodepool ORDER BY name LIMIT %s", [MAX_POOLS])
-            self.known = {name for (name,) in cursor.fetchall()}
-
-    def label(self, name: str | None) -> str:
-        """Return the pool's name, or the shared label beyond the bound."""
-        if name is None:
-            return ANY_POOL
-        return name if name in self.known else OTHER_POOLS
+def _count_by_pool(
+    pools: Collection[str], rows: QuerySet[Any], pool: str, *keys: str, **counts: Any
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the label of each pool, the values of ``keys`` and the counts of a group of rows."""
+    grouped = rows.order_by().values_list(pool, *keys).annotate(**(counts or {"number": Count("pk")}))
+    for name, *values in grouped:
+        yield ANY_POOL if name is None else name if name in pools else OTHER_POOLS, *values
 
 
-def _read_queue(found: ClusterMetrics, names: _PoolLabels) -> None:
+def _read_queue(found: ClusterMetrics, pools: Collection[str]) -> None:
     codes = {code.value for code in VerdictCode}
-    rows = (
-        Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
-        .order_by()
-        .values_list("pool__name", "verdict__code")
-        .annotate(number=Count("pk"))
-    )
-    for pool, code, number in rows:
-        key = (names.label(pool), code if code in codes else NO_VERDICT)
-        found.queue[key] = found.queue.get(key, 0) + number
+    pending = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
+    for pool, code, number in _count_by_pool(pools, pending, "pool__name", "verdict__code"):
+        found.queue[pool, code if code in codes else NO_VERDICT] += number
 
 
-def _read_running(found: ClusterMetrics, names: _PoolLabels) -> None:
-    rows = (
-        Attempt.objects.filter(state__in=LIVE_ATTEMPT_STATES)
-        .order_by()
-        .values_list("pool__name")
-        .annotate(number=Count("pk"))
-    )
-    for pool, number in rows:
-        found.running[names.label(pool)] = found.running.get(names.label(pool), 0) + number
-
-
-def _read_gpus(found: ClusterMetrics, names: _PoolLabels) -> None:
-    rows = (
-        Gpu.objects.filter(present=True)
-        .exclude(node__state=NodeState.RETIRED.value)
-        .order_by()
-        .values_list("node__pool__name")
-        .annotate(
-            held=Count("pk", filter=Q(used_milli__gt=0)),
-            free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)),
-            every=Count("pk"),
-        )
-    )
-    for pool, held, free, every in rows:
-        for word, number in (("held", held), ("free", free), ("closed", every - held - free)):
-            key = (names.label(pool), word)
-            found.gpus[key] = found.gpus.get(key, 0) + number
-
-
-def _read_unhealthy(found: ClusterMetrics, names: _PoolLabels) -> None:
-    """Count the GPUs that accept no work because of their health or a foreign process."""
-    rows = (
-        Gpu.objects.exclude(node__state=NodeState.RETIRED.value)
-        .filter(~Q(health=GpuHealth.OK.value) | Q(present=True) & ~Q(foreign_process_owner=""))
-        .order_by()
-        .values_list("node__pool__name", "health")
-        .annotate(number=Count("pk"))
-    )
-    for pool, health, number in rows:
-        key = (names.label(pool), FOREIGN_PROCESS if health == GpuHealth.OK.value else health)
-        found.unhealthy_gpus[key] = found.unhealthy_gpus.get(key, 0) + number
+def _read_gpus(found: ClusterMetrics, pools: Collection[str]) -> None:
+    gpus = Gpu.objects.exclude(node__state=NodeState.RETIRED.value)
+    for pool, held, free, every in _count_by_pool(
+        pools,
+        gpus.filter(present=True),
+        "node__pool__name",
+        held=Count("pk", filter=Q(used_milli__gt=0)),
+        free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)),
+        every=Count("pk"),
+    ):
+        found.gpus.update({(pool, "held"): held, (pool, "free"): free, (pool, "closed"): every - held - free})
+    # those that accept no work because of their health or a foreign process
+    unhealthy = gpus.filter(~Q(health=GpuHealth.OK.value) | Q(present=True) & ~Q(foreign_process_owner=""))
+    for pool, health, number in _count_by_pool(pools, unhealthy, "node__pool__name", "health"):
+        found.unhealthy_gpus[pool, FOREIGN_PROCESS if health == GpuHealth.OK.value else health] += number
 
 
 def _read_nodes() -> list[NodeMetrics]:

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import PurePosixPath
 
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import Prefetch, QuerySet
 
 from portal.access import Requester, nameable_projects, visible_volumes
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind
-from portal.errors import NotFound
 from portal.models import Node, Volume
+from portal.selectors.lookup import get_by_key
 
 
 def list_volumes(requester: Requester) -> QuerySet[Volume]:
     """Return the visible declared volumes by name, with the projects that may be named."""
-    rows = (
-        visible_volumes(requester)
-        .select_related("pool")
-        .prefetch_related(
-            Prefetch("nodes", Node.objects.only("public_id", "name")),
-            Prefetch("projects", nameable_projects(requester).order_by("name")),
-        )
-    )
+    nodes = Prefetch("nodes", Node.objects.only("public_id", "name"))
+    projects = Prefetch("projects", nameable_projects(requester).order_by("name"))
+    rows = visible_volumes(requester).select_related("pool").prefetch_related(nodes, projects)
     return rows.order_by("name", "id")
 
 
 def get_volume(requester: Requester, key: str) -> Volume:
-    """Return the volume by public id or name. Raise NotFound."""
-    row = list_volumes(requester).filter(Q(public_id=key) | Q(name=key)).first()
-    if row is None:
-        raise NotFound("There is no such volume.")
-    return row
+    return get_by_key(list_volumes(requester), key, "There is no such volume.")
 
 
 @dataclass(frozen=True)
@@ -51,12 +42,11 @@ class NodeDisk:
 
 def node_disks() -> list[NodeDisk]:
     """Return the disks behind homes, scratch and project directories, by node, in one query."""
-    rows = (
-        Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
-    )
+    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name")
+    reported = [key for key in NodeDisk.__dataclass_fields__ if key != "node"]
     return [
-        NodeDisk(node=name, **{key: each.get(key) for key in NodeDisk.__dataclass_fields__ if key != "node"})
-        for name, hello in rows
+        NodeDisk(node=name, **{key: each.get(key) for key in reported})
+        for name, hello in rows.values_list("name", "agent_info")
         for each in hello.get("storage", ())
     ]
 
@@ -69,7 +59,7 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
     on = [
         disk
         for disk in reported
-        if disk.purpose == use and (use != "volumes" or _is_below(row.path, disk.path))
+        if disk.purpose == use and (use != "volumes" or PurePosixPath(row.path).is_relative_to(disk.path))
     ]
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
@@ -78,15 +68,3 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
             "No node reports that its file system enforces this limit; this needs the mount option prjquota."
         )
     return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
-
-
-def get_rows_by_key(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
-    """Return the rows of these names or public ids, each once, and the first key without a row."""
-    keys = list(dict.fromkeys(keys))
-    found = list(rows.filter(Q(name__in=keys) | Q(public_id__in=keys)))
-    known = {key for row in found for key in (row.name, row.public_id)}
-    return found, next((key for key in keys if key not in known), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 from django.db import transaction
@@ -25,37 +26,36 @@ def record_failed_sign_in(name: str, *, by: str, locked_out: bool = False) -> No
     address = rate_limit_address(request_address.get() or "")
     if locked_out and consume(LOCKOUTS_OF_ADDRESS, f"{address}:{name}"):
         return
-    reason = _rate_limit_note([(SIGN_INS_OF_ADDRESS, address), (SIGN_INS, "all")])
-    if reason is None:
-        return
-    AuditEntry.objects.create(
+    _write(
+        [(SIGN_INS_OF_ADDRESS, address), (SIGN_INS, "all")],
         actor_name="nobody",
         action="user.sign_in_paused" if locked_out else "user.sign_in_failed",
         object_kind="user",
         object_id=name[:64],
         object_name=name,
         after={"by": by},
-        reason=reason,
-        address=request_address.get(),
     )
 
 
 def record_denied_request(user: User, *, method: str, path: str, route: str) -> None:
     """Write a row for a request that the user may not make."""
-    reason = _rate_limit_note([(REQUESTS_OF_USER, user.public_id)])
-    if reason is None:
-        return
-    with transaction.atomic():
-        AuditEntry.objects.create(
-            actor=user,
-            actor_name=user.username,
-            action="request.refused",
-            object_kind="route",
-            object_id=route[:64],
-            object_name=f"{method} {quote(path)}"[:200],
-            reason=reason,
-            address=request_address.get(),
-        )
+    _write(
+        [(REQUESTS_OF_USER, user.public_id)],
+        actor=user,
+        actor_name=user.username,
+        action="request.refused",
+        object_kind="route",
+        object_id=route[:64],
+        object_name=f"{method} {quote(path)}"[:200],
+    )
+
+
+def _write(rates: list[tuple[RateLimit, str]], **columns: Any) -> None:
+    """Write the row unless the limits are reached; the last row says so."""
+    reason = _rate_limit_note(rates)
+    if reason is not None:
+        with transaction.atomic():
+            AuditEntry.objects.create(**columns, reason=reason, address=request_address.get())
 
 
 def _rate_limit_note(rates: list[tuple[RateLimit, str]]) -> str | None:

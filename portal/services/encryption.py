@@ -28,8 +28,6 @@ class DecryptionError(Exception):
 
 @dataclass(frozen=True)
 class EncryptionContext:
-    """The location of an encrypted value."""
-
     table: str
     row: str
     field: str

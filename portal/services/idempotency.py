@@ -52,16 +52,15 @@ def run_once(
     Conflict (409) while the first request with it is in progress.
     """
     if not re.fullmatch(KEY_PATTERN, key):
-        raise MalformedRequest(
-            "The Idempotency-Key must be 1 to 255 printable ASCII characters without spaces.",
-            code="invalid_idempotency_key",
-        )
+        message = "The Idempotency-Key must be 1 to 255 printable ASCII characters without spaces."
+        raise MalformedRequest(message, code="invalid_idempotency_key")
     fingerprint = fingerprint_of(route, body)
     IdempotencyKey.objects.bulk_create(
         [IdempotencyKey(user=user, key=key, route=route, body_sha256=fingerprint)], ignore_conflicts=True
     )
     try:
-        if check is not None and not _has_response(user, key):
+        answered = IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False)
+        if check is not None and not answered.exists():
             check()
         return _run_locked(user, key, fingerprint, perform)
     except (_InProgressError, _KeyReusedError):
@@ -91,13 +90,11 @@ def _run_locked(
     with transaction.atomic():
         row = IdempotencyKey.objects.select_for_update(skip_locked=True).filter(user=user, key=key).first()
         if row is None:
-            raise _InProgressError(
-                "A request with this Idempotency-Key is in progress.", code="idempotency_in_flight"
-            )
+            message = "A request with this Idempotency-Key is in progress."
+            raise _InProgressError(message, code="idempotency_in_flight")
         if row.body_sha256 != fingerprint:
-            raise _KeyReusedError(
-                "This Idempotency-Key was used for another request.", code="idempotency_key_reused"
-            )
+            message = "This Idempotency-Key was used for another request."
+            raise _KeyReusedError(message, code="idempotency_key_reused")
         if row.status is not None and row.body is not None:
             return StoredResponse(row.status, json.loads(row.body), is_replay=True)
         status, answered = perform()
@@ -106,10 +103,6 @@ def _run_locked(
         row.status, row.body = status, text
         row.save(update_fields=["status", "body"])
         return StoredResponse(status, json.loads(text), is_replay=False)
-
-
-def _has_response(user: User, key: str) -> bool:
-    return IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False).exists()
 
 
 class _InProgressError(Conflict):

@@ -21,9 +21,8 @@ from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
 from portal.selectors.projects.projects import get_project
 from portal.services.accounts import tokens, users
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import live_sessions
-from portal.services.accounts.tokens import SCOPE_DESCRIPTIONS, Scope
+from portal.services.accounts.sessions import live_sessions, session_id
+from portal.services.accounts.tokens import Scope
 from portal.services.audit import record_action
 from portal.services.projects.secrets import do_delete_secret, do_save_secret
 from portal.valkey.rate_limits import (
@@ -74,7 +73,7 @@ class TokenForm(forms.Form):
     )
     scopes = forms.MultipleChoiceField(
         label="May",
-        choices=[(scope.value, SCOPE_DESCRIPTIONS[scope]) for scope in Scope],
+        choices=Scope.choices,
         initial=[Scope.READ.value, Scope.JOBS.value],
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )

@@ -15,9 +15,8 @@ from portal.models import AgentRollout, ClusterSettings, Node, User
 from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
 from portal.selectors.nodes.alerts import claimed_gpu_alerts
 from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
-from portal.selectors.nodes.gang_address import node_gang_address
-from portal.selectors.nodes.gpu_topology import gpu_link_matrix
 from portal.selectors.nodes.nodes import latest_finished_operation
+from portal.selectors.nodes.topologies import gpu_link_matrix
 from portal.selectors.scheduling.reservations import node_reservations
 from portal.valkey.sample_cache import latest_frames
 from portal.web.views import find_row, page, render_live
@@ -88,7 +87,7 @@ def node_page(
         "labels": sorted(row.labels.items()),
         "interfaces": row.agent_info.get("interfaces", []),
         "named": row.pool.fabric.interface,
-        "reached_by": node_gang_address(row, row.pool.fabric),
+        "reached_by": row.gang_address(row.pool.fabric),
         "typed_labels": typed_labels,
     }
     return render_live(request, "cluster/node.html", "cluster/node_live.html", context, status)

@@ -22,8 +22,8 @@ from portal.errors import Conflict
 from portal.failpoints import failpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
 from portal.services.lifecycle import elastic, job_control
-from portal.services.lifecycle.elastic import ScaleUp, ScaleUpSession, TaskEviction
-from portal.services.lifecycle.job_control import AttemptStart, RankPlacement, StopRequest
+from portal.services.lifecycle.elastic import ScaleUpSession, TaskEviction
+from portal.services.lifecycle.job_control import AttemptStart, NewTasks, RankPlacement, StopRequest
 from portal.services.nodes import quarantine
 from portal.services.projects.volumes import declared_volumes
 from portal.services.workspaces.access import create_attempt_secret
@@ -134,7 +134,7 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
     )
     refused: list[CommitRefusal] = []
     beginnings: list[AttemptStart] = []
-    growths: list[ScaleUp] = []
+    growths: list[NewTasks] = []
     for start in starts:
         try:
             job = _check_unchanged(jobs.get(start.job), start)

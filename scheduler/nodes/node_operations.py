@@ -32,6 +32,7 @@ from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.images.prefetch import protected_images
 from portal.services.jobs.signals import claim_signals, record_signal_delivery
 from portal.services.nodes import nodes
+from portal.services.nodes.nodes import record_preflight_finished
 from portal.services.nodes.operations import (
     due_operations,
     record_images_removed,
@@ -39,7 +40,6 @@ from portal.services.nodes.operations import (
     record_operation_step,
     record_program_sent,
 )
-from portal.services.nodes.uncordon import record_preflight_finished
 from scheduler.nodes.dispatch import NodeConnection
 
 

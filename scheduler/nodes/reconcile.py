@@ -14,7 +14,7 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.services.cluster import recovery
-from portal.services.jobs import checkpoints, progress
+from portal.services.jobs import task_reports
 from portal.services.lifecycle import job_control
 from portal.services.nodes import nodes, quarantine
 from scheduler.nodes.dispatch import (
@@ -130,10 +130,10 @@ def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_a
     for attempt in {task.attempt_id: task.attempt for task in held}.values():
         attempt_key = attempt.job.public_id, attempt.number
         if attempt_key in saved_s:
-            checkpoints.record_checkpoint(attempt, saved_s[attempt_key], polled_at=asked_at)
+            task_reports.record_checkpoint(attempt, saved_s[attempt_key], polled_at=asked_at)
         if one := reporting.get(attempt_key):
             rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
-            progress.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
+            task_reports.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
 
 
 def _stop(connection: NodeConnection, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:

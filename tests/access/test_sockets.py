@@ -14,8 +14,7 @@ from portal.gateway.apps.terminal_app import decide_terminal_access
 from portal.live.websocket.consumer import WEBSOCKET_ROUTES
 from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
 from portal.models import Job, Terminal, User
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import session_user
+from portal.services.accounts.sessions import session_id, session_user
 from portal.services.accounts.users import do_change_user
 from portal.services.lifecycle import job_control
 from portal.services.projects.projects import do_remove_member, do_set_member

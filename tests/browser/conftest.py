@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import connections
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
-from portal.services.accounts.session_store import SessionStore
+from portal.services.accounts.sessions import SessionStore
 from tests.chromium import chromium
 from tests.web.scene import Scene, fill
 

@@ -144,7 +144,7 @@ def test_laws_of_judging(node, befell, last_success_s, may_quarantine, seed) -> 
         assert evaluate(after, befell, **facts) == after, "the same incidents never count twice"
     shuffled = random.Random(seed).sample(befell, len(befell))
     assert evaluate(node, shuffled, **facts).state is after.state
-    forgiven = node_breaker.close_breaker(node, NOW_S, reset_trips=True)
+    forgiven = NodeBreaker(since_s=NOW_S)
     assert evaluate(forgiven, befell, **facts) == forgiven, "what was forgiven is not held against it"
 
 

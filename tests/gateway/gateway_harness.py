@@ -26,7 +26,7 @@ from portal.gateway.app import Gateway
 from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
 from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
-from portal.services.accounts.session_store import SessionStore
+from portal.services.accounts.sessions import SessionStore
 from portal.services.lifecycle import job_control
 from portal.services.workspaces.access import create_attempt_secret
 from tests import factories

@@ -22,7 +22,7 @@ from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.models import Job, WorkspaceActivity
-from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.images.process_environment import ensure_process_jupyterlab, jupyterlab_command
 from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
 from tests.gateway.gateway_harness import attempt_of, running_workspace
 
@@ -38,7 +38,7 @@ def _free_port() -> int:
 @pytest.fixture
 def lab(stand, owner, session, tmp_path):
     """A workspace whose server is JupyterLab, started as the node starts it."""
-    tool = ensure_process_jupyterlab(CACHE)
+    prefix = ensure_process_jupyterlab(CACHE)
     port = _free_port()
     job = running_workspace(owner, port=port)
     secrets, home = tmp_path / "secrets", tmp_path / "home"
@@ -46,7 +46,8 @@ def lab(stand, owner, session, tmp_path):
     home.mkdir()
     (secrets / "token").write_text(decrypt_attempt_secret(attempt_of(job)))
     command = [
-        word.replace("{address}", "127.77.0.1").replace("{port}", str(port)) for word in tool.tool_command
+        word.replace("{address}", "127.77.0.1").replace("{port}", str(port))
+        for word in jupyterlab_command(prefix)
     ]
     if os.geteuid() == 0:
         command.append("--allow-root")  # tasks run under accounts of their own; this test does not

@@ -17,7 +17,7 @@ from django.test import Client
 
 from portal.gateway.apps.terminal_app import InputDetector, close_stale_terminals
 from portal.models import AuditEntry, BrowserSession, Job, Project, Task, Terminal, User
-from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import session_id
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.workspaces.terminals import MAX_TERMINALS_PER_USER
 from tests import factories

@@ -159,8 +159,8 @@ def test_old_minutes_go_by_whole_days(db):
     for days in [0, 1, 89, 91, 92, 200]:
         moment = now - dt.timedelta(days=days)
         save_node_metrics([(node.public_id, int(moment.timestamp() // 60) * 60, _row(1))])
-    assert delete_expired_metrics(90) == 3
-    assert delete_expired_metrics(90) == 0
+    assert delete_expired_metrics() == 3
+    assert delete_expired_metrics() == 0
     assert NodeMetricsMinute.objects.count() == 3
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from agents.engines.interface import PollResult
 from portal.domain.throughput import Layout
 from portal.models import Attempt, AttemptProgress, Job
-from portal.services.jobs import progress
+from portal.services.jobs import task_reports
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine
 
@@ -45,7 +45,7 @@ def runs(job: Job) -> bool:
 
 
 def test_the_number_in_the_file_comes_to_stand_in_the_record(scene: dict[str, Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(progress, "MIN_UPDATE_INTERVAL", dt.timedelta(seconds=1))
+    monkeypatch.setattr(task_reports, "MIN_UPDATE_INTERVAL", dt.timedelta(seconds=1))
     job = submit(scene, COUNTS, gpus_per_task=2)
     told = AttemptProgress.objects.filter(attempt__job=job)
     assert scene["engine"].run_until(lambda: told.filter(completed_units__gt=F("start_units")).exists(), 60.0)

@@ -15,7 +15,7 @@ from django.utils import timezone
 from portal.domain.reasons import EndReason
 from portal.errors import Conflict, Unsatisfiable
 from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node, Quota, Volume
-from portal.services.jobs.checkpoints import record_checkpoint
+from portal.services.jobs.task_reports import record_checkpoint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from scheduler.cycle_state import CycleState

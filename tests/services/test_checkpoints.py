@@ -17,7 +17,7 @@ from django.utils import timezone
 from portal.domain.reasons import EndReason
 from portal.models import Attempt, Job, JobEvent
 from portal.services.cluster.demo import SCRIPT
-from portal.services.jobs.checkpoints import MIN_UPDATE_INTERVAL, record_checkpoint
+from portal.services.jobs.task_reports import MIN_UPDATE_INTERVAL, record_checkpoint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from tests import factories

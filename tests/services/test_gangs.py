@@ -13,7 +13,6 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
-from portal.selectors.nodes.gang_address import node_gang_address
 from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
@@ -271,8 +270,7 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one
     second.refresh_from_db()
     assert (
-        second.missing_requirements == ""
-        and node_gang_address(second, scene["pool"].fabric).address == "192.0.2.2"
+        second.missing_requirements == "" and second.gang_address(scene["pool"].fabric).address == "192.0.2.2"
     )
 
 

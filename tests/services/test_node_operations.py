@@ -22,7 +22,7 @@ from portal.errors import Conflict, FairwayError, Forbidden
 from portal.models import AgentRollout, AuditEntry, Node, NodeOperation, NodePool
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.services.nodes import nodes, operations
-from portal.services.nodes.uncordon import do_uncordon_node, record_preflight_finished
+from portal.services.nodes.nodes import do_uncordon_node, record_preflight_finished
 from tests import factories
 
 

@@ -22,7 +22,7 @@ from portal.domain.throughput import (
 )
 from portal.models import Attempt, AttemptProgress, Gpu, Job, JobEvent, Node, Topology
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, job_workload_fingerprint
-from portal.services.jobs.progress import record_progress
+from portal.services.jobs.task_reports import record_progress
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from tests import factories

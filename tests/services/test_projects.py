@@ -22,7 +22,8 @@ def numbers(guaranteed=0, limit=None, weight=1.0, priority=0) -> QuotaValues:
 
 def test_admins_make_projects_and_managers_make_children():
     admin, manager = factories.user(admin=True), factories.user()
-    vision = projects.do_create_project(admin, name="vision", manager=manager)
+    vision = projects.do_create_project(admin, name="vision")
+    projects.do_set_member(admin, vision, manager, Role.MANAGER)
     child = projects.do_create_project(manager, name="vision-small", parent=vision)
     assert child.parent == vision
     with pytest.raises(Forbidden, match="Only administrators create a top-level project"):

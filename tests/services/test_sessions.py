@@ -11,8 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import BrowserSession, WorkspaceTicket
-from portal.services.accounts.session_store import SessionStore, session_id
-from portal.services.accounts.sessions import session_user
+from portal.services.accounts.sessions import SessionStore, session_id, session_user
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.accounts.users import do_create_magic_link
 from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket

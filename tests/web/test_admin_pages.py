@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
 from portal.services.images.pins import record_claim
-from portal.services.nodes.uncordon import record_preflight_finished
+from portal.services.nodes.nodes import record_preflight_finished
 from portal.web.admin.audit import changed_fields
 from tests import factories
 

@@ -19,8 +19,7 @@ from portal.domain.states import JobKind
 from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
 from portal.selectors.logs.lines import LogLine
-from portal.services.jobs.checkpoints import record_checkpoint
-from portal.services.jobs.progress import record_progress
+from portal.services.jobs.task_reports import record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
 from portal.web import job_list as job_list
 from portal.web.display.formatting import NBSP, rate

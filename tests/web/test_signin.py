@@ -18,7 +18,7 @@ from django.utils import timezone
 from portal.domain.states import Role
 from portal.models import BrowserSession, Membership, User
 from portal.services.accounts import sessions, users
-from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import session_id
 from portal.valkey import rate_limits
 from portal.web import sign_in
 from tests import factories

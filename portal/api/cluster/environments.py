@@ -8,7 +8,8 @@ from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.serializers import cluster as representations
 from portal.models import Environment, User
-from portal.selectors.nodes.nodes import get_by_key, list_environments
+from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.nodes import list_environments
 from portal.services.images.pins import do_check_tag, do_update_image
 
 

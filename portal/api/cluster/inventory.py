@@ -20,8 +20,8 @@ from portal.api.framework.views import ApiView, ListQuery, list_schema, operatio
 from portal.api.serializers import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node, User
+from portal.selectors.lookup import get_by_key
 from portal.selectors.nodes.nodes import (
-    get_by_key,
     gpu_holders,
     list_environments,
     list_gpus,

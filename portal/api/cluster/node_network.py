@@ -11,7 +11,8 @@ from portal.api.framework.request_parsing import ReasonBody, StrictBooleanField,
 from portal.api.serializers.cluster import Pool
 from portal.domain.gang_fabric import MAX_DEVICES, GangFabric
 from portal.models import NodePool, User
-from portal.selectors.nodes.nodes import get_by_key, list_pools
+from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.nodes import list_pools
 from portal.services.nodes.gang_fabric import do_set_gang_fabric
 
 

@@ -27,15 +27,15 @@ from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
-from portal.selectors.nodes.nodes import get_by_key, get_nodes_by_id, list_nodes
+from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.nodes import get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.gang_fabric import do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service
-from portal.services.nodes.nodes import do_fence_node, do_set_node_state
+from portal.services.nodes.nodes import do_fence_node, do_set_node_state, do_uncordon_node
 from portal.services.nodes.operations import do_request_operation, do_start_connection_test, do_upgrade_all
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
-from portal.services.nodes.uncordon import do_uncordon_node
 
 
 class UncordonBody(ReasonBody):

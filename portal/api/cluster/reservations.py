@@ -22,7 +22,8 @@ from portal.api.serializers.references import Reference
 from portal.errors import InvalidRequest, PreconditionFailed
 from portal.models import NodePool
 from portal.models import Reservation as ReservationRow
-from portal.selectors.nodes.nodes import get_by_key, list_pools
+from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.nodes import list_pools
 from portal.selectors.scheduling.reservations import (
     ReservationPhase,
     ReservationView,

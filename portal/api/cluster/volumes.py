@@ -25,7 +25,8 @@ from portal.api.serializers.references import Reference
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
 from portal.models import NodePool
-from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
+from portal.selectors.lookup import get_rows_by_key
+from portal.selectors.volumes import get_volume, list_volumes
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
 

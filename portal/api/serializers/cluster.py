@@ -26,7 +26,6 @@ from portal.models import Project as ProjectRow
 from portal.models import Topology as TopologyRow
 from portal.selectors.environments import nodes_by_pin
 from portal.selectors.nodes.agent_version import has_newer_agent_for
-from portal.selectors.nodes.gang_address import node_gang_address
 
 HEALTH = [word.value for word in GpuHealth]
 NODE_STATES = [word.value for word in NodeState]
@@ -182,11 +181,11 @@ class Node(Reference):
 
     @staticmethod
     def get_interface(row: NodeRow, holders: Holders) -> str | None:
-        return reached.interface if (reached := node_gang_address(row, row.pool.fabric)) else None
+        return reached.interface if (reached := row.gang_address(row.pool.fabric)) else None
 
     @staticmethod
     def get_address(row: NodeRow, holders: Holders) -> str | None:
-        return reached.address if (reached := node_gang_address(row, row.pool.fabric)) else None
+        return reached.address if (reached := row.gang_address(row.pool.fabric)) else None
 
     @staticmethod
     def get_interface_chosen(row: NodeRow, holders: Holders) -> bool:

@@ -39,8 +39,12 @@ from portal.gateway.proxy.upstreams import Upstreams
 from portal.gateway.proxy.websocket_protocol import WEBSOCKET_EXTENSION, FrameTracker, RawWebSocketProtocol
 from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
 from portal.models import Terminal
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
+from portal.services.accounts.sessions import (
+    RENEW_INTERVAL_S,
+    renew_workspace_session,
+    session_id,
+    session_user,
+)
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.terminals import (
     close_orphaned_terminals,

@@ -16,8 +16,8 @@ from django.db import InterfaceError, OperationalError, transaction
 from portal.domain.node_breaker import IncidentKind
 from portal.live.collector.gpu_memory_overuse import REPORT_AFTER_S, GpuMemoryOveruse
 from portal.models import Node
-from portal.services.jobs.gpu_memory_limit import stop_memory_overuse
 from portal.services.jobs.logs import record_log_progress
+from portal.services.jobs.task_reports import stop_memory_overuse
 from portal.services.nodes import quarantine
 from portal.services.nodes.gpus import record_foreign_processes
 from portal.services.nodes.metrics_rollup import save_node_metrics

@@ -35,8 +35,7 @@ from portal.live.websocket.permission_recheck import (
 )
 from portal.live.websocket.topics import Topic, check_topic_access, initial_frame, parse_topic
 from portal.models import User
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import session_user
+from portal.services.accounts.sessions import session_id, session_user
 from portal.valkey import announcements
 
 log = logging.getLogger(__name__)

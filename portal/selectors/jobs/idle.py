@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
@@ -11,8 +10,8 @@ from django.db.models.functions import Now
 from portal.access import Requester, visible_idle_exemptions
 from portal.domain.policy_settings import SettingValue
 from portal.domain.states import AttemptState, JobKind
-from portal.errors import NotFound
 from portal.models import Attempt, IdleExemption, Job, WorkspaceActivity
+from portal.selectors.lookup import get_first
 from portal.selectors.scheduling.project_settings import PoolRules, effective_rules
 
 
@@ -26,13 +25,13 @@ def attempt_activity(attempt: Attempt) -> WorkspaceActivity | None:
 class IdleStatus:
     """Idle status of a running workspace with GPUs: settings, activity, exemption."""
 
-    row: WorkspaceActivity | None
+    row: WorkspaceActivity
+    """Unsaved if no activity is recorded."""
     settings_sheet: PoolRules
     exemption: IdleExemption | None
 
     @property
     def settings(self) -> dict[str, SettingValue]:
-        """The effective settings."""
         return self.settings_sheet.values
 
     @property
@@ -42,43 +41,15 @@ class IdleStatus:
 
     @property
     def idle_after_s(self) -> int:
-        """Inactivity after which it is idle."""
         return int(self.settings["idle_after_s"])
 
     @property
-    def last_active_at(self) -> dt.datetime | None:
-        return self.row.last_active_at if self.row else None
-
-    @property
-    def inactive_since(self) -> dt.datetime | None:
-        """Start of the inactivity, as its users were notified; None if not idle."""
-        return self.row.inactive_since if self.row else None
-
-    @property
-    def idle_notified_at(self) -> dt.datetime | None:
-        return self.row.idle_notified_at if self.row else None
-
-    @property
-    def suspend_at(self) -> dt.datetime | None:
-        """When it is suspended unless used or kept; None if it is not going to be."""
-        return self.row.suspend_at if self.row else None
-
-    @property
-    def snoozed_until(self) -> dt.datetime | None:
-        """End of the last snooze, possibly in the past."""
-        return self.row.snoozed_until if self.row else None
-
-    @property
     def snooze_s(self) -> int:
-        """Length of a snooze."""
         return int(self.settings["idle_snooze_s"])
 
     @property
     def snoozes_left(self) -> int:
-        """Number of snoozes left until it is used again."""
-        return max(
-            0, int(self.settings["idle_snooze_limit"]) - (self.row.effective_snooze_count if self.row else 0)
-        )
+        return max(0, int(self.settings["idle_snooze_limit"]) - self.row.effective_snooze_count)
 
     @property
     def exemption_s(self) -> int:
@@ -96,7 +67,9 @@ def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
     if attempt.state != AttemptState.RUNNING or attempt.stop_requested_at is not None:
         return None
     ruled = effective_rules([(attempt.pool, job.project_id)])[attempt.pool_id, job.project_id]
-    return IdleStatus(attempt_activity(attempt), ruled, _unexpired().filter(job=job).first())
+    return IdleStatus(
+        attempt_activity(attempt) or WorkspaceActivity(), ruled, _unexpired().filter(job=job).first()
+    )
 
 
 def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
@@ -106,15 +79,8 @@ def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
 
 def get_exemption(requester: Requester, public_id: str) -> IdleExemption:
     """Return an exemption, also an expired one. Raise NotFound if the user may not see it."""
-    row = (
-        visible_idle_exemptions(requester)
-        .select_related("job__project", "job__owner", "requested_by")
-        .filter(public_id=public_id)
-        .first()
-    )
-    if row is None:
-        raise NotFound("There is no such exemption.")
-    return row
+    rows = visible_idle_exemptions(requester).select_related("job__project", "job__owner", "requested_by")
+    return get_first(rows.filter(public_id=public_id), "There is no such exemption.")
 
 
 def _unexpired() -> QuerySet[IdleExemption]:

@@ -9,8 +9,8 @@ from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 
 from portal.access import Requester, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
-from portal.errors import NotFound
 from portal.models import Allocation, Attempt, AttemptEnergy, Job, JobEvent, Task
+from portal.selectors.lookup import get_first, matches_key
 
 MAX_PREEMPTED_SHOWN = 20
 """Maximum number of jobs listed as preempted for a job."""
@@ -43,11 +43,11 @@ def list_jobs(requester: Requester, filters: JobFilter | None = None) -> QuerySe
     if filters.kinds:
         rows = rows.filter(kind__in=[kind.value for kind in filters.kinds])
     if filters.project:
-        rows = rows.filter(Q(project__public_id=filters.project) | Q(project__name=filters.project))
+        rows = rows.filter(matches_key(filters.project, "project"))
     if filters.owner:
-        rows = rows.filter(Q(owner__public_id=filters.owner) | Q(owner__username=filters.owner))
+        rows = rows.filter(matches_key(filters.owner, "owner", name="username"))
     if filters.pool:
-        rows = rows.filter(Q(pool__public_id=filters.pool) | Q(pool__name=filters.pool))
+        rows = rows.filter(matches_key(filters.pool, "pool"))
     if filters.search:
         rows = rows.filter(Q(name__icontains=filters.search) | Q(public_id=filters.search))
     if filters.live is not None:
@@ -58,12 +58,8 @@ def list_jobs(requester: Requester, filters: JobFilter | None = None) -> QuerySe
 
 def get_job(requester: Requester, public_id: str) -> Job:
     """Return the job. Raise NotFound if it does not exist or the user may not see it."""
-    job = (
-        visible_jobs(requester).select_related(*ROW_RELATIONS, "template").filter(public_id=public_id).first()
-    )
-    if job is None:
-        raise NotFound("There is no such job.")
-    return job
+    rows = visible_jobs(requester).select_related(*ROW_RELATIONS, "template")
+    return get_first(rows.filter(public_id=public_id), "There is no such job.")
 
 
 def list_attempts(job: Job) -> list[Attempt]:
@@ -101,8 +97,6 @@ def visible_related_jobs(
 
 @dataclass(frozen=True)
 class DependencyChain:
-    """The dependencies of a job, and its newest dependents."""
-
     dependencies: list[Job]
     dependents: list[Job]
 
@@ -149,11 +143,6 @@ def visible_job_ids(requester: Requester, public_ids: Iterable[str]) -> set[str]
 
 
 def attempt_energy_joules(attempt: Attempt) -> float | None:
-    """Return the energy of an attempt's GPUs so far, or None if not measured.
-
-    Lists should join ``energy``.
-    """
-    try:
-        return attempt.energy.joules
-    except AttemptEnergy.DoesNotExist:
-        return None
+    """Return the energy of an attempt's GPUs so far, or None if not measured. Lists should join ``energy``."""
+    energy: AttemptEnergy | None = getattr(attempt, "energy", None)
+    return energy.joules if energy else None

@@ -14,10 +14,7 @@ MAX_ATTEMPTS_READ = 8 * MAX_SAMPLES
 
 def attempt_progress(attempt: Attempt) -> AttemptProgress | None:
     """Return the progress of an attempt, or None. Lists should join ``progress``."""
-    try:
-        return attempt.progress
-    except AttemptProgress.DoesNotExist:
-        return None
+    return getattr(attempt, "progress", None)
 
 
 def job_workload_fingerprint(job: Job) -> str:

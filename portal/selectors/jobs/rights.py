@@ -26,6 +26,9 @@ class Requirement(StrEnum):
     SECRET = "secret"  # noqa: S105 - a word
 
 
+_REACTIVATION = "An administrator can reactivate it."
+
+
 class Denial(NamedTuple):
     """A right that the owner of a job lacks, and who can grant it."""
 
@@ -85,21 +88,13 @@ class RightsSnapshot:
         account = self.accounts.get(usage.owner)
         if account is None or not account.is_active:
             name = account.name if account else "the owner"
-            yield Denial(
-                Requirement.ACCOUNT,
-                f"The account of {name} is deactivated.",
-                "An administrator can reactivate it.",
-            )
+            yield Denial(Requirement.ACCOUNT, f"The account of {name} is deactivated.", _REACTIVATION)
             return
         project, _, archived = self.projects[usage.project]
-        line = path_to_root(usage.project, self._parent)
+        line = path_to_root(usage.project, lambda each: self.projects[each][1])
         if archived:
-            yield Denial(
-                Requirement.PROJECT,
-                f"The project {project} is archived.",
-                "An administrator can reactivate it.",
-            )
-        elif not account.is_admin and not self._is_member(usage.owner, line):
+            yield Denial(Requirement.PROJECT, f"The project {project} is archived.", _REACTIVATION)
+        elif not account.is_admin and self.members.isdisjoint((usage.owner, each) for each in line):
             yield Denial(
                 Requirement.PROJECT,
                 f"{account.name} may no longer run jobs in {project}.",
@@ -127,23 +122,14 @@ class RightsSnapshot:
                     "An administrator can create it, or allow the project to use it.",
                 )
         for name, of_project in usage.secrets:
-            if (
-                name,
-                None if of_project else usage.owner,
-                usage.project if of_project else None,
-            ) not in self.secrets:
+            holder = (None, usage.project) if of_project else (usage.owner, None)
+            if (name, *holder) not in self.secrets:
                 owner = project if of_project else account.name
                 yield Denial(
                     Requirement.SECRET,
                     f"{owner} has no secret called {name}.",
                     "A manager of the project can create it." if of_project else f"{owner} can create it.",
                 )
-
-    def _parent(self, project: int) -> int | None:
-        return self.projects[project][1]
-
-    def _is_member(self, owner: int, line: Iterable[int]) -> bool:
-        return any((owner, project) in self.members for project in line)
 
 
 _JOB_ROLES = [role.value for role, rank in ROLE_RANK.items() if rank >= ROLE_RANK[Role.MEMBER]]
@@ -192,21 +178,13 @@ def read_rights(usages: Iterable[JobUsage]) -> RightsSnapshot:
             Q(owner__in=owners) | Q(project__in={run.project for run in usages}), name__in=secrets
         )
         found = frozenset(rows.values_list("name", "owner_id", "project_id"))
+    accounts = User.objects.filter(pk__in=owners).values_list("id", "username", "is_active", "is_admin")
     members = Membership.objects.filter(user__in=owners, role__in=_JOB_ROLES)
+    projects = Project.objects.values_list("id", "name", "parent_id", "archived_at")
     return RightsSnapshot(
-        accounts={
-            id_: AccountStatus(name, is_active, is_admin)
-            for id_, name, is_active, is_admin in User.objects.filter(pk__in=owners).values_list(
-                "id", "username", "is_active", "is_admin"
-            )
-        },
+        accounts={id_: AccountStatus(name, active, admin) for id_, name, active, admin in accounts},
         members=frozenset(members.values_list("user_id", "project_id")),
-        projects={
-            id_: (name, parent, archived)
-            for id_, name, parent, archived in Project.objects.annotate(
-                archived=Q(archived_at__isnull=False)
-            ).values_list("id", "name", "parent_id", "archived")
-        },
+        projects={id_: (name, parent, archived is not None) for id_, name, parent, archived in projects},
         environments={
             id_: EnvironmentAccess(title, enabled, offered.get(id_, frozenset()))
             for id_, title, enabled in Environment.objects.values_list("id", "title", "enabled")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
 
 from portal.access import Requester, visible_extensions
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
-from portal.errors import NotFound
 from portal.models import Attempt, Job, TimeLimitExtension
+from portal.selectors.lookup import get_first
 
 TIME_LIMIT = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
 """The time limit of an attempt's job as a duration."""
@@ -43,20 +42,10 @@ def warning_lead_s(limit_s: int, warning_s: float) -> float:
     return min(warning_s, limit_s / 2)
 
 
-@dataclass(frozen=True)
-class ExtensionAllowance:
-    """How far users may still extend a job's limit, and the maximum in all, seconds."""
-
-    remaining_s: int
-    max_s: int
-
-
-def extension_allowance(job: Job, max_s: float) -> ExtensionAllowance:
+def extension_allowance_s(job: Job, max_s: float) -> int:
     """Return how far users may still extend a job's limit; ``max_s`` is the setting ``max_extension_s``."""
-    granted = (
-        TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))["all"] or 0
-    )
-    return ExtensionAllowance(max(0, int(max_s) - granted), int(max_s))
+    granted = TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))
+    return max(0, int(max_s) - (granted["all"] or 0))
 
 
 def job_extensions(job: Job) -> list[TimeLimitExtension]:
@@ -82,7 +71,4 @@ def list_extensions(
 
 def get_extension(requester: Requester, public_id: str) -> TimeLimitExtension:
     """Return the request. Raise NotFound if the user may not see it."""
-    row = list_extensions(requester).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound("There is no such request.")
-    return row
+    return get_first(list_extensions(requester).filter(public_id=public_id), "There is no such request.")

@@ -54,12 +54,10 @@ class LogFile:
 
     @property
     def truncated_bytes(self) -> int:
-        """Bytes dropped beyond the maximum size."""
         return max(0, self.reported_bytes - MAX_LOG_BYTES)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the mirrored file."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -90,8 +88,7 @@ class LogPage:
 def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None = None) -> LogFile:
     """Return the log of a rank, of the newest attempt by default. Raise NotFound or Forbidden."""
     require_permission(requester, Permission.READ_LOGS, job)
-    attempts = Attempt.objects.filter(job=job)
-    row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
+    row = _get_attempt(job, attempt)
     tasks = Task.objects.filter(attempt=row, rank=rank).select_related("node")
     task = tasks.first() if row is not None else None
     if row is None or task is None:
@@ -102,11 +99,15 @@ def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None =
 def list_logs(requester: Requester, job: Job, attempt: int | None = None) -> list[LogFile]:
     """Return the logs of all ranks of an attempt, as ``get_log``, in three queries."""
     require_permission(requester, Permission.READ_LOGS, job)
-    attempts = Attempt.objects.filter(job=job)
-    row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
+    row = _get_attempt(job, attempt)
     if row is None:
         raise NotFound("There is no such attempt, or nothing has been placed yet.", code="no_such_task")
     return [_task_log(job, row, task) for task in row.task_rows.select_related("node").order_by("rank")]
+
+
+def _get_attempt(job: Job, number: int | None) -> Attempt | None:
+    rows = Attempt.objects.filter(job=job)
+    return rows.last() if number is None else rows.filter(number=number).first()
 
 
 def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
@@ -146,13 +147,13 @@ def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
         stream.seek(cursor)
         data = stream.read(MAX_READ_BYTES)
     at_end = cursor + len(data) >= size
-    if at_end and not (log.complete and data):
-        whole = data[: data.rfind(b"\n") + 1]
-    else:
-        whole = data if at_end else data[: data.rfind(b"\n") + 1]
+    whole = data if at_end and log.complete else data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == MAX_READ_BYTES:
         whole = data  # one line longer than a read: split it to make progress
-    lines, used = _decode(log.log_format, whole, cursor, limit, flush=log.complete and at_end)
+    if log.log_format == "k8s":
+        lines, used = _decode_k8s(whole, cursor, limit, flush=log.complete and at_end)
+    else:
+        lines, used = _decode_raw(whole, cursor, limit)
     next_cursor = cursor + used
     return LogPage(lines, cursor, next_cursor, size, log.complete and next_cursor >= size)
 
@@ -180,11 +181,7 @@ def tail(log: LogFile, limit: int = 200) -> LogPage:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-def _decode(log_format: str, data: bytes, base: int, limit: int, *, flush: bool) -> tuple[list[LogLine], int]:
-    return (_decode_k8s if log_format == "k8s" else _decode_raw)(data, base, limit, flush)
-
-
-def _decode_raw(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[LogLine], int]:
+def _decode_raw(data: bytes, base: int, limit: int) -> tuple[list[LogLine], int]:
     lines: list[LogLine] = []
     used = 0
     for piece in _split(data):
@@ -195,7 +192,7 @@ def _decode_raw(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
     return lines, used
 
 
-def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[LogLine], int]:
+def _decode_k8s(data: bytes, base: int, limit: int, *, flush: bool) -> tuple[list[LogLine], int]:
     """Join the partial pieces of each stream; the returned cursor precedes unfinished lines."""
     lines: list[LogLine] = []
     parts: dict[bytes, tuple[int, str, list[bytes]]] = {}

@@ -27,12 +27,10 @@ def bundled_agent() -> BundledAgent:
     """Return the agent of this version. Raise ServiceUnavailable before the first start of Fairway."""
     folder = Path(settings.DATA_DIR) / "agent"
     try:
-        program, signature = (folder / "agent.pyz", folder / "agent.pyz.sig")
-        signed = SignedAgent(program.read_bytes(), signature.read_text())
+        signed = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
     except FileNotFoundError as missing:
-        raise ServiceUnavailable(
-            "The signed agent does not exist yet; start Fairway with `manage.py up`."
-        ) from missing
+        message = "The signed agent does not exist yet; start Fairway with `manage.py up`."
+        raise ServiceUnavailable(message) from missing
     return BundledAgent(signed, hashlib.sha256(signed.program).hexdigest())
 
 

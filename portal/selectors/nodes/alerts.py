@@ -17,8 +17,6 @@ _IS_APPLICATION_XID = Q(kind=AlertKind.XID, code__in=APPLICATION_XIDS)
 
 @dataclass(frozen=True)
 class AlertView:
-    """An alert with the meaning of its code."""
-
     row: GpuAlert
 
     @property
@@ -29,11 +27,8 @@ class AlertView:
     @property
     def name(self) -> str:
         """Such as XID 79."""
-        return (
-            f"XID {self.row.code}"
-            if self.row.kind == AlertKind.XID
-            else _KIND_NAMES[AlertKind(self.row.kind)]
-        )
+        kind = AlertKind(self.row.kind)
+        return f"XID {self.row.code}" if kind is AlertKind.XID else _KIND_NAMES[kind]
 
     @property
     def meaning(self) -> str:

@@ -29,8 +29,6 @@ class HolderSpan:
 
 @dataclass
 class NodeBox:
-    """A node on the map."""
-
     node: Node
     squares: list[GpuSquare] = field(default_factory=list)
     unhealthy: list[GpuDisplayRow] = field(default_factory=list)
@@ -42,68 +40,56 @@ class NodeBox:
 
     @property
     def version_warnings(self) -> int:
-        """Number of outdated programs in the node's last report."""
         return len(self.node.agent_info.get("version_warnings", ()))
 
     @property
     def has_newer_agent(self) -> bool:
-        """True if the bundled agent differs from the one on the node."""
         return has_newer_agent_for(self.node)
 
     @property
     def state_icon(self) -> str:
-        if not self.node.reachable:
-            return "unreachable"
-        if any(square.shape == "failed" for square in self.squares):
-            return "failed"
-        if self.node.state != NodeState.READY.value:
-            return "stopped"
-        if self.node.breaker_state != BreakerState.HEALTHY.value:
-            return "warning"
-        return "simulated" if self.node.simulated else "done"
+        return self._state[0]
 
     @property
     def state_label(self) -> str:
-        if self.node.state == NodeState.ENROLLING.value and not self.node.reachable:
-            return "Not connected yet"
-        if not self.node.reachable:
-            return "Unreachable"
-        lost = sum(square.shape == "failed" for square in self.squares)
+        return self._state[1]
+
+    @property
+    def _state(self) -> tuple[str, str]:
+        """Icon and label."""
+        node, lost = self.node, sum(square.shape == "failed" for square in self.squares)
+        if not node.reachable:
+            enrolling = node.state == NodeState.ENROLLING.value
+            return "unreachable", "Not connected yet" if enrolling else "Unreachable"
         if lost:
-            return f"{lost} GPU{'s' if lost > 1 else ''} lost"
-        if self.node.state != NodeState.READY.value:
-            return self.node.state.capitalize()
-        if self.node.breaker_state != BreakerState.HEALTHY.value:
-            return (
-                "Quarantined" if self.node.breaker_state == BreakerState.QUARANTINED.value else "On probation"
-            )
-        return "Simulated" if self.node.simulated else "Healthy"
+            return "failed", f"{lost} GPU{'s' if lost > 1 else ''} lost"
+        if node.state != NodeState.READY.value:
+            return "stopped", node.state.capitalize()
+        if node.breaker_state != BreakerState.HEALTHY.value:
+            quarantined = node.breaker_state == BreakerState.QUARANTINED.value
+            return "warning", "Quarantined" if quarantined else "On probation"
+        return ("simulated", "Simulated") if node.simulated else ("done", "Healthy")
 
     @property
     def problem(self) -> str:
         """Known problems, as sentences; blank if none."""
-        return " ".join(
-            filter(None, (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node)))
-        )
+        messages = (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node))
+        return " ".join(filter(None, messages))
 
     @property
     def accessible_label(self) -> str:
         """Text of the squares for screen readers."""
         held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holder_spans if hold.name)
-        return f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free" + (
-            f", held {held}" if held else ""
-        )
+        label = f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free"
+        return f"{label}, held {held}" if held else label
 
 
 @dataclass
 class ClusterMap:
-    """All nodes and their totals."""
-
     boxes: list[NodeBox]
 
     @property
     def gpus(self) -> int:
-        """Number of reported GPUs."""
         return sum(len(box.squares) for box in self.boxes)
 
     @property
@@ -113,12 +99,10 @@ class ClusterMap:
 
     @property
     def held(self) -> int:
-        """Number of GPUs with allocations."""
         return sum(square.shape in {"busy", "starting"} for box in self.boxes for square in box.squares)
 
     @property
     def attention_needed(self) -> list[NodeBox]:
-        """Nodes with problems."""
         symbols = {"unreachable", "failed"}
         return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
 

@@ -65,8 +65,6 @@ class GpuSquare:
 
 @dataclass
 class NodeSummary:
-    """The GPUs of one node."""
-
     name: str
     public_id: str
     squares: list[GpuSquare] = field(default_factory=list)
@@ -144,7 +142,6 @@ def build_square(
     node: Node,
     *,
     starting: bool = False,
-    utilisation_level: int | None = None,
     grid_index: int | None = None,
 ) -> GpuSquare:
     """Return the drawing of one GPU.
@@ -154,34 +151,24 @@ def build_square(
     With ``grid_index`` live samples address it by that, otherwise by its uuid.
     """
     if gpu.health != GpuHealth.OK.value:
-        look, utilisation_level, word = "failed", None, gpu.health
+        look, word = "failed", gpu.health
     elif starting:
-        look, utilisation_level, word = "starting", None, "starting"
-    elif gpu.foreign_process_owner and not gpu.used_milli:
-        look, utilisation_level, word = "drained", None, f"used by a process of {gpu.foreign_process_owner}"
+        look, word = "starting", "starting"
     elif gpu.used_milli:
-        look, utilisation_level, word = (
-            "busy",
-            3 if utilisation_level is None else utilisation_level,
-            f"{gpu.used_milli / 10:g} % allocated",
-        )
+        look, word = "busy", f"{gpu.used_milli / 10:g} % allocated"
+    elif gpu.foreign_process_owner:
+        look, word = "drained", f"used by a process of {gpu.foreign_process_owner}"
     elif not node.accepts_work:
-        why = "quarantined" if node.state == NodeState.READY.value else node.state
-        look, utilisation_level, word = "drained", None, f"node {why}"
+        look, word = "drained", f"node {'quarantined' if node.state == NodeState.READY.value else node.state}"
     else:
-        look, utilisation_level, word = "free", None, "free"
+        look, word = "free", "free"
     overlay = "" if node.reachable else "away"
     if not overlay and gpu.simulated and look != "failed":  # keep the failed shape visible
         overlay = "sim"
-    notes = (
-        [word]
-        + (["node unreachable"] if not node.reachable else [])
-        + (["simulated"] if gpu.simulated else [])
-    )
-    title = f"{node.name} GPU {gpu.index}: {', '.join(notes)}"
-    return GpuSquare(
-        gpu.uuid if grid_index is None else "", look, utilisation_level, overlay, title, grid_index
-    )
+    notes = [word, "" if node.reachable else "node unreachable", "simulated" if gpu.simulated else ""]
+    title = f"{node.name} GPU {gpu.index}: {', '.join(filter(None, notes))}"
+    level = 3 if look == "busy" else None
+    return GpuSquare(gpu.uuid if grid_index is None else "", look, level, overlay, title, grid_index)
 
 
 def _summarize(gpus: QuerySet[Gpu]) -> list[GpuModelSummary]:

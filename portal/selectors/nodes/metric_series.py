@@ -32,8 +32,6 @@ class GpuSeries:
 
 @dataclass
 class TaskSeries:
-    """CPU and memory of one rank per minute."""
-
     rank: int
     node: str
     cpu_percent: list[float | None] = field(default_factory=list)
@@ -59,10 +57,10 @@ class MetricSeries:
 _COLUMNS = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c", "energy_joules")
 
 
-def read_node_series(requester: Requester, node: Node, since: dt.datetime | None = None) -> MetricSeries:
-    """Return a node's minutes from ``since`` until now; by default one hour, at most seven days."""
+def read_node_series(requester: Requester, node: Node) -> MetricSeries:
+    """Return a node's minutes of the last hour."""
     require_permission(requester, Permission.VIEW, node)
-    begin = _range_start(since)
+    begin = _range_start(None)
     series = MetricSeries(
         gpus=[
             GpuSeries(gpu.uuid, node.public_id, gpu.index, gpu.model)

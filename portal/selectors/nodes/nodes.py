@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TypeVar
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import (
@@ -24,12 +23,8 @@ from django.db.models.functions import Coalesce
 from portal.access import Requester, nameable_projects, visible_environments, visible_jobs, visible_nodes
 from portal.domain.node_operations import OperationKind
 from portal.domain.states import GpuHealth, NodeState
-from portal.errors import NotFound
 from portal.models import Allocation, Environment, Gpu, Node, NodeOperation, NodePool, Template
 from portal.selectors.environments import tag_claims
-
-_Row = TypeVar("_Row", NodePool, Node, Environment, Template)
-
 
 IS_REPORTED_GPU = Q(present=True) | ~Q(health=GpuHealth.OK.value)
 """GPUs that nodes report, and lost GPUs that are not acknowledged yet."""
@@ -109,7 +104,6 @@ def list_environments(requester: Requester) -> QuerySet[Environment]:
 
 
 def list_templates(requester: Requester) -> QuerySet[Template]:
-    """Return the enabled templates with their environments."""
     usable = Q(environment__isnull=True) | Q(environment__in=visible_environments(requester))
     return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
 
@@ -120,11 +114,3 @@ def latest_finished_operation(
     """Return the newest finished operation of this kind on a node, or None."""
     looks = node.operations.filter(kind=kind.value, finished_at__isnull=False)
     return looks.order_by("-id").first()
-
-
-def get_by_key(rows: QuerySet[_Row], key: str) -> _Row:
-    """Return the row by public id or name. Raise NotFound."""
-    row = rows.filter(Q(public_id=key) | Q(name=key)).first()
-    if row is None:
-        raise NotFound
-    return row

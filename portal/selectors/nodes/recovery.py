@@ -20,7 +20,6 @@ def nodes_to_reconcile() -> QuerySet[Node]:
 
 
 def open_orphans() -> QuerySet[OrphanContainer]:
-    """Return the open orphan containers with their nodes."""
     rows = OrphanContainer.objects.filter(IS_UNDECIDED).exclude(node__state=NodeState.RETIRED.value)
     return rows.select_related("node").order_by("id")
 
@@ -38,14 +37,11 @@ class OrphanView:
 
 @dataclass
 class UnreconciledNode:
-    """A node that is not reconciled yet, and why."""
-
     node: Node
     containers: list[OrphanView] = field(default_factory=list)
 
     @property
     def undecided(self) -> int:
-        """Number of containers that await a decision."""
         return sum(1 for held in self.containers if not held.row.decision)
 
     @property
@@ -99,11 +95,9 @@ def recovery_status() -> RecoveryStatus:
 
 def orphan_views(rows: list[OrphanContainer]) -> list[OrphanView]:
     """Return the rows with the jobs, users, projects and GPUs that their labels name, in four queries."""
-    jobs = {job.public_id: job for job in Job.objects.filter(public_id__in={row.job for row in rows})}
-    owners = {one.public_id: one for one in User.objects.filter(public_id__in={row.owner for row in rows})}
-    projects = {
-        one.public_id: one for one in Project.objects.filter(public_id__in={row.project for row in rows})
-    }
+    jobs = Job.objects.in_bulk({row.job for row in rows}, field_name="public_id")
+    owners = User.objects.in_bulk({row.owner for row in rows}, field_name="public_id")
+    projects = Project.objects.in_bulk({row.project for row in rows}, field_name="public_id")
     uuids = {share["uuid"] for row in rows for share in row.gpus}
     indexes = dict(Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "index"))
     return [

@@ -1,22 +1,20 @@
-"""Reads topologies, and how the labels of nodes fill them."""
+"""Reads topologies and how the labels of nodes fill them, and the links between the GPUs of a node."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from portal.access import Requester, visible_nodes
-from portal.errors import NotFound
-from portal.models import Topology
+from portal.models import GpuLink, Node, Topology
+from portal.selectors.lookup import get_by_key
 
 
 @dataclass(frozen=True)
 class TopologyLevel:
-    """A level of a topology with its domains and nodes."""
-
     key: str
     domains: int
     nodes: int
@@ -29,17 +27,13 @@ def list_topologies(requester: Requester) -> QuerySet[Topology]:
 
 
 def get_topology(requester: Requester, key: str) -> Topology:
-    """Return the topology by public id or name. Raise NotFound."""
-    row = list_topologies(requester).filter(Q(public_id=key) | Q(name=key)).first()
-    if row is None:
-        raise NotFound("There is no such topology.")
-    return row
+    return get_by_key(list_topologies(requester), key, "There is no such topology.")
 
 
 def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:
     """Return a function that counts the nodes within a topology; one query for all topologies."""
-    labels = list(visible_nodes(requester).values_list("labels", flat=True))
-    return lambda row: sum(row.levels[0] in each for each in labels)
+    levels = topology_level_reader(requester)
+    return lambda row: levels(row)[0].nodes
 
 
 def topology_level_reader(requester: Requester) -> Callable[[Topology], list[TopologyLevel]]:
@@ -59,3 +53,40 @@ def topology_level_reader(requester: Requester) -> Callable[[Topology], list[Top
         return found
 
     return levels
+
+
+# -- links between GPUs ----------------------------------------------------------------------------
+
+LINK_LEVEL_LABELS = {
+    "internal": "same board",
+    "single": "one switch",
+    "multiple": "several switches",
+    "hostbridge": "one host bridge",
+    "node": "one NUMA node",
+    "system": "across NUMA nodes",
+}
+"""Labels of PCIe levels at which two GPUs connect, nearest first."""
+
+
+@dataclass(frozen=True)
+class GpuLinkRow:
+    """A GPU and its link to each GPU in column order; blank for itself."""
+
+    index: int
+    cells: tuple[str, ...]
+
+
+def gpu_link_matrix(node: Node) -> list[GpuLinkRow]:
+    """Return a row and a column for each GPU with a known link; empty if there are none. One query."""
+    known = GpuLink.objects.filter(gpu_a__node=node, gpu_b__present=True, gpu_a__present=True)
+    words: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for kind, one, other, lines, level in known.order_by("kind").values_list(
+        "kind", "gpu_a__index", "gpu_b__index", "nvlink_count", "level"
+    ):
+        word = f"{lines or ''} NVLink".strip() if kind == "nvlink" else LINK_LEVEL_LABELS.get(level, level)
+        words[one, other].append(word)
+        words[other, one].append(word)
+    columns = sorted({index for pair in words for index in pair})
+    return [
+        GpuLinkRow(one, tuple(", ".join(words.get((one, other), [])) for other in columns)) for one in columns
+    ]

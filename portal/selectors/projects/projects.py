@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, QuerySet, Sum
 
 from portal.access import Requester, visible_projects, visible_quotas
 from portal.domain.states import LIVE_JOB_STATES, JobState, Role
-from portal.errors import NotFound
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
+from portal.selectors.lookup import get_by_key, get_first, matches_key
+
+REQUESTED_MILLI = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
+"""GPU milli that all tasks of a job request."""
 
 
 @dataclass
@@ -43,22 +46,18 @@ def project_counts(projects: Iterable[Project]) -> dict[int, ProjectCounts]:
     """Return members and jobs of each project by its id, in two queries."""
     wanted = [project.pk for project in projects]
     members = Counter(Membership.objects.filter(project__in=wanted).values_list("project_id", flat=True))
-    asked = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
     jobs = (
         Job.objects.filter(project__in=wanted, state__in=[JobState.RUNNING.value, JobState.PENDING.value])
         .order_by()
         .values_list("project_id", "state")
-        .annotate(n=Count("pk"), milli=Sum(asked))
+        .annotate(n=Count("pk"), milli=Sum(REQUESTED_MILLI))
     )
     by_state = {(project, state): (n, milli) for project, state, n, milli in jobs}
     return {
-        row: ProjectCounts(
-            members=members[row],
-            running_jobs=by_state.get((row, JobState.RUNNING.value), (0, 0))[0],
-            pending_jobs=by_state.get((row, JobState.PENDING.value), (0, 0))[0],
-            running_milli=by_state.get((row, JobState.RUNNING.value), (0, 0))[1],
-        )
+        row: ProjectCounts(members[row], running, pending, running_milli)
         for row in wanted
+        for running, running_milli in [by_state.get((row, JobState.RUNNING.value), (0, 0))]
+        for pending, _ in [by_state.get((row, JobState.PENDING.value), (0, 0))]
     }
 
 
@@ -73,9 +72,8 @@ def members_and_managers(projects: Iterable[Project]) -> tuple[Counter[int], dic
     users: Counter[int] = Counter()
     managers: dict[int, list[str]] = {}
     rows = Membership.objects.filter(project__in=[each.pk for each in projects], user__is_active=True)
-    for project, name, role in rows.order_by("user__username").values_list(
-        "project_id", "user__username", "role"
-    ):
+    listed = rows.order_by("user__username").values_list("project_id", "user__username", "role")
+    for project, name, role in listed:
         users[project] += 1
         if role == Role.MANAGER.value:
             managers.setdefault(project, []).append(name)
@@ -106,10 +104,7 @@ def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
 
 def get_project(requester: Requester, key: str) -> Project:
     """Return the project by public id or name. Raise NotFound if the user may not see it."""
-    project = list_projects(requester, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
-    if project is None:
-        raise NotFound("There is no such project.")
-    return project
+    return get_by_key(list_projects(requester, archived=None), key, "There is no such project.")
 
 
 def list_members(project: Project) -> QuerySet[Membership]:
@@ -119,24 +114,16 @@ def list_members(project: Project) -> QuerySet[Membership]:
 
 def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> QuerySet[Quota]:
     """Return the quotas of visible projects; filter by public id or name of project and pool."""
-    rows = (
-        visible_quotas(requester)
-        .select_related("project", "pool")
-        .order_by("project__name", "pool__name", "id")
-    )
+    rows = visible_quotas(requester).select_related("project", "pool")
     if project:
-        rows = rows.filter(Q(project__public_id=project) | Q(project__name=project))
+        rows = rows.filter(matches_key(project, "project"))
     if pool:
-        rows = rows.filter(Q(pool__public_id=pool) | Q(pool__name=pool))
-    return rows
+        rows = rows.filter(matches_key(pool, "pool"))
+    return rows.order_by("project__name", "pool__name", "id")
 
 
 def get_pool(key: str) -> NodePool:
-    """Return the pool by public id or name. Raise NotFound."""
-    pool = NodePool.objects.filter(Q(public_id=key) | Q(name=key)).first()
-    if pool is None:
-        raise NotFound("There is no such pool.")
-    return pool
+    return get_by_key(NodePool.objects.all(), key, "There is no such pool.")
 
 
 def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
@@ -146,7 +133,5 @@ def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
 
 def get_user(key: str) -> User:
     """Return an active user by public id or user name. Raise NotFound. The caller checks permissions."""
-    user = User.objects.filter(Q(public_id=key) | Q(username=key), is_active=True).first()
-    if user is None:
-        raise NotFound("There is no such user.")
-    return user
+    rows = User.objects.filter(matches_key(key, name="username"), is_active=True)
+    return get_first(rows, "There is no such user.")

@@ -1,55 +1,42 @@
-"""Reads the quotas of one pool as a tree with usage, demand and fair share, in eight queries."""
+"""Reads the quotas of one pool as a tree with usage, demand and fair share, in seven queries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import Count, F, Sum
+from django.db.models import Count, Q, Sum
 
 from portal.access import Requester, visible_projects
 from portal.domain.states import JobState
 from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
-from portal.selectors.projects.projects import ProjectRow, in_tree_order, members_and_managers
+from portal.selectors.projects.projects import (
+    REQUESTED_MILLI,
+    ProjectRow,
+    in_tree_order,
+    members_and_managers,
+)
+
+_QUOTA_COLUMNS = ("guaranteed_milli", "limit_milli", "user_limit_milli", "weight", "priority", "version")
 
 
 @dataclass
 class QuotaGridRow(ProjectRow):
     """A project in a pool; milli amounts include its descendants."""
 
-    quota: Quota | None = None
+    guaranteed_milli: int = 0
+    limit_milli: int | None = None
+    """None means no limit, here and for the limit per user."""
+    user_limit_milli: int | None = None
+    weight: float = 1.0
+    priority: int = 0
+    version: int = 0
+    """The version that an edit must name; 0 without a quota row."""
     used_milli: int = 0
     waiting_milli: int = 0
     fair_share_milli: int | None = None
     member_count: int = 0
     managers: list[str] = field(default_factory=list)
-
-    @property
-    def guaranteed_milli(self) -> int:
-        return self.quota.guaranteed_milli if self.quota else 0
-
-    @property
-    def limit_milli(self) -> int | None:
-        """None means no limit."""
-        return self.quota.limit_milli if self.quota else None
-
-    @property
-    def user_limit_milli(self) -> int | None:
-        """The most that one user may hold at once; None means no limit."""
-        return self.quota.user_limit_milli if self.quota else None
-
-    @property
-    def weight(self) -> float:
-        return self.quota.weight if self.quota else 1.0
-
-    @property
-    def priority(self) -> int:
-        return self.quota.priority if self.quota else 0
-
-    @property
-    def version(self) -> int:
-        """The version that an edit must name; 0 without a quota row."""
-        return self.quota.version if self.quota else 0
 
     @property
     def within_guarantee_milli(self) -> int:
@@ -75,7 +62,6 @@ class QuotaGrid:
 
     @property
     def used_milli(self) -> int:
-        """Usage of all projects."""
         return sum(row.used_milli for row in self.rows if row.depth == 0)
 
     @property
@@ -92,39 +78,26 @@ def pools_with_gpus() -> list[NodePool]:
 def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
     """Return the quotas of visible projects as a tree."""
     projects = list(visible_projects(requester).filter(archived_at__isnull=True).order_by("name"))
-    quotas = {quota.project_id: quota for quota in Quota.objects.filter(pool=pool)}
-    held = _sums(
-        Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
-        .values("task__attempt__job__project")
-        .annotate(milli=Sum("milli")),
-        "task__attempt__job__project",
-    )
-    waiting = _sums(
-        Job.objects.filter(state=JobState.PENDING.value, pool__in=[pool])
-        .order_by()
-        .values("project")
-        .annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))),
-        "project",
-    )
-    anywhere = (
-        Job.objects.filter(state=JobState.PENDING.value, pool__isnull=True).order_by().values("project")
-    )
-    for project, milli in _sums(
-        anywhere.annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))), "project"
-    ).items():
-        waiting[project] = waiting.get(project, 0) + milli
+    quotas: dict[int, dict[str, Any]] = {
+        quota.project_id: {name: getattr(quota, name) for name in _QUOTA_COLUMNS}
+        for quota in Quota.objects.filter(pool=pool)
+    }
+    live = Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
+    held = dict(live.values_list("task__attempt__job__project").annotate(milli=Sum("milli")))
+    pending = Job.objects.filter(Q(pool=pool) | Q(pool__isnull=True), state=JobState.PENDING.value)
+    waiting = dict(pending.order_by().values_list("project").annotate(milli=Sum(REQUESTED_MILLI)))
     users, managers = members_and_managers(projects)
     shares = _fair_shares(pool)
     rows = [
         QuotaGridRow(
             project=row.project,
             depth=row.depth,
-            quota=quotas.get(row.project.pk),
             used_milli=held.get(row.project.pk, 0),
             waiting_milli=waiting.get(row.project.pk, 0),
             fair_share_milli=shares.get(row.project.public_id),
             member_count=users[row.project.pk],
             managers=managers.get(row.project.pk, []),
+            **quotas.get(row.project.pk, {}),
         )
         for row in in_tree_order(projects)
     ]
@@ -141,10 +114,6 @@ def _add_upwards(rows: list[QuotaGridRow]) -> None:
         if above is not None:
             above.used_milli += row.used_milli
             above.waiting_milli += row.waiting_milli
-
-
-def _sums(rows: Any, key: str) -> dict[int, int]:
-    return {row[key]: int(row["milli"] or 0) for row in rows}
 
 
 def _fair_shares(pool: NodePool) -> dict[str, int]:

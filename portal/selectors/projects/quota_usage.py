@@ -50,9 +50,8 @@ def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
         .values_list("node__pool_id")
         .annotate(n=Count("pk"))
     )
-    quotas = {
-        (quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)
-    }
+    rows = Quota.objects.filter(project__in=projects)
+    quotas = {(quota.project_id, quota.pool_id): quota for quota in rows}
     parents = project_parents()
     used = _used_milli(parents)
     shares = []
@@ -79,13 +78,8 @@ def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
 def _used_milli(parents: Mapping[int, int | None]) -> dict[tuple[int, int], int]:
     """Return the milli held by (project, pool); a project's usage counts for all its ancestors."""
     found: dict[tuple[int, int], int] = defaultdict(int)
-    rows = (
-        UsageInterval.objects.filter(ended_at__isnull=True)
-        .order_by()
-        .values_list("project_id", "pool_id")
-        .annotate(milli=Sum("milli"))
-    )
-    for project, pool, milli in rows:
+    held = UsageInterval.objects.filter(ended_at__isnull=True).order_by().values_list("project_id", "pool_id")
+    for project, pool, milli in held.annotate(milli=Sum("milli")):
         for here in path_to_root(project, parents.get):
             found[here, pool] += milli
     return found

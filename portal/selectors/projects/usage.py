@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.models import Q
 
 from portal.access import Requester, nameable_projects, visible_usage
+from portal.selectors.lookup import matches_key
 from portal.visibility import HIDDEN_PROJECT_NAME
 
 
@@ -60,9 +61,9 @@ def gpu_hours_by(
         Q(ended_at__isnull=True) | Q(ended_at__gt=start), started_at__lt=end
     )
     if project:
-        rows = rows.filter(Q(project__public_id=project) | Q(project__name=project))
+        rows = rows.filter(matches_key(project, "project"))
     if user:
-        rows = rows.filter(Q(user__public_id=user) | Q(user__username=user))
+        rows = rows.filter(matches_key(user, "user", name="username"))
     spans, span_values = (
         rows.order_by()
         .values("project_id", "user_id", "pool_id", "job_id", "milli", "started_at", "ended_at")

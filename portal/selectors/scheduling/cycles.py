@@ -19,14 +19,12 @@ class SchedulerHealth:
 
 def scheduler_alert() -> ClusterSettings:
     """Return the row that holds the alert, in one query."""
-    return (
-        ClusterSettings.objects.only("scheduler_alert", "scheduler_alert_at").filter(id=1).first()
-        or ClusterSettings()
-    )
+    rows = ClusterSettings.objects.only("scheduler_alert", "scheduler_alert_at")
+    return rows.filter(id=1).first() or ClusterSettings()
 
 
 def scheduler_health() -> SchedulerHealth:
-    return SchedulerHealth(scheduler_alert(), latest_cycles(1)[0] if Cycle.objects.exists() else None)
+    return SchedulerHealth(scheduler_alert(), next(iter(latest_cycles(1)), None))
 
 
 def latest_cycles(number: int) -> list[Cycle]:

@@ -33,7 +33,6 @@ class FairShareBreakdown:
 
     @property
     def wants_more(self) -> bool:
-        """True if it requests more than is allocated."""
         return self.requested_milli > self.allocated_milli
 
 
@@ -59,16 +58,7 @@ def list_breakdowns(requester: Requester, job: Job) -> list[FairShareBreakdown]:
     found = latest_breakdown_rows([project.public_id for project in line])
     pools = {pool.public_id: pool for pool in NodePool.objects.all()}
     kept = [
-        FairShareBreakdown(
-            project,
-            pools[one["pool"]],
-            one["guaranteed_milli"],
-            one["limit_milli"],
-            one["allocated_milli"],
-            one["requested_milli"],
-            one["fair_share_milli"],
-            one["steps"],
-        )
+        FairShareBreakdown(**one | {"project": project, "pool": pools[one["pool"]]})
         for project in line
         for one in found
         if one["project"] == project.public_id and one["pool"] in pools

@@ -14,8 +14,6 @@ from portal.models import Forecast, Job, JobVerdict
 
 ACCURACY_DAYS = 30
 MAX_REVISIONS = 20
-NOMINAL_PERCENT = 80
-"""Nominal percentage of correct intervals."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class ForecastAccuracy:
 
     @property
     def percent(self) -> int | None:
-        """Coverage in percent."""
         return None if self.coverage is None else round(100 * self.coverage)
 
 
@@ -54,7 +51,6 @@ class ForecastRevision:
 
     @property
     def is_later(self) -> bool:
-        """True if the median is later than before."""
         return (self.shift_s or 0) > 0
 
 
@@ -72,12 +68,12 @@ def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
     return None
 
 
-def forecast_accuracy(days: int = ACCURACY_DAYS) -> ForecastAccuracy:
-    since = timezone.now() - dt.timedelta(days=days)
+def forecast_accuracy() -> ForecastAccuracy:
+    since = timezone.now() - dt.timedelta(days=ACCURACY_DAYS)
     found = Forecast.objects.filter(covered__isnull=False, started_at__gte=since).aggregate(
         scored=Count("pk"), held=Count("pk", filter=Q(covered=True)), mean=Avg("score_s")
     )
-    return ForecastAccuracy(days, found["scored"], found["held"], found["mean"])
+    return ForecastAccuracy(ACCURACY_DAYS, found["scored"], found["held"], found["mean"])
 
 
 def forecast_revisions(job: Job) -> list[ForecastRevision]:

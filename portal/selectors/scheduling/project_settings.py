@@ -35,7 +35,6 @@ class EffectiveRule:
 
     @property
     def source_text(self) -> str:
-        """The source as text."""
         return {
             "project": "the project",
             "above": "a parent project",
@@ -68,8 +67,6 @@ class ProjectSetting:
 
 @dataclass(frozen=True)
 class ProjectSettingsSheet:
-    """The settings of a project and their version."""
-
     project: Project
     version: int
     settings: list[ProjectSetting]
@@ -111,9 +108,6 @@ def loosest_effective_values(project: Project) -> dict[str, SettingValue | None]
     cluster = cluster_settings()
     pools = [pool_settings(pool, cluster) for pool in NodePool.objects.all()]
     return _loosest_effective_values(pools, _ancestor_settings(project.pk, _tree()))
-
-
-# -- internal --------------------------------------------------------------------------------------
 
 
 def _tree() -> dict[int, tuple[int | None, dict[str, SettingValue]]]:

@@ -6,6 +6,7 @@ cycle (``jobs_ahead`` of the verdict); projects and users are ordered by their f
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from django.utils import timezone
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import DesiredState, JobState
 from portal.models import Job
+from portal.selectors.projects.projects import REQUESTED_MILLI
 from portal.selectors.scheduling.decayed_usage import decayed_usage
 from portal.selectors.scheduling.fair_share_breakdown import latest_breakdown_rows
 from portal.visibility import NameVisibility
@@ -101,9 +103,8 @@ def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
 
 
 def total_requested_milli() -> int:
-    """Return the GPU milli that all pending jobs request."""
     total = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).aggregate(
-        milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))
+        milli=Sum(REQUESTED_MILLI)
     )
     return int(total["milli"] or 0)
 
@@ -129,10 +130,9 @@ def usage_fractions(usage_half_life_s: float, projects: Collection[int]) -> dict
     """Return each user's fraction (0 to 1) of the project's decayed usage, by (project id, user id)."""
     if not projects:
         return {}
-    totals: dict[int, float] = {}
-    own: dict[tuple[int, int], float] = {}
+    totals: dict[int, float] = defaultdict(float)
+    own: dict[tuple[int, int], float] = defaultdict(float)
     for row in decayed_usage(timezone.now().timestamp(), usage_half_life_s, sorted(projects)):
-        totals[row.project_row] = totals.get(row.project_row, 0.0) + row.gpu_seconds
-        key = (row.project_row, row.user_row)
-        own[key] = own.get(key, 0.0) + row.gpu_seconds
+        totals[row.project_row] += row.gpu_seconds
+        own[row.project_row, row.user_row] += row.gpu_seconds
     return {key: used / totals[key[0]] for key, used in own.items() if totals[key[0]] > 0}

@@ -13,8 +13,8 @@ from django.utils import timezone
 from portal.access import Requester, project_parents, require_user, visible_nodes, visible_projects
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES
-from portal.errors import NotFound
 from portal.models import Job, Node, Project, Reservation, ReservationNode, Task
+from portal.selectors.lookup import get_first
 
 
 class ReservationPhase(StrEnum):
@@ -50,7 +50,6 @@ class ReservationView:
 
     @property
     def is_maintenance(self) -> bool:
-        """True if it is for no project."""
         return not self.projects and not self.hidden_project_count
 
 
@@ -69,11 +68,8 @@ def list_reservations(requester: Requester) -> QuerySet[Reservation]:
 
 
 def get_reservation(requester: Requester, public_id: str) -> Reservation:
-    """Return a reservation by its public id. Raise NotFound."""
-    row = list_reservations(requester).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound("There is no such reservation.")
-    return row
+    rows = list_reservations(requester).filter(public_id=public_id)
+    return get_first(rows, "There is no such reservation.")
 
 
 def filter_by_phase(rows: QuerySet[Reservation], phase: ReservationPhase) -> QuerySet[Reservation]:

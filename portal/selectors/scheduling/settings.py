@@ -27,7 +27,6 @@ class SettingView:
 
     @property
     def value(self) -> SettingValue:
-        """The effective value."""
         return self.inherited_value if self.own_value is None else self.own_value
 
     @property
@@ -47,11 +46,8 @@ class SettingView:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Minimum and maximum, inclusive; None for a choice."""
-        return (
-            (NUMBER_SETTINGS[self.name].minimum, NUMBER_SETTINGS[self.name].maximum)
-            if self.name in NUMBER_SETTINGS
-            else None
-        )
+        number = NUMBER_SETTINGS.get(self.name)
+        return (number.minimum, number.maximum) if number else None
 
     @property
     def description(self) -> str:
@@ -75,18 +71,13 @@ class SettingsSheet:
 def settings_sheet(pool: NodePool | None) -> SettingsSheet:
     """Return the settings, in at most two queries. Settings unknown to this version are omitted."""
     cluster = ClusterSettings.objects.filter(id=1).first() or ClusterSettings()
-    of_cluster = cluster.policy
-    if pool is None:
-        settings = tuple(
-            SettingView(name, of_cluster.get(name), default_value(name), False) for name in setting_names()
-        )
-        return SettingsSheet(None, cluster.policy_version, settings)
-    row = NodePool.objects.get(pk=pool.pk)
+    row = NodePool.objects.get(pk=pool.pk) if pool else cluster
+    above = cluster.policy if pool else {}
     settings = tuple(
-        SettingView(name, row.policy.get(name), of_cluster.get(name, default_value(name)), name in of_cluster)
-        for name in setting_names(per_pool=True)
+        SettingView(name, row.policy.get(name), above.get(name, default_value(name)), name in above)
+        for name in setting_names(per_pool=pool is not None)
     )
-    return SettingsSheet(row, row.policy_version, settings)
+    return SettingsSheet(pool, row.policy_version, settings)
 
 
 def effective_pool_settings(pools: Iterable[NodePool]) -> dict[int, dict[str, SettingValue]]:

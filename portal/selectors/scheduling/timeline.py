@@ -39,8 +39,6 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class ReservationBand:
-    """A period in which a node is reserved."""
-
     name: str
     since: dt.datetime
     until: dt.datetime

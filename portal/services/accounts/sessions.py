@@ -1,16 +1,21 @@
-"""Session lifetime: ends after hours without use, and after days in any case.
+"""Browser sessions: found by the hash of a valid key; end after hours without use, and after days in any case.
 
-The row's ``expire_date`` includes both, so pages, WebSockets and workspaces check only that.
+The row's ``expire_date`` includes both ends, so pages, WebSockets and workspaces check only that.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+import re
 import time
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.base import SessionBase
+from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
+from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
@@ -20,6 +25,66 @@ from portal.models import BrowserSession, User
 
 RENEW_INTERVAL_S = 300
 """Minimum time between writes of a session in use."""
+
+
+_KEY_PATTERN = re.compile(r"[a-z0-9]{32}")
+
+
+def session_id(key: str | None) -> str:
+    """Return the primary key of a session's row: the SHA-256 of the cookie's key; blank for no key.
+
+    Keys are random and long, so a plain hash cannot be reversed.
+    """
+    return hashlib.sha256(key.encode()).hexdigest() if key else ""
+
+
+class SessionStore(DatabaseStore):
+    """Database store that rejects malformed keys, which PostgreSQL could refuse as text.
+
+    Only the synchronous methods look up rows by hash; the asynchronous ones raise NotImplementedError,
+    because unused.
+    """
+
+    @classmethod
+    def get_model_class(cls) -> type[BrowserSession]:
+        return BrowserSession
+
+    def _validate_session_key(self, key: str | None) -> bool:
+        return bool(key) and _KEY_PATTERN.fullmatch(str(key)) is not None
+
+    def _get_session_from_db(self) -> BrowserSession | None:
+        row = BrowserSession.objects.filter(
+            session_key=session_id(self.session_key), expire_date__gt=timezone.now()
+        ).first()
+        if row is None:
+            self._session_key = None
+        return row
+
+    def exists(self, session_key: str) -> bool:
+        return super().exists(session_id(session_key))
+
+    def create_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
+        row = super().create_model_instance(data)
+        row.session_key = session_id(row.session_key)
+        return row
+
+    def delete(self, session_key: str | None = None) -> None:
+        """Delete this session, or the one with the key."""
+        key = session_key or self.session_key
+        if key is not None:
+            super().delete(session_id(key))
+
+    async def _aget_session_from_db(self) -> BrowserSession | None:
+        raise NotImplementedError
+
+    async def aexists(self, session_key: str) -> bool:
+        raise NotImplementedError
+
+    async def acreate_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
+        raise NotImplementedError
+
+    async def adelete(self, session_key: str | None = None) -> None:
+        raise NotImplementedError
 
 
 def start_session(session: SessionBase, *, address: str, user_agent: str) -> None:
@@ -38,26 +103,26 @@ def renew_session(session: SessionBase) -> None:
     session.set_expiry(max(1, round((_expiry(since) - timezone.now()).total_seconds())))
 
 
-def renew_workspace_session(session_id: str) -> None:
+def renew_workspace_session(row_key: str) -> None:
     """Extend the session after traffic in a workspace, which does not reach the portal's pages."""
-    row = live_sessions().filter(session_key=session_id).first()
+    row = live_sessions().filter(session_key=row_key).first()
     since = _started_at(row.get_decoded().get("since")) if row else None
     if row is not None and since is not None and _expiry(since) > row.expire_date:
         # only this column: do not overwrite what a page writes into the session concurrently
-        BrowserSession.objects.filter(session_key=session_id).update(expire_date=_expiry(since))
+        BrowserSession.objects.filter(session_key=row_key).update(expire_date=_expiry(since))
 
 
 def live_sessions() -> QuerySet[BrowserSession]:
     return BrowserSession.objects.filter(expire_date__gt=timezone.now())
 
 
-def session_user(session_id: str) -> User | None:
+def session_user(row_key: str) -> User | None:
     """Return the active user of a live session; None after sign-out, expiry or a password change.
 
-    ``session_id`` is the row's key (``session_store.session_id``). The session is not modified: only a
+    ``row_key`` is the result of ``session_id``. The session is not modified: only a
     request of its own browser may renew its key.
     """
-    row = live_sessions().filter(session_key=session_id).first()
+    row = live_sessions().filter(session_key=row_key).first()
     facts = row.get_decoded() if row else {}
     user = User.objects.filter(pk=facts.get(SESSION_KEY) or 0, is_active=True).first()
     if user is None:

@@ -9,17 +9,17 @@ import re
 import secrets
 import zlib
 from collections.abc import Collection
-from enum import StrEnum
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, TextChoices
 from django.utils import timezone
 
 from portal.access import require_user
-from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from portal.errors import Conflict, Forbidden, InvalidRequest, Unauthenticated
 from portal.live_events import publish_on_commit
 from portal.models import ApiToken, User
 from portal.models.public_id import new_public_id
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 
 DEFAULT_DAYS = 90
@@ -34,29 +34,17 @@ TOKEN_PATTERN = re.compile(r"fw_([a-z][a-z0-9]{9})_([0-9a-f]{64})_([0-9a-f]{8})"
 INVALID_TOKEN_MESSAGE = "This token is not valid. Create a new one under your account's tokens."  # noqa: S105
 
 
-class Scope(StrEnum):
+class Scope(TextChoices):
     """What a token may do, always within its owner's present rights."""
 
-    READ = "read"  # read everything its owner may see, including logs
-    JOBS = "jobs"  # submit and control jobs, except workspaces
-    WORKSPACES = "workspaces"  # submit, open and control workspaces
-    PROJECTS = "projects"  # create and change projects and their members
-    QUOTAS = "quotas"  # change and undo quotas
-    METRICS = "metrics"  # read /metrics, if its owner is an administrator
-    TOKENS = "tokens"  # create and revoke tokens, within its own scopes
-    ADMIN = "admin"  # all of its owner's rights
-
-
-SCOPE_DESCRIPTIONS: dict[Scope, str] = {
-    Scope.READ: "Read everything that its owner may see, including logs.",
-    Scope.JOBS: "Submit and control jobs, except workspaces.",
-    Scope.WORKSPACES: "Submit, open and control workspaces.",
-    Scope.PROJECTS: "Create and change projects and their members.",
-    Scope.QUOTAS: "Change quotas and undo changes.",
-    Scope.METRICS: "Read /metrics for Prometheus; the owner must be an administrator.",
-    Scope.TOKENS: "Create and revoke tokens with a subset of its scopes.",
-    Scope.ADMIN: "Everything its owner may do.",
-}
+    READ = "read", "Read everything that its owner may see, including logs."
+    JOBS = "jobs", "Submit and control jobs, except workspaces."
+    WORKSPACES = "workspaces", "Submit, open and control workspaces."
+    PROJECTS = "projects", "Create and change projects and their members."
+    QUOTAS = "quotas", "Change quotas and undo changes."
+    METRICS = "metrics", "Read /metrics for Prometheus; the owner must be an administrator."
+    TOKENS = "tokens", "Create and revoke tokens with a subset of its scopes."
+    ADMIN = "admin", "Everything its owner may do."
 
 
 def has_scope(token: ApiToken, scope: Scope) -> bool:
@@ -86,9 +74,8 @@ def do_create_token(
     with transaction.atomic():
         User.objects.select_for_update().get(pk=owner.pk)
         if live_tokens(owner).count() >= MAX_LIVE_TOKENS:
-            raise Conflict(
-                f"You already have {MAX_LIVE_TOKENS} tokens; revoke one first.", code="too_many_tokens"
-            )
+            message = f"You already have {MAX_LIVE_TOKENS} tokens; revoke one first."
+            raise Conflict(message, code="too_many_tokens")
         token = ApiToken.objects.create(
             public_id=new_public_id(),
             owner=owner,
@@ -97,12 +84,8 @@ def do_create_token(
             scopes=sorted({scope.value for scope in scopes}),
             expires_at=expires_at,
         )
-        record_action(
-            owner,
-            "token.create",
-            token,
-            after={"name": name, "scopes": token.scopes, "expires_at": expires_at.isoformat()},
-        )
+        after = {"name": name, "scopes": token.scopes, "expires_at": expires_at.isoformat()}
+        record_action(owner, "token.create", token, after=after)
     return token, token_text(token.public_id, secret)
 
 
@@ -112,9 +95,8 @@ def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) 
     ``by`` is the token of the request: it cannot revoke a token with a scope that it lacks.
     """
     with transaction.atomic():
-        token = ApiToken.objects.select_for_update().filter(owner=actor, public_id=public_id).first()
-        if token is None:
-            raise NotFound("There is no such token.")
+        rows = ApiToken.objects.select_for_update().filter(owner=actor, public_id=public_id)
+        token = get_first(rows, "There is no such token.")
         if by is not None:
             _require_within(by, [Scope(word) for word in token.scopes], "revoke")
         if token.revoked_at is None:
@@ -153,9 +135,6 @@ def token_text(public_id: str, secret: str) -> str:
     return f"{head}_{zlib.crc32(head.encode()):08x}"
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _find_token(text: str) -> ApiToken:
     shaped = TOKEN_PATTERN.fullmatch(text)
     if shaped is None or token_text(shaped[1], shaped[2]) != text:
@@ -170,11 +149,8 @@ def _find_token(text: str) -> ApiToken:
 def _require_within(by: ApiToken, scopes: Collection[Scope], action: str) -> None:
     missing = sorted(scope.value for scope in scopes if not has_scope(by, scope))
     if missing:
-        raise Forbidden(
-            f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}.",
-            code="scope_not_permitted",
-            details={"scopes": missing},
-        )
+        message = f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}."
+        raise Forbidden(message, code="scope_not_permitted", details={"scopes": missing})
 
 
 def _hash(secret: str) -> str:

@@ -12,6 +12,7 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from portal.access import Permission, can, require_admin, require_permission
@@ -22,6 +23,7 @@ from portal.models import Invitation, Job, MagicLink, Membership, Project, User
 from portal.models.public_id import name_error
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
+from portal.services.names import atomic_unique
 
 INVITATION_DAYS = 7
 RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})
@@ -39,7 +41,6 @@ def new_code() -> tuple[str, str]:
 
 
 def hash_code(code: str) -> str:
-    """Return the SHA-256 of a code, in hex."""
     return hashlib.sha256(code.encode()).hexdigest()
 
 
@@ -54,7 +55,6 @@ def do_create_invitation(
     project: Project | None = None,
     role: Role | None = None,
     grants_admin: bool = False,
-    days: int = INVITATION_DAYS,
 ) -> tuple[Invitation, str]:
     """Create an invitation; return it and its code, which is shown once.
 
@@ -66,12 +66,9 @@ def do_create_invitation(
         require_permission(actor, Permission.MANAGE, project)
     if (project is None) != (role is None):
         raise InvalidRequest(fields={"role": "Enter both a project and a role."})
-    if not 1 <= days <= 90:
-        raise InvalidRequest(fields={"days": "Must be between 1 and 90 days."})
-    if email:
-        _check_email(email)
-        if User.objects.filter(email__iexact=email).exists():
-            raise InvalidRequest(fields={"email": "A user with this address already exists."})
+    _check_email(email)
+    if email and _is_email_taken(email):
+        raise InvalidRequest(fields={"email": "A user with this address already exists."})
     code, code_hash = new_code()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -82,31 +79,22 @@ def do_create_invitation(
             project=project,
             role=role.value if role else "",
             grants_admin=grants_admin,
-            expires_at=timezone.now() + dt.timedelta(days=days),
+            expires_at=timezone.now() + dt.timedelta(days=INVITATION_DAYS),
         )
-        record_action(
-            actor,
-            "user.invite",
-            invitation,
-            after={
-                "full_name": full_name,
-                "email": email,
-                "project": project.name if project else None,
-                "role": role.value if role else None,
-                "grants_admin": grants_admin,
-            },
-        )
+        after = {
+            "full_name": full_name,
+            "email": email,
+            "project": project.name if project else None,
+            "role": role.value if role else None,
+            "grants_admin": grants_admin,
+        }
+        record_action(actor, "user.invite", invitation, after=after)
     return invitation, code
 
 
 def get_invitation(code: str) -> Invitation:
     """Return the open invitation of a code. Raise NotFound with the same message for every other case."""
-    invitation = (
-        Invitation.objects.select_related("project", "created_by").filter(code_sha256=hash_code(code)).first()
-    )
-    if invitation is None or not _is_open(invitation):
-        raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
-    return invitation
+    return _open_invitation(Invitation.objects.select_related("project", "created_by"), code)
 
 
 def do_accept_invitation(
@@ -114,15 +102,12 @@ def do_accept_invitation(
 ) -> User:
     """Create the invited account; an invitation works once, also with concurrent requests."""
     with transaction.atomic():
-        invitation = (
-            Invitation.objects.select_for_update(no_key=True).filter(code_sha256=hash_code(code)).first()
-        )
-        if invitation is None or not _is_open(invitation):
-            raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
+        invitation = _open_invitation(Invitation.objects.select_for_update(no_key=True), code)
         user = _create_user(
             username=username,
             full_name=full_name,
-            email=email or _email_if_available(invitation.email),
+            # not the invitation's address if it is taken: the invited user could not change it
+            email=email or ("" if _is_email_taken(invitation.email) else invitation.email),
             password=password,
             time_zone=time_zone,
             is_admin=invitation.grants_admin,
@@ -131,12 +116,8 @@ def do_accept_invitation(
         invitation.save(update_fields=["used_at"])
         if invitation.project is not None:
             Membership.objects.create(user=user, project=invitation.project, role=invitation.role)
-        record_action(
-            user,
-            "user.join",
-            user,
-            after={"username": username, "invited_by": invitation.created_by.username},
-        )
+        after = {"username": username, "invited_by": invitation.created_by.username}
+        record_action(user, "user.join", user, after=after)
     return user
 
 
@@ -156,7 +137,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
 # -- sign-in links ---------------------------------------------------------------------------------
 
 
-def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_LINK_HOURS) -> str:
+def do_create_magic_link(actor: User | None, user: User) -> str:
     """Return the code of a one-time sign-in link; earlier unused links of the user become invalid."""
     if actor is not None:
         require_admin(actor, "create sign-in links")
@@ -164,7 +145,7 @@ def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_L
     with transaction.atomic():
         MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
         MagicLink.objects.create(
-            code_sha256=code_hash, user=user, expires_at=timezone.now() + dt.timedelta(hours=hours)
+            code_sha256=code_hash, user=user, expires_at=timezone.now() + dt.timedelta(hours=MAGIC_LINK_HOURS)
         )
         record_action(actor, "user.magic_link", user)
     return code
@@ -193,16 +174,12 @@ def do_change_account(user: User, **changes: Any) -> User:
         raise ValueError(f"not changeable: {unknown}")
     if "timezone" in changes and changes["timezone"] not in zoneinfo.available_timezones():
         raise InvalidRequest(fields={"timezone": "There is no such time zone."})
-    if changes.get("email"):
-        _check_email(changes["email"])
+    _check_email(changes.get("email", ""))
     for key, value in changes.items():
         setattr(user, key, value)
-    try:
-        with transaction.atomic():
-            user.save(update_fields=list(changes))
-            record_action(user, "user.change", user, after=changes)
-    except IntegrityError as clash:
-        raise InvalidRequest(fields={"email": "Another user has this address."}) from clash
+    with atomic_unique("email", "Another user has this address.", code=None):
+        user.save(update_fields=list(changes))
+        record_action(user, "user.change", user, after=changes)
     return user
 
 
@@ -252,16 +229,11 @@ def do_change_user(
     return row
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
-def _is_open(invitation: Invitation) -> bool:
-    return (
-        invitation.used_at is None
-        and invitation.revoked_at is None
-        and invitation.expires_at > timezone.now()
-        and _creator_still_permitted(invitation)
-    )
+def _open_invitation(rows: QuerySet[Invitation], code: str) -> Invitation:
+    row = rows.filter(code_sha256=hash_code(code), used_at=None, revoked_at=None).first()
+    if row is None or row.expires_at <= timezone.now() or not _creator_still_permitted(row):
+        raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
+    return row
 
 
 def _creator_still_permitted(invitation: Invitation) -> bool:
@@ -280,11 +252,10 @@ def _create_user(
         wrong["username"] = fault
     if username in RESERVED_NAMES:
         wrong["username"] = "This name is reserved for system accounts. Choose another."
-    if email:
-        try:
-            _check_email(email)
-        except InvalidRequest as problem:
-            wrong |= problem.fields
+    try:
+        _check_email(email)
+    except InvalidRequest as problem:
+        wrong |= problem.fields
     try:
         _check_password(password, User(username=username, full_name=full_name, email=email))
     except InvalidRequest as problem:
@@ -293,20 +264,14 @@ def _create_user(
         wrong["timezone"] = "There is no such time zone."
     if not wrong and User.objects.filter(username=username).exists():
         wrong["username"] = "Another user has this name."
-    if not wrong and email and User.objects.filter(email__iexact=email).exists():
+    if not wrong and email and _is_email_taken(email):
         wrong["email"] = "Another user has this address."
     if wrong:
         raise InvalidRequest(fields=wrong)
     try:
         with transaction.atomic():
-            return User.objects.create_user(
-                username,
-                password,
-                full_name=full_name[:200],
-                email=email,
-                timezone=time_zone,
-                is_admin=is_admin,
-            )
+            fields = {"full_name": full_name[:200], "email": email, "timezone": time_zone}
+            return User.objects.create_user(username, password, is_admin=is_admin, **fields)
     except IntegrityError as clash:
         raise Conflict("The name or uid was taken at the same time; try again.") from clash
 
@@ -320,13 +285,14 @@ def _check_password(password: str, user: User) -> None:
         raise InvalidRequest(fields={"password": "At most 1024 characters."})
 
 
-def _email_if_available(email: str) -> str:
-    """Return the invitation's address, or blank if it is taken: the invited user could not change it."""
-    return "" if User.objects.filter(email__iexact=email).exists() else email
+def _is_email_taken(email: str) -> bool:
+    return User.objects.filter(email__iexact=email).exists()
 
 
 def _check_email(email: str) -> None:
+    """Raise InvalidRequest for an invalid address; blank is none."""
     try:
-        validate_email(email)
+        if email:
+            validate_email(email)
     except ValidationError as wrong:
         raise InvalidRequest(fields={"email": "This is not an e-mail address."}) from wrong

@@ -6,11 +6,9 @@ The GPUs are marked as simulated on every page. The scheduler calls ``replenish_
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from dataclasses import dataclass
-from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -34,7 +32,8 @@ from portal.models import (
 from portal.services.images.environments import EnvironmentInput, do_save_environment
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.lifecycle import job_control
-from portal.services.nodes.nodes import do_create_node, do_create_pool
+from portal.services.nodes.enrolment import do_create_local_node, simulated_gpu_provider
+from portal.services.nodes.nodes import do_create_pool
 from portal.services.projects.projects import QuotaValues, do_change_quota, do_create_project
 
 log = logging.getLogger(__name__)
@@ -46,8 +45,6 @@ GPUS = 8
 
 @dataclass(frozen=True)
 class DemoNode:
-    """A simulated machine."""
-
     name: str
     model: str
     memory_mib: int
@@ -199,31 +196,19 @@ def _ensure_node(admin: User, pool: NodePool, node: DemoNode, number: int, clust
     if Node.objects.filter(name=node.name).exists():
         return
     folder = settings.DATA_DIR / "demo" / node.name
-    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-    (folder / "homes").mkdir(mode=0o711, exist_ok=True)
-    gpus = [
-        {
-            "uuid": f"GPU-demo-{cluster_id}-{node.name}-{index}",
-            "model": node.model,
-            "memory_mib": node.memory_mib,
-        }
-        for index in range(GPUS)
-    ]
-    (folder / "gpus.json").write_text(json.dumps({"gpus": gpus}, indent=1))
+    uuid_prefix = f"demo-{cluster_id}-{node.name}"
+    gpus = simulated_gpu_provider(folder / "gpus.json", uuid_prefix, node.model, node.memory_mib, GPUS)
     first_port = 33_000 + number * 500
-    own: dict[str, Any] = {
-        "cluster": cluster_id,
-        "state_dir": str(folder / "state"),
-        "home_root": str(folder / "homes"),
-        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
-        "gpu_provider": f"file:{folder / 'gpus.json'}",
-        "firewall": False,
-        "job_ports": [first_port, first_port + 499],
-        "uid_first": 2_000_100_000 + number * 10_000,
-        "uid_count": 10_000,
-    }
-    do_create_node(
-        admin, name=node.name, pool=pool, link=NodeTransport.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
+    do_create_local_node(
+        admin,
+        node.name,
+        pool,
+        folder,
+        folder / "homes",
+        gpus,
+        job_ports=[first_port, first_port + 499],
+        uid_first=2_000_100_000 + number * 10_000,
+        uid_count=10_000,
     )
 
 

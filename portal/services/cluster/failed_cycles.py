@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.db import transaction
 
 from portal.access import require_admin
-from portal.errors import Conflict, NotFound
+from portal.errors import Conflict
 from portal.models import FailedCycle, User
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 
 
@@ -14,9 +15,8 @@ def do_export_failed_cycle(actor: User, public_id: str) -> tuple[str, bytes]:
     """Return file name and content: gzip JSON for ``python -m scheduler.replay snapshot FILE``."""
     require_admin(actor, "download the input of a cycle")
     with transaction.atomic():
-        row = FailedCycle.objects.filter(public_id=public_id).first()
-        if row is None:
-            raise NotFound("There is no such failed cycle; only the newest 20 of the last 30 days are kept.")
+        missing = "There is no such failed cycle; only the newest 20 of the last 30 days are kept."
+        row = get_first(FailedCycle.objects.filter(public_id=public_id), missing)
         if not row.content:
             raise Conflict("The input of this cycle could not be saved.", code="not_saved")
         record_action(

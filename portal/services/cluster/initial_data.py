@@ -5,12 +5,10 @@ Each step checks before it creates, so that a restart leaves everything as users
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -25,9 +23,13 @@ from portal.services.accounts.users import do_create_magic_link
 from portal.services.audit import record_action
 from portal.services.cluster.demo import ensure_demo
 from portal.services.images.environments import EnvironmentInput, do_save_environment
-from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.images.process_environment import (
+    TOOL_PORT,
+    ensure_process_jupyterlab,
+    jupyterlab_command,
+)
 from portal.services.nodes import enrolment
-from portal.services.nodes.nodes import do_create_node, do_create_pool
+from portal.services.nodes.nodes import do_create_pool
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +44,13 @@ def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -
 
     Return the code of a one-time sign-in link while the first administrator has no password, else None.
     """
-    cluster, _ = ClusterSettings.objects.get_or_create(id=1)
+    ClusterSettings.objects.get_or_create(id=1)
     admin = _ensure_first_admin()
     _publish_agent()
     pool = NodePool.objects.order_by("id").first() or do_create_pool(admin, "default")
     _ensure_first_project(admin)
     if local_node:
-        _ensure_local_node(admin, pool, cluster.cluster_id, simulated_gpus)
+        _ensure_local_node(admin, pool, simulated_gpus)
         _ensure_local_environment(admin)
     if demo:
         ensure_demo(admin)
@@ -84,68 +86,35 @@ def _publish_agent() -> None:
     fresh.unlink()
 
 
-def _ensure_local_node(admin: User, pool: NodePool, cluster_id: str, simulated_gpus: bool) -> None:
+def _ensure_local_node(admin: User, pool: NodePool, simulated_gpus: bool) -> None:
     if Node.objects.filter(transport=NodeTransport.LOCAL.value).exists():
         return
     folder = settings.DATA_DIR / "node"
-    homes = settings.DATA_DIR / "homes"
-    for place in (folder, homes):
-        place.mkdir(mode=0o711, exist_ok=True)
-    own: dict[str, Any] = {
-        "cluster": cluster_id,
-        "state_dir": str(folder / "state"),
-        "home_root": str(homes),
-        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
-        "gpu_provider": _gpu_provider(folder, simulated_gpus),
-        "firewall": False,
-    }
-    do_create_node(
-        admin,
-        name=_host_name(),
-        pool=pool,
-        link=NodeTransport.LOCAL,
-        runtime=RuntimeKind.PROCESS,
-        settings=own,
-    )
+    gpus = _gpu_provider(folder / "pretend_gpus.json", simulated_gpus)
+    enrolment.do_create_local_node(admin, _host_name(), pool, folder, settings.DATA_DIR / "homes", gpus)
 
 
-def _gpu_provider(folder: Path, simulated_gpus: bool) -> str:
+def _gpu_provider(path: Path, simulated_gpus: bool) -> str:
     """Return the provider for real GPUs if NVML finds any, else for simulated GPUs in a file, or none."""
     if open_nvml().gpus():
         return "nvml"
     if not simulated_gpus:
         return "none"
-    path = folder / "pretend_gpus.json"
-    if not path.exists():
-        path.write_text(
-            json.dumps(
-                {"gpus": simulated_gpu_rows(f"{socket.gethostname()}-{os.urandom(3).hex()}")}, indent=1
-            )
-        )
-    return f"file:{path}"
-
-
-def simulated_gpu_rows(uuid_prefix: str, count: int = SIMULATED_GPUS) -> list[dict[str, Any]]:
-    """Return rows for the ``file:`` provider; ``uuid_prefix`` makes their UUIDs unique."""
-    return [
-        {
-            "uuid": f"GPU-pretend-{uuid_prefix}-{index}",
-            "model": SIMULATED_GPU_MODEL,
-            "memory_mib": SIMULATED_GPU_MEMORY_MIB,
-        }
-        for index in range(count)
-    ]
+    uuid_prefix = f"pretend-{socket.gethostname()}-{os.urandom(3).hex()}"
+    return enrolment.simulated_gpu_provider(
+        path, uuid_prefix, SIMULATED_GPU_MODEL, SIMULATED_GPU_MEMORY_MIB, SIMULATED_GPUS
+    )
 
 
 def _ensure_local_environment(admin: User) -> None:
     """Create the JupyterLab environment; without it (such as without network) the portal still starts."""
     try:
-        tool = ensure_process_jupyterlab(settings.DATA_DIR)
+        prefix = ensure_process_jupyterlab(settings.DATA_DIR)
     except FairwayError as problem:
         log.error("the initial environment could not be created: %s", problem.message)
         return
     existing = Environment.objects.filter(name="jupyterlab-local").first()
-    if existing is not None and existing.prefix == str(tool.prefix):
+    if existing is not None and existing.prefix == str(prefix):
         return
     environment = do_save_environment(
         None,
@@ -154,10 +123,10 @@ def _ensure_local_environment(admin: User) -> None:
             title="JupyterLab on this machine",
             description="Python with JupyterLab, run as a process of the user's account without a container.",
             runtime=RuntimeKind.PROCESS,
-            prefix=str(tool.prefix),
-            tool=tool.tool,
-            tool_command=tuple(tool.tool_command),
-            tool_port=tool.tool_port,
+            prefix=str(prefix),
+            tool="jupyterlab",
+            tool_command=tuple(jupyterlab_command(prefix)),
+            tool_port=TOOL_PORT,
         ),
         existing,
     )

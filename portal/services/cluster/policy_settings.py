@@ -48,15 +48,8 @@ def do_change_policy(
     else:
         require_admin(actor, "change the policy")
     asked = {name: _value_or_default(name, value) for name, value in changes.items()}
-    faults = {
-        name: fault
-        for name, value in asked.items()
-        if (
-            fault := setting_error(
-                name, value, per_pool=owner is not None, per_project=isinstance(owner, Project)
-            )
-        )
-    }
+    limits = {"per_pool": owner is not None, "per_project": isinstance(owner, Project)}
+    faults = {name: fault for name, value in asked.items() if (fault := setting_error(name, value, **limits))}
     if isinstance(owner, Project) and not faults:
         faults = _ineffective_values(owner, changes)
     if faults:
@@ -64,10 +57,8 @@ def do_change_policy(
     with transaction.atomic():
         row = _lock_owner(owner)
         if version is not None and version != row.policy_version:
-            raise PreconditionFailed(
-                "Another user changed the policy while you were editing it.",
-                details={"current": row.policy, "version": row.policy_version},
-            )
+            message = "Another user changed the policy while you were editing it."
+            raise PreconditionFailed(message, details={"current": row.policy, "version": row.policy_version})
         before = dict(row.policy)
         turned = {
             name: None if value is None else normalize_value(name, value) for name, value in changes.items()
@@ -108,9 +99,6 @@ def _ineffective_values(project: Project, changes: Mapping[str, SettingValue | N
 
 
 def _lock_owner(owner: NodePool | Project | None) -> SettingsOwner:
-    if isinstance(owner, Project):
-        return Project.objects.select_for_update(no_key=True).get(pk=owner.pk)
-    if owner is not None:
-        return NodePool.objects.select_for_update(no_key=True).get(pk=owner.pk)
-    ClusterSettings.objects.get_or_create(id=1)
-    return ClusterSettings.objects.select_for_update(no_key=True).get(id=1)
+    row: SettingsOwner = owner or ClusterSettings.objects.get_or_create(id=1)[0]
+    locked: SettingsOwner = type(row)._default_manager.select_for_update(no_key=True).get(pk=row.pk)
+    return locked

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from django.db import connection, transaction
-from django.db.models import Max, QuerySet, Value
+from django.db.models import Max, Value
 from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 
@@ -27,8 +27,7 @@ from portal.models.public_id import MAX_ID_LENGTH
 from portal.outbox import notify_node, trigger_cycle
 from portal.selectors.nodes.recovery import nodes_to_reconcile
 from portal.services.audit import record_action
-from portal.services.lifecycle.adoption import FoundTask, adopt_attempt, advance_attempt_number
-from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.adoption import adopt_attempt, advance_attempt_number
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +121,7 @@ def record_orphans(node: Node, live: Sequence[Container]) -> set[tuple[str, int]
             if row.removed_at is None and row.decision != "adopt" and row.name not in names:
                 row.removed_at = timezone.now()
                 row.save(update_fields=["removed_at"])
-                after = {
-                    "node": node.name,
-                    "job": row.job,
-                    "attempt": row.attempt,
-                    "stopped": bool(row.decision),
-                }
-                record_action(None, "container.gone", row, after=after)
-                _publish(row)
+                _record(None, "container.gone", row, stopped=bool(row.decision))
         return {
             (row.job, row.attempt) for row in rows.values() if row.decision == "stop" and row.name in names
         }
@@ -149,10 +141,7 @@ def _upsert_orphan(node: Node, container: Container) -> OrphanContainer:
         ports=container.ports,
         started_at=None if started_s is None else dt.datetime.fromtimestamp(started_s, dt.UTC),
     )
-    record_action(
-        None, "container.unknown", row, after={"node": node.name, "job": row.job, "attempt": row.attempt}
-    )
-    _publish(row)
+    _record(None, "container.unknown", row)
     return row
 
 
@@ -169,10 +158,9 @@ def do_stop_orphan(actor: User, row: OrphanContainer) -> OrphanContainer:
         rows = _mark_decided(actor, row, "stop")
         advance_attempt_number(row.job, row.attempt)
         for each in rows:
-            record_action(actor, "container.stop", each, after=_audit_values(each))
+            _record(actor, "container.stop", each, rank=each.rank)
             notify_node(each.node.public_id, RECONCILE)
-            _publish(each)
-    return _lock_orphan(row)
+    return OrphanContainer.objects.select_related("node").get(pk=row.pk)
 
 
 def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
@@ -198,17 +186,12 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         message = f"Found running on {nodes} after a restore, and adopted by {actor.username}."
         if job.kind == JobKind.WORKSPACE.value:
             message += " Its access secret was lost with the database: it can only be stopped."
-        found = [_found_task(each) for each in rows]
+        found = [(each, _gpus_of(each)) for each in rows]
         adopt_attempt(job, row.attempt, found, actor=actor.username, message=message)
         for each in rows:
-            after = _audit_values(each) | {
-                "owner": job.owner.username,
-                "project": job.project.name,
-                "stub": job.is_placeholder,
-            }
-            record_action(actor, "container.adopt", each, after=after)
+            labels = {"owner": job.owner.username, "project": job.project.name, "stub": job.is_placeholder}
+            _record(actor, "container.adopt", each, rank=each.rank, **labels)
             notify_node(each.node.public_id, RECONCILE)
-            _publish(each)
         return job
 
 
@@ -237,22 +220,14 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
     return fresh
 
 
-def _found_task(row: OrphanContainer) -> FoundTask:
-    """Return the row with its GPUs as database rows. Raise Conflict if its node does not report one."""
+def _gpus_of(row: OrphanContainer) -> list[tuple[int, int]]:
+    """Return (GPU id, milli) of a container. Raise Conflict if its node does not report one of its GPUs."""
     rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
     if missing:
-        raise Conflict(
-            f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
-        )
-    gpus = [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
-    return FoundTask(
-        row.rank,
-        RankPlacement(row.node, gpus),
-        row.name,
-        dict(row.ports),
-        row.started_at or row.first_seen_at,
-    )
+        message = f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped."
+        raise Conflict(message, code="no_such_gpu")
+    return [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
 
 
 def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job:
@@ -285,9 +260,8 @@ def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job
 
 
 def _placeholder_environment(runtime: str) -> Environment:
-    title = f"Unknown ({RuntimeKind(runtime).value})"
     defaults = {
-        "title": title,
+        "title": f"Unknown ({RuntimeKind(runtime).value})",
         "description": "Placeholder for the environment of a container found after a restore.",
         "runtime": runtime,
         "enabled": False,
@@ -295,14 +269,8 @@ def _placeholder_environment(runtime: str) -> Environment:
     return Environment.objects.get_or_create(name=f"unknown-{runtime}", defaults=defaults)[0]
 
 
-def _lock_orphan(row: OrphanContainer) -> OrphanContainer:
-    rows: QuerySet[OrphanContainer] = OrphanContainer.objects.select_related("node")
-    return rows.get(pk=row.pk)
-
-
-def _audit_values(row: OrphanContainer) -> dict[str, object]:
-    return {"node": row.node.name, "job": row.job, "attempt": row.attempt, "rank": row.rank}
-
-
-def _publish(row: OrphanContainer) -> None:
+def _record(actor: User | None, action: str, row: OrphanContainer, **more: object) -> None:
+    """Write the audit row and publish the change."""
+    after = {"node": row.node.name, "job": row.job, "attempt": row.attempt, **more}
+    record_action(actor, action, row, after=after)
     publish_on_commit("cluster", {"kind": "restored", "node": row.node.public_id, "wanted": row.decision})

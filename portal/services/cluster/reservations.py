@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from portal.access import require_admin
@@ -23,6 +23,7 @@ from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodePool, Project, Reservation, ReservationNode, Task, User
 from portal.outbox import trigger_cycle
+from portal.selectors.lookup import get_rows_by_key
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic
 
@@ -78,38 +79,35 @@ def do_save_reservation(
     return saved
 
 
-def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") -> Reservation:
+def do_cancel_reservation(actor: User, row: Reservation) -> Reservation:
     """Cancel a reservation; it can be restored until its end. Repeatable."""
-    require_admin(actor, "reserve nodes")
-    with transaction.atomic():
-        saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
-        if saved.cancelled_at is not None:
-            return saved
-        if saved.ends_at <= timezone.now():
-            raise Conflict("It has already ended.", code="reservation_over")
-        saved.cancelled_at = timezone.now()
-        saved.version += 1
-        saved.save(update_fields=["cancelled_at", "version"])
-        saved.reservation_nodes.update(live=False)
-        record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
-        _publish(saved)
-    return saved
+    return _set_cancelled(actor, row, True)
 
 
 def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
     """Restore a cancelled reservation. Raise Conflict if its nodes are reserved otherwise by now."""
+    return _set_cancelled(actor, row, False)
+
+
+def _set_cancelled(actor: User, row: Reservation, cancelled: bool) -> Reservation:
     require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
-        if saved.cancelled_at is None:
+        now = timezone.now()
+        if (saved.cancelled_at is not None) == cancelled:
             return saved
-        if saved.ends_at <= timezone.now():
-            raise Conflict("It would already have ended.", code="reservation_over")
-        saved.cancelled_at = None
+        if saved.ends_at <= now:
+            message = "It has already ended." if cancelled else "It would already have ended."
+            raise Conflict(message, code="reservation_over")
+        saved.cancelled_at = now if cancelled else None
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
-        _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
-        record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
+        if cancelled:
+            saved.reservation_nodes.update(live=False)
+            record_action(actor, "reservation.cancel", saved, before=_audit_values(saved))
+        else:
+            _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
+            record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
         _publish(saved)
     return saved
 
@@ -130,16 +128,11 @@ def drain_started_reservations() -> int:
                 continue
             row.drained_at = timezone.now()
             row.save(update_fields=["drained_at"])
-            tasks = Task.objects.filter(
-                node__in=row.reservation_nodes.values("node"),
-                container_removed=False,
-                attempt__state__in=LIVE_ATTEMPT_STATES,
-            )
+            live = Task.objects.filter(container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
+            tasks = live.filter(node__in=row.reservation_nodes.values("node"))
             ids = list(tasks.values_list("pk", flat=True))
-            message = (
-                "Its node is in maintenance until "
-                f"{row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
-            )
+            until = row.ends_at.astimezone(dt.UTC)
+            message = f"Its node is in maintenance until {until:%d %b %H:%M} UTC ({row.name})."
             elastic.end_tasks(ids, EndReason.PREEMPTED, message=message, actor="fairway")
             record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
             _publish(row)
@@ -160,42 +153,33 @@ def choose_nodes(
         .annotate(held=Count("task_rows", filter=Q(task_rows__container_removed=False)))
         .order_by("held", "name")
     )
-    found = list(free[: max(count, 0)])
+    found: list[Node] = [*free[: max(count, 0)]]
     if count < 1 or len(found) < count:
         there = free.count()
-        raise InvalidRequest(
-            fields={
-                "nodes": f"Nodes of {pool.name} without a reservation at that time: {there}. Enter 1 to {there}."
-            }
-        )
+        message = f"Nodes of {pool.name} without a reservation at that time: {there}. Enter 1 to {there}."
+        raise InvalidRequest(fields={"nodes": message})
     return found
 
 
 def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
     """Return nodes of a pool by name or public id, each once. Raise InvalidRequest for an unknown one."""
-    known = {key: node for node in reservable_nodes(pool) for key in (node.public_id, node.name)}
-    unknown = next((name for name in names if name not in known), None)
+    found, unknown = get_rows_by_key(reservable_nodes(pool), names)
     if unknown is not None:
         raise InvalidRequest(fields={"nodes": f"{pool.name} has no node called {unknown[:63]}."})
-    return list({known[name].pk: known[name] for name in names}.values())
+    return found
 
 
 def get_projects(names: Sequence[str]) -> list[Project]:
     """Return projects by name or public id, each once. Raise InvalidRequest for an unknown one."""
-    rows = Project.objects.filter(Q(name__in=names) | Q(public_id__in=names), archived_at__isnull=True)
-    known = {key: project for project in rows for key in (project.public_id, project.name)}
-    unknown = next((name for name in names if name not in known), None)
+    found, unknown = get_rows_by_key(Project.objects.filter(archived_at__isnull=True), names)
     if unknown is not None:
         raise InvalidRequest(fields={"projects": f"There is no project called {unknown[:63]}."})
-    return list({known[name].pk: known[name] for name in names}.values())
+    return found
 
 
-def reservable_nodes(pool: NodePool) -> Any:
+def reservable_nodes(pool: NodePool) -> QuerySet[Node]:
     """Return the nodes of a pool except retired ones."""
     return Node.objects.filter(pool=pool).exclude(state=NodeState.RETIRED.value).order_by("name")
-
-
-# -- internal --------------------------------------------------------------------------------------
 
 
 def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
@@ -230,10 +214,8 @@ def _lock_reservation(
     saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
     before = _audit_values(saved)
     if version is not None and version != saved.version:
-        raise PreconditionFailed(
-            "Another user changed this reservation while you were editing it.",
-            details={"current": before, "version": saved.version},
-        )
+        message = "Another user changed this reservation while you were editing it."
+        raise PreconditionFailed(message, details={"current": before, "version": saved.version})
     if saved.cancelled_at is not None or saved.ends_at <= now:
         raise Conflict("It is cancelled or has ended.", code="reservation_over")
     return saved, before
@@ -241,12 +223,9 @@ def _lock_reservation(
 
 def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
     """Set the nodes of a reservation. Raise Conflict, naming the other reservation of a node."""
-    taken = (
-        _conflicting_reservations(row.starts_at, row.ends_at, row)
-        .filter(node__in=nodes)
-        .select_related("node", "reservation")
-    )
-    clash = taken.order_by("node__name").first()
+    others = _conflicting_reservations(row.starts_at, row.ends_at, row).filter(node__in=nodes)
+    taken = others.select_related("node", "reservation").order_by("node__name")
+    clash = taken.first()
     if clash is None:
         row.reservation_nodes.all().delete()
         try:
@@ -255,7 +234,7 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
                     ReservationNode(reservation=row, node=node, period=row.period) for node in nodes
                 )
         except IntegrityError:  # a concurrent request reserved one of them
-            clash = taken.order_by("node__name").first()
+            clash = taken.first()
             if clash is None:
                 raise
     if clash is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from portal.access import require_admin
 from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
@@ -19,11 +19,9 @@ from portal.models.public_id import name_error
 from portal.outbox import notify_node, trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
+from portal.services.names import atomic_unique
 
 IMAGE_REFERENCE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
-
-JUPYTERLAB = "jupyterlab"
-JUPYTERLAB_PORT = 8888
 
 
 @dataclass(frozen=True)
@@ -71,25 +69,23 @@ def do_save_environment(
     for key in COLUMNS:
         setattr(row, key, getattr(spec, key))
     row.runtime, row.tool_command = spec.runtime.value, list(spec.tool_command)
-    try:
-        with transaction.atomic():
-            if before is None or any(before[key] != getattr(spec, key) for key in ("image", "archive")):
-                row.image_digest = spec.image if "@" in spec.image else ""
-                row.image_resolved_by = row.image_cuda = ""
-                row.image_resolved_at = None
-            with applying_choice(actor, row, Job.objects.filter(environment=row.pk or 0), choice):
-                row.save()
-                if spec.projects is not None:
-                    row.projects.set(spec.projects)
-            record_action(actor, "environment.save", row, before=before, after=_audit_values(row))
-            if before is None or before["image"] != spec.image or before["archive"] != spec.archive:
-                ImagePresence.objects.filter(environment=row).delete()
-            for node in compatible_nodes(row):
-                notify_node(node.public_id, "images")
-            if before and any(before[key] != getattr(spec, key) for key in ("min_driver", "min_cuda")):
-                trigger_cycle("environment")
-    except IntegrityError as clash:
-        raise InvalidRequest(fields={"name": "An environment with this name already exists."}) from clash
+    new_image = before is None or any(before[key] != getattr(spec, key) for key in ("image", "archive"))
+    with atomic_unique("name", "An environment with this name already exists.", code=None):
+        if new_image:
+            row.image_digest = spec.image if "@" in spec.image else ""
+            row.image_resolved_by = row.image_cuda = ""
+            row.image_resolved_at = None
+        with applying_choice(actor, row, Job.objects.filter(environment=row.pk or 0), choice):
+            row.save()
+            if spec.projects is not None:
+                row.projects.set(spec.projects)
+        record_action(actor, "environment.save", row, before=before, after=_audit_values(row))
+        if new_image:
+            ImagePresence.objects.filter(environment=row).delete()
+        for node in compatible_nodes(row):
+            notify_node(node.public_id, "images")
+        if before and any(before[key] != getattr(spec, key) for key in ("min_driver", "min_cuda")):
+            trigger_cycle("environment")
     return row
 
 
@@ -113,7 +109,6 @@ def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:
 
 
 def compatible_nodes(environment: Environment) -> list[Node]:
-    """Return the nodes that can run an environment."""
     rows = Node.objects.filter(runtime__in=compatible_runtimes(environment.runtime))
     return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
 

@@ -20,14 +20,13 @@ from portal.domain.node_breaker import BreakerState
 from portal.domain.reasons import EndReason
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState
 from portal.errors import Conflict, InvalidRequest
-from portal.live_events import publish_all_on_commit
 from portal.models import Environment, ImagePresence, Job, Node, Task, User
-from portal.outbox import notify_node, notify_nodes
+from portal.outbox import notify_node
 from portal.selectors.environments import nodes_by_pin, tag_claims
 from portal.services.audit import record_action
 from portal.services.images.archives import archive_config_digest
 from portal.services.images.environments import compatible_nodes
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.state_events import record_event
 
 ImageRow = Mapping[str, Any]
 """An image as a node reports it: image_id, refs and digests."""
@@ -68,11 +67,6 @@ def has_pin(pin: str, images: Iterable[ImageRow]) -> bool:
     )
 
 
-def has_all(pin: str, images: Iterable[ImageRow]) -> bool:
-    """Return True if all of these are the image of a pin."""
-    return all(has_pin(pin, [row]) for row in images)
-
-
 def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> ImagePresence:
     """Store what the environment's tag names on a node, and pin the environment once nodes agree.
 
@@ -103,7 +97,7 @@ def _claimed_pin(environment: Environment, node: Node, images: Iterable[ImageRow
         others = tag_claims().filter(environment=environment).exclude(node=node)
         known = [pin for pin, _ in Counter(row.image_pin for row in others).most_common()]
     for pin in known:
-        if has_all(pin, tagged):
+        if all(has_pin(pin, [image]) for image in tagged):
             return pin
     return next(
         pin_of(environment, image) for image in tagged if not has_pin(environment.image_digest, [image])
@@ -129,12 +123,10 @@ def _pin_environment(environment: Environment) -> None:
     if most == second or most < min(MIN_AGREEING_NODES, len(nodes)):
         return
     with transaction.atomic():
-        row = (
-            Environment.objects.select_for_update(no_key=True)
-            .filter(pk=environment.pk, image_digest="", image=environment.image, archive=environment.archive)
-            .first()
+        unpinned = Environment.objects.filter(
+            pk=environment.pk, image_digest="", image=environment.image, archive=environment.archive
         )
-        if row is not None:
+        if (row := unpinned.select_for_update(no_key=True).first()) is not None:
             row.image_digest, row.image_resolved_at = pin, timezone.now()
             row.image_resolved_by = ", ".join(claims[pin])[:200]
             row.save(update_fields=["image_digest", "image_resolved_at", "image_resolved_by"])
@@ -160,7 +152,8 @@ def pin_job(task: Task) -> str:
         )
         if not row.image_digest or (lost and lost.exists()):
             before, agreed = row.image_digest, Environment.objects.get(pk=job.environment_id).image_digest
-            row.image_digest = agreed or _node_claim(task.node_id, job.environment_id)
+            claims = ImagePresence.objects.filter(node=task.node_id, environment=job.environment_id)
+            row.image_digest = agreed or claims.values_list("image_pin", flat=True).first() or ""
             row.image_attempt = None if agreed else attempt.number
             if row.image_digest:
                 row.save(update_fields=["image_digest", "image_attempt"])
@@ -169,15 +162,9 @@ def pin_job(task: Task) -> str:
                     f"Uses {row.image_digest} from now on. Only one node had reported "
                     f"{before}, and another could not pull it."
                 )
-                attempt_event(attempt, "note", "", "", "image_replaced", message).save()
-                publish_all_on_commit([attempt_topic_event(attempt, "note", message)])
+                record_event(attempt, "note", "image_replaced", message)
     job.image_digest, job.image_attempt = row.image_digest, row.image_attempt
     return job.image_digest
-
-
-def _node_claim(node_id: int, environment_id: int) -> str:
-    claims = ImagePresence.objects.filter(node_id=node_id, environment_id=environment_id)
-    return claims.values_list("image_pin", flat=True).first() or ""
 
 
 def do_check_tag(actor: User, environment: Environment) -> Node:
@@ -185,22 +172,19 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES or "@" in environment.image:
         raise Conflict(f"The image of {environment.title} is not referenced by a tag.", code="no_tag")
-    nodes = [
-        row for row in compatible_nodes(environment) if row.state == NodeState.READY.value and row.reachable
-    ]
-    if not nodes:
+    ready = (row for row in compatible_nodes(environment) if row.state == NodeState.READY and row.reachable)
+    node = next(ready, None)
+    if node is None:
         raise Conflict("No reachable node can pull it now.", code="no_node")
     with transaction.atomic():
         wanted = {"pull_requested_at": timezone.now(), "check_tag": True}
+        created = wanted | {"state": "missing"}
         ImagePresence.objects.update_or_create(
-            environment=environment,
-            node=nodes[0],
-            defaults=wanted,
-            create_defaults=wanted | {"state": "missing"},
+            environment=environment, node=node, defaults=wanted, create_defaults=created
         )
-        record_action(actor, "environment.check_tag", environment, after={"node": nodes[0].name})
-        notify_nodes({nodes[0].public_id: ("bring", "")})
-    return nodes[0]
+        record_action(actor, "environment.check_tag", environment, after={"node": node.name})
+        notify_node(node.public_id, "bring")
+    return node
 
 
 def do_update_image(actor: User, environment: Environment, pin: str = "") -> Environment:
@@ -227,13 +211,8 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
         row.image_digest, row.image_resolved_by = pin, actor.username
         row.image_resolved_at, row.image_cuda = timezone.now(), ""
         row.save()
-        record_action(
-            actor,
-            "environment.update_image",
-            row,
-            before={"digest": before},
-            after={"digest": pin, "nodes": claims[pin]},
-        )
+        after = {"digest": pin, "nodes": claims[pin]}
+        record_action(actor, "environment.update_image", row, before={"digest": before}, after=after)
         ImagePresence.objects.filter(environment=row, state="present").update(state="missing")
         for node in compatible_nodes(row):
             notify_node(node.public_id, "images")

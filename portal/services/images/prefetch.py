@@ -30,9 +30,8 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
     """
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES:
-        raise Conflict(
-            f"{environment.title} runs without a container: there is no image to pull.", code="no_image"
-        )
+        message = f"{environment.title} runs without a container: there is no image to pull."
+        raise Conflict(message, code="no_image")
     nodes = [each for each in compatible_nodes(environment) if node is None or each.pk == node.pk]
     if node is not None and not nodes:
         raise Conflict(f"{node.name} has no container runtime.", code="no_image")
@@ -42,17 +41,9 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
         there.filter(node__in=nodes).update(prefetched=True)
         lacking = [each for each in nodes if each.pk not in present]
         now = timezone.now()
+        wanted = {"state": "missing", "pull_requested_at": now, "prefetched": True}
         ImagePresence.objects.bulk_create(
-            [
-                ImagePresence(
-                    environment=environment,
-                    node=each,
-                    state="missing",
-                    pull_requested_at=now,
-                    prefetched=True,
-                )
-                for each in lacking
-            ],
+            (ImagePresence(environment=environment, node=each, **wanted) for each in lacking),
             update_conflicts=True,
             unique_fields=["environment", "node"],
             update_fields=["pull_requested_at", "prefetched"],

@@ -7,7 +7,6 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
@@ -23,16 +22,6 @@ SYSTEM_PYTHONS = (Path("/usr/bin/python3"), Path("/usr/local/bin/python3"))
 TOOL_PORT = 8888
 SECRET_FILE = "token"  # noqa: S105  (the name of a file)
 """Name of the secret file (``secret_files`` of a start) that JupyterLab's configuration reads."""
-
-
-@dataclass(frozen=True)
-class ProcessTool:
-    """A tool that runs without a container: its directory, and the command of a workspace."""
-
-    prefix: Path
-    tool: str
-    tool_command: list[str]
-    tool_port: int
 
 
 def jupyterlab_command(prefix: Path | None = None) -> list[str]:
@@ -54,8 +43,8 @@ def jupyterlab_command(prefix: Path | None = None) -> list[str]:
     ]
 
 
-def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
-    """Install JupyterLab from the hash-locked file below ``data_dir`` unless it is installed.
+def ensure_process_jupyterlab(data_dir: Path) -> Path:
+    """Install JupyterLab from the hash-locked file below ``data_dir`` unless installed; return its directory.
 
     Repeatable and safe for concurrent calls: a lock file makes a second caller wait, and an interrupted
     install is started again. Raise ServiceUnavailable with the end of the installer's output.
@@ -71,7 +60,7 @@ def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
             shutil.rmtree(prefix, ignore_errors=True)
             _install(prefix)
             (prefix / "complete").touch()
-    return ProcessTool(prefix, "jupyterlab", jupyterlab_command(prefix), TOOL_PORT)
+    return prefix
 
 
 def _install(prefix: Path) -> None:
@@ -138,6 +127,5 @@ def _run(command: list[str]) -> None:
             "JupyterLab could not be installed: " + " ".join(words), code="environment_failed"
         ) from problem
     except subprocess.TimeoutExpired as problem:
-        raise ServiceUnavailable(
-            f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s.", code="environment_failed"
-        ) from problem
+        message = f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s."
+        raise ServiceUnavailable(message, code="environment_failed") from problem

@@ -8,8 +8,9 @@ from django.db import transaction
 
 from agents.node.spec.image_names import registry_host
 from portal.access import require_admin
-from portal.errors import InvalidRequest, NotFound
+from portal.errors import InvalidRequest
 from portal.models import RegistryLogin, User
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
 
@@ -41,11 +42,7 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
 
 
 def get_login(public_id: str) -> RegistryLogin:
-    """Return the credentials by public id. Raise NotFound."""
-    row = RegistryLogin.objects.filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound
-    return row
+    return get_first(RegistryLogin.objects.filter(public_id=public_id))
 
 
 def do_delete_login(actor: User, row: RegistryLogin) -> None:

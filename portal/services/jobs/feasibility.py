@@ -28,19 +28,15 @@ class ResourceRequest(JobSpec):
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of all tasks."""
         return self.tasks * self.gpus_per_task * self.milli_per_gpu
 
 
 @dataclass
 class EmptyNodeCapacity:
-    """Capacity of a node without any jobs."""
-
     node: Node
     gpus: list[Gpu] = field(default_factory=list)
 
     def task_count(self, request: ResourceRequest) -> int:
-        """Return the number of the request's tasks that fit."""
         return tasks_on_node(
             [WHOLE_MILLI] * len(self.gpus),
             request.gpus_per_task,
@@ -88,17 +84,19 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     return list(capacities.values())
 
 
+def _nodes_elsewhere(request: ResourceRequest) -> list[EmptyNodeCapacity]:
+    """Return the nodes of all pools, if the request names one."""
+    return _empty_nodes(replace(request, pool=None)) if request.pool else []
+
+
 def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
-    elsewhere = None
-    if request.pool is not None:
-        elsewhere = next(iter(_empty_nodes(replace(request, pool=None))), None)
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
         return "There is no node yet; an administrator must add one.", {"nearest": None}
     kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
     message = f"No node of {_pool_text(request)} runs {kind}."
-    if elsewhere is None:
+    pool = next((each.node.pool for each in _nodes_elsewhere(request)), None)
+    if pool is None:
         return message, {"nearest": None}
-    pool = elsewhere.node.pool
     return f"{message} The pool {pool.name} has nodes that do.", {"nearest": {"pool": pool.public_id}}
 
 
@@ -123,18 +121,13 @@ def _too_large_reason(
         message, facts["nearest"] = _node_too_small_reason(request, nodes)
     else:
         most = max(task_counts.values())
+        what = f"{request.tasks} tasks"
         if request.gpus_per_task:
-            what = (
-                f"{request.tasks * request.gpus_per_task} {_gpus_text(request)} "
-                f"as {request.tasks} tasks of {request.gpus_per_task}"
-            )
-        else:
-            what = f"{request.tasks} tasks"
+            what = f"{facts['asked_gpus']} {_gpus_text(request)} as {what} of {request.gpus_per_task}"
         where = "the largest pool" if len(pools) > 1 else _pool_text(request)
         message = (
             f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
-            f"at once in one pool; "
-            f"{where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
+            f"at once in one pool; {where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
     return message, facts
@@ -142,6 +135,7 @@ def _too_large_reason(
 
 def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
     """No GPU has the requested model, memory or compute capability."""
+    where = _pool_text(request)
     unpicky = replace(request, gpu_model="", min_gpu_memory_mib=None, min_compute_capability=None)
     of_any_age = [gpu for capacity in _empty_nodes(unpicky) for gpu in capacity.gpus]
     here = [g for g in of_any_age if (g.compute_capability or 0.0) >= (request.min_compute_capability or 0.0)]
@@ -149,51 +143,34 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         return _mig_profile_mismatch_reason(request)
     if of_any_age and not here:
         newest = max(gpu.compute_capability or 0.0 for gpu in of_any_age)
-        reported = (
-            f"the newest in {_pool_text(request)} has {newest:.1f}"
-            if newest
-            else f"no node of {_pool_text(request)} reports one"
+        reported = f"the newest in {where} has {newest:.1f}" if newest else f"no node of {where} reports one"
+        message = (
+            f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}."
         )
-        return (
-            f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}.",
-            {"min_compute_capability": newest or None},
-        )
+        return message, {"min_compute_capability": newest or None}
     if not here:
-        return f"There is no GPU in {_pool_text(request)}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
+        return f"There is no GPU in {where}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
     models = sorted({gpu.model for gpu in here})
     known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
     if request.gpu_model and request.gpu_model not in models:
-        elsewhere = (
-            next((r for r in _empty_nodes(replace(request, pool=None)) if r.gpus), None)
-            if request.pool
-            else None
-        )
-        if elsewhere is not None:
-            pool = elsewhere.node.pool
-            message = (
-                f"There is no {request.gpu_model} GPU in {_pool_text(request)}; "
-                f"the pool {pool.name} has some. {known}"
-            )
-            return message, {"pool": pool.public_id}
+        pool = next((each.node.pool for each in _nodes_elsewhere(request) if each.gpus), None)
+        missing = f"There is no {request.gpu_model} GPU in {where}"
+        if pool is not None:
+            return f"{missing}; the pool {pool.name} has some. {known}", {"pool": pool.public_id}
         alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
-        return f"There is no {request.gpu_model} GPU in {_pool_text(request)}. {known}", {
-            "gpu_model": alike[0]
-        }
+        return f"{missing}. {known}", {"gpu_model": alike[0]}
     most = max(gpu.memory_mib for gpu in here if gpu.model == request.gpu_model or not request.gpu_model)
     needed, largest = format_distinct_memories(request.min_gpu_memory_mib or 0, most)
-    return (
-        f"Needs a {_gpus_text(request, 1)} with {needed} of memory; "
-        f"the largest in {_pool_text(request)} has {largest}.",
-        {"min_gpu_memory_mib": most},
+    message = (
+        f"Needs a {_gpus_text(request, 1)} with {needed} of memory; the largest in {where} has {largest}."
     )
+    return message, {"min_gpu_memory_mib": most}
 
 
 def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
     """No GPU is partitioned into the requested MIG profile."""
-    cut = (
-        Gpu.objects.filter(present=True).exclude(mig_profile="").exclude(node__state=NodeState.RETIRED.value)
-    )
-    profiles = sorted(set(cut.values_list("mig_profile", flat=True)))
+    gpus = Gpu.objects.filter(present=True).exclude(node__state=NodeState.RETIRED.value)
+    profiles = sorted(set(gpus.exclude(mig_profile="").values_list("mig_profile", flat=True)))
     message = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
     if not profiles:
         return f"{message} No GPU is divided into MIG slices.", None
@@ -225,9 +202,8 @@ def _node_too_small_reason(
     """No node fits a single task by CPU, memory, or both together with its GPUs."""
     cpu, most_memory = max(r.node.cpu_milli for r in nodes), max(r.node.memory_mib for r in nodes)
     if cpu < request.cpu_milli:
-        return f"Needs {_cores_text(request.cpu_milli)}; the largest node has {_cores_text(cpu)}.", {
-            "cpu_milli": cpu
-        }
+        message = f"Needs {_cores_text(request.cpu_milli)}; the largest node has {_cores_text(cpu)}."
+        return message, {"cpu_milli": cpu}
     if most_memory < request.memory_mib:
         needed, largest = format_distinct_memories(request.memory_mib, most_memory)
         return f"Needs {needed} of memory; the largest node has {largest}.", {"memory_mib": most_memory}
@@ -237,20 +213,13 @@ def _node_too_small_reason(
             each.node.cpu_milli / max(request.cpu_milli, 1), each.node.memory_mib / max(request.memory_mib, 1)
         ),
     ).node
-    gpus = (
-        f"{request.gpus_per_task} {_gpus_text(request, request.gpus_per_task)}, "
-        if request.gpus_per_task
-        else ""
-    )
-    return (
-        f"No node has {gpus}{_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)} together; "
-        f"{best.name} has {_cores_text(best.cpu_milli)} and {format_memory(best.memory_mib)}"
-        f"{' with as many GPUs' if request.gpus_per_task else ''}.",
-        {
-            "cpu_milli": min(request.cpu_milli, best.cpu_milli),
-            "memory_mib": min(request.memory_mib, best.memory_mib),
-        },
-    )
+    count = request.gpus_per_task
+    wanted = f"{count} {_gpus_text(request, count)}, " if count else ""
+    wanted += f"{_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}"
+    found = f"{_cores_text(best.cpu_milli)} and {format_memory(best.memory_mib)}"
+    found += " with as many GPUs" if count else ""
+    nearest = {name: min(getattr(request, name), getattr(best, name)) for name in ("cpu_milli", "memory_mib")}
+    return f"No node has {wanted} together; {best.name} has {found}.", {**nearest}
 
 
 def _pool_text(request: ResourceRequest) -> str:
@@ -273,25 +242,14 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
     quotas: dict[int, list[Quota]] = defaultdict(list)
     for quota in Quota.objects.filter(project__in=line).select_related("project", "pool"):
         quotas[quota.pool_id].append(quota)
-    worst: tuple[int, Quota, str] | None = None
-    for pool in pools:
-        bound = _tightest_limit(quotas[pool], request, line)
-        if bound is None or bound[0] >= request.total_milli:
-            return None
-        if worst is None or bound[0] > worst[0]:
-            worst = bound
-    if worst is None:
+    bounds = [bound for pool in pools if (bound := _tightest_limit(quotas[pool], request)) is not None]
+    if len(bounds) < len(pools) or any(milli >= request.total_milli for milli, _, _ in bounds):
         return None
-    milli, quota, kind = worst
+    milli, quota, kind = max(bounds, key=lambda bound: bound[0])
     each = max(1, request.gpus_per_task * request.milli_per_gpu)
-    words = {
-        "limit": "limit",
-        "user_limit": "user limit",
-        "guaranteed": "guarantee, which applies to non-preemptible jobs,",
-    }[kind]
+    name = f"{_BOUND_TEXTS[kind]} of {quota.project.name} in {quota.pool.name}"
     return (
-        f"Needs {request.total_milli / 1000:g} GPUs; the {words} of {quota.project.name} in {quota.pool.name} "
-        f"is {milli / 1000:g}.",
+        f"Needs {request.total_milli / 1000:g} GPUs; the {name} is {milli / 1000:g}.",
         {
             "asked_gpus": request.total_milli / 1000,
             "bound_gpus": milli / 1000,
@@ -311,19 +269,20 @@ def _nearest_within(request: ResourceRequest, milli: int, each: int) -> dict[str
     return None
 
 
-def _tightest_limit(
-    quotas: list[Quota], request: ResourceRequest, ancestors: list[Project]
-) -> tuple[int, Quota, str] | None:
-    bounds = [(quota.limit_milli, quota, "limit") for quota in quotas if quota.limit_milli is not None]
-    bounds += [
-        (quota.user_limit_milli, quota, "user_limit")
-        for quota in quotas
-        if quota.user_limit_milli is not None
+_BOUND_TEXTS = {
+    "limit": "limit",
+    "user_limit": "user limit",
+    "guaranteed": "guarantee, which applies to non-preemptible jobs,",
+}
+
+
+def _tightest_limit(quotas: list[Quota], request: ResourceRequest) -> tuple[int, Quota, str] | None:
+    """Return the smallest bound, its quota and its kind; the guarantee bounds non-preemptible jobs of a project."""
+    own = [quota for quota in quotas if not request.preemptible and quota.project_id == request.project.pk]
+    bounds = [
+        (milli, quota, kind)
+        for kind in _BOUND_TEXTS
+        for quota in (own if kind == "guaranteed" else quotas)
+        if (milli := getattr(quota, f"{kind}_milli")) is not None
     ]
-    if not request.preemptible:
-        bounds += [
-            (quota.guaranteed_milli, quota, "guaranteed")
-            for quota in quotas
-            if quota.project in ancestors[:1]
-        ]
     return min(bounds, key=lambda bound: bound[0], default=None)

@@ -13,11 +13,10 @@ from portal.access import Permission, require_permission
 from portal.domain.signals import SIGNAL_TTL_S, SIGNALS
 from portal.domain.states import AttemptState
 from portal.errors import Conflict, InvalidRequest
-from portal.live_events import publish_all_on_commit
-from portal.models import Attempt, Job, JobSignal, Task, User
+from portal.models import Job, JobSignal, Task, User
 from portal.outbox import notify_nodes
 from portal.services.audit import record_action
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.state_events import record_event
 from portal.services.nodes.operations import OPERATIONS
 
 
@@ -42,7 +41,7 @@ def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
         JobSignal.objects.bulk_create(rows)
         record_action(actor, "job.signal", job, after={"signal": name, "attempt": attempt.number})
         message = f"{actor.username} sent {name} to {'it' if running.count() == 1 else 'all its ranks'}."
-        _record_event(attempt, message, actor.username)
+        record_event(attempt, "signal", "", message, actor.username)
         notify_nodes(dict.fromkeys(nodes.values(), (OPERATIONS, "")))
     return rows
 
@@ -72,7 +71,7 @@ def record_signal_delivery(row: JobSignal, refusal: str = "") -> None:
         JobSignal.objects.filter(pk=row.pk).update(acknowledged_at=timezone.now())
         if refusal:
             message = f"{row.signal} was not delivered to its ranks on {row.node.name}: {refusal}"
-            _record_event(row.attempt, message)
+            record_event(row.attempt, "signal", "", message)
 
 
 def _is_due() -> Q:
@@ -83,8 +82,3 @@ def _is_due() -> Q:
         attempt__state=AttemptState.RUNNING.value,
         attempt__stop_requested_at__isnull=True,
     )
-
-
-def _record_event(attempt: Attempt, message: str, actor: str = "") -> None:
-    attempt_event(attempt, "signal", "", "", "", message, actor).save()
-    publish_all_on_commit([attempt_topic_event(attempt, "signal", message)])

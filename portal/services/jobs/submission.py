@@ -53,7 +53,7 @@ def validate_request(user: User, request: JobRequest) -> None:
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
-    wrong = field_errors(request) | dict(_text_errors(request)) | dict(_number_errors(request))
+    wrong = field_errors(request) | _text_errors(request) | _number_errors(request)
     if fault := launcher_error(
         request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
     ):
@@ -70,9 +70,8 @@ def validate_request(user: User, request: JobRequest) -> None:
         wrong["volumes"] = fault
     wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
     if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
-        raise Forbidden(
-            "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
-        )
+        message = "Only managers of the project may raise a priority above 0."
+        raise Forbidden(message, code="priority_not_allowed")
     if wrong:
         raise InvalidRequest(fields=wrong)
     found = no_gang_network_reason(
@@ -167,7 +166,6 @@ def do_cancel_job(user: User, job: Job) -> Job:
 
 
 def do_hold_job(user: User, job: Job, held: bool) -> Job:
-    """Hold a pending job, or release it."""
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held
@@ -184,9 +182,8 @@ def do_suspend_job(user: User, job: Job) -> Job:
         before = job.desired_state
         job = suspension.suspend_job(job.pk, actor=user.username)
         if job.owner_id != user.pk and before != job.desired_state:
-            record_action(
-                user, "job.suspend", job, before={"desired": before}, after={"desired": job.desired_state}
-            )
+            changes = ({"desired": before}, {"desired": job.desired_state})
+            record_action(user, "job.suspend", job, before=changes[0], after=changes[1])
     return job
 
 
@@ -213,10 +210,8 @@ def do_resubmit_job(user: User, job: Job) -> Job:
     if job.state not in TERMINAL_JOB_STATES:
         raise Conflict("It has not ended.", code="job_not_ended")
     if job.is_placeholder:
-        raise Conflict(
-            "It was adopted from a container and its command is unknown; submit a new job.",
-            code="job_unknown",
-        )
+        message = "It was adopted from a container and its command is unknown; submit a new job."
+        raise Conflict(message, code="job_unknown")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
         raise Forbidden("Only its owner can restart a workspace.")
     return do_submit_job(user, request_from_job(job))
@@ -226,9 +221,6 @@ def request_from_job(job: Job) -> JobRequest:
     copied = {name: getattr(job, name) for name, rule in job_fields().items() if rule.copied}
     rows = {name: getattr(job, name) for name in ("project", "environment", "pool", "template")}
     return JobRequest(**copied, **rows)
-
-
-# -- internal --------------------------------------------------------------------------------------
 
 
 def _job_columns(request: JobRequest) -> dict[str, Any]:
@@ -258,56 +250,51 @@ def _check_process_runtime_enabled(user: User) -> None:
         )
 
 
-def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
-    wrong: list[tuple[str, str]] = []
+def _text_errors(request: JobRequest) -> dict[str, str]:
+    wrong: dict[str, str] = {}
     if request.kind == JobKind.WORKSPACE.value:
         if not request.environment.tool_port:
-            wrong.append(("environment", "This environment has no workspace tool."))
+            wrong["environment"] = "This environment has no workspace tool."
         if request.tasks != 1:
-            wrong.append(("tasks", "A workspace has one task."))
+            wrong["tasks"] = "A workspace has one task."
         if request.min_tasks is not None:
-            wrong.append(("min_tasks", "A workspace has exactly one task."))
+            wrong["min_tasks"] = "A workspace has exactly one task."
         if request.command:
-            wrong.append(
-                ("command", "A workspace runs the tool of its environment; leave the command empty.")
-            )
+            wrong["command"] = "A workspace runs the tool of its environment; leave the command empty."
     elif not request.command:
-        wrong.append(("command", "Enter a command."))
+        wrong["command"] = "Enter a command."
     if any(not isinstance(word, str) or "\0" in word for word in request.command):
-        wrong.append(("command", "The command must be a list of strings."))
+        wrong["command"] = "The command must be a list of strings."
     elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
-        wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
+        wrong["command"] = "The command is longer than 64 KiB; put it into a script."
     elif len(request.command) > MAX_COMMAND_ARGUMENTS:
-        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."))
+        wrong["command"] = f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."
     elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
-        wrong.append(("command", "The first argument is the program to run; it must not begin with - or [."))
+        wrong["command"] = "The first argument is the program to run; it must not begin with - or [."
     texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
     if len(request.env) > MAX_VARIABLES:
-        wrong.append(("env", f"There are more than {MAX_VARIABLES} variables."))
+        wrong["env"] = f"There are more than {MAX_VARIABLES} variables."
     elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        wrong.append(("env", "The variables are longer than 128 KiB in total; put long values into a file."))
+        wrong["env"] = "The variables are longer than 128 KiB in total; put long values into a file."
     for name, value in request.env.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            wrong.append(("env", f"{name!r} is not a valid variable name with a string value."))
+            wrong["env"] = f"{name!r} is not a valid variable name with a string value."
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
-            wrong.append(("env", f"{name} is longer than 32 KiB; put long values into a file."))
+            wrong["env"] = f"{name} is longer than 32 KiB; put long values into a file."
         elif RESERVED_VARIABLES.match(name):
-            wrong.append(("env", f"{name} is set by Fairway and cannot be changed."))
+            wrong["env"] = f"{name} is set by Fairway and cannot be changed."
     return wrong
 
 
-def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
-    wrong: list[tuple[str, str]] = []
+def _number_errors(request: JobRequest) -> dict[str, str]:
+    wrong: dict[str, str] = {}
     if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
-        wrong.append(("min_tasks", "Must be between 1 and the number of tasks."))
+        wrong["min_tasks"] = "Must be between 1 and the number of tasks."
     if request.mig_profile and request.milli_per_gpu != 1000:
-        wrong.append(("milli_per_gpu", "A MIG slice cannot be shared."))
+        wrong["milli_per_gpu"] = "A MIG slice cannot be shared."
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
-        wrong.append(
-            (
-                "milli_per_gpu",
-                "A task can have a share of one GPU only; request whole GPUs if you need several.",
-            )
+        wrong["milli_per_gpu"] = (
+            "A task can have a share of one GPU only; request whole GPUs if you need several."
         )
     return wrong
 

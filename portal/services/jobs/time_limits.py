@@ -21,13 +21,12 @@ from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
 from portal.engine_client import query_delay_impact
 from portal.errors import Conflict, Forbidden, InvalidRequest
-from portal.live_events import publish_all_on_commit
 from portal.models import Attempt, Job, JobEvent, NodePool, TimeLimitExtension, User
 from portal.outbox import trigger_cycle
-from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance
+from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance_s
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.state_events import record_owner_event
 
 WARNING_EVENT = "time_limit_warning"
 MIN_EXTENSION_S = 60
@@ -42,24 +41,16 @@ BATCH_SIZE = 500
 def warn_before_ends() -> int:
     """Warn once about each approaching end; return how many. After an extension the job is warned again."""
     rules = effective_pool_settings(NodePool.objects.all())
-    lead = Case(
-        *(
-            When(pool=pool, then=Value(float(settings["time_limit_warning_s"])))
-            for pool, settings in rules.items()
-        ),
-        default=Value(0.0),
-        output_field=FloatField(),
-    )
+    leads = {pool: Value(float(settings["time_limit_warning_s"])) for pool, settings in rules.items()}
+    cases = [When(pool=pool, then=lead_s) for pool, lead_s in leads.items()]
+    lead = Case(*cases, default=Value(0.0), output_field=FloatField())
     half = Cast(F("job__time_limit_s"), FloatField()) / 2.0
     reported = _warnings().filter(
         job=OuterRef("job_id"), attempt=OuterRef("pk"), limit_s=OuterRef("job__time_limit_s")
     )
-    near = (
-        attempts_with_limit()
-        .annotate(lead=Least(lead, half), now=Now())
-        .filter(ends_at__lte=Now() + F("lead") * Value(dt.timedelta(seconds=1)), lead__gt=0.0)
-        .filter(~Exists(reported))
-    )
+    begin = Now() + F("lead") * Value(dt.timedelta(seconds=1))
+    limited = attempts_with_limit().annotate(lead=Least(lead, half))
+    near = limited.filter(~Exists(reported), ends_at__lte=begin, lead__gt=0.0)
     found = list(near.values_list("pk", flat=True)[:BATCH_SIZE])
     return sum(_warn(attempt) for attempt in found)
 
@@ -74,14 +65,8 @@ def _warnings() -> QuerySet[Any]:
 def _warn(attempt_id: int) -> bool:
     """Write the event, unless the attempt has changed or another pass did it."""
     with transaction.atomic():
-        row = (
-            attempts_with_limit()
-            .annotate(now=Now())
-            .select_for_update(of=("self",), no_key=True)
-            .select_related("job__owner", "job__project")
-            .filter(pk=attempt_id)
-            .first()
-        )
+        rows = attempts_with_limit().annotate(now=Now()).select_for_update(of=("self",), no_key=True)
+        row = rows.select_related("job__owner", "job__project").filter(pk=attempt_id).first()
         if row is None:
             return False
         job, facts = row.job, {"limit_s": row.job.time_limit_s, "ends_at": row.ends_at.isoformat()}
@@ -92,12 +77,7 @@ def _warn(attempt_id: int) -> bool:
             f"Its time limit of {format_duration(job.time_limit_s or 0)} ends it in {format_duration(left_s)}; "
             f"then it is stopped and has {job.termination_grace_s} s to save its work."
         )
-        event = attempt_event(row, WARNING_EVENT, "", "", WARNING_EVENT, message)
-        event.details = facts
-        event.save()
-        topic, data = attempt_topic_event(row, WARNING_EVENT, message)
-        news = data | facts | {"job": job.public_id}
-        publish_all_on_commit([(topic, news), (f"user.{job.owner.public_id}", news)])
+        record_owner_event(row, WARNING_EVENT, message, details=facts)
         return True
 
 
@@ -113,19 +93,14 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     """
     require_permission(user, Permission.CONTROL, job)
     attempt = _running_attempt(job)
-    space = extension_allowance(
-        job, float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
-    )
-    most_s = min(space.remaining_s, MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
+    max_s = float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
+    most_s = min(extension_allowance_s(job, max_s), MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
+    if most_s < MIN_EXTENSION_S:
+        message = f"No extension is possible; the policy allows {format_duration(max_s)} in total."
+        raise InvalidRequest(fields={"extra_s": message})
     if not MIN_EXTENSION_S <= extra_s <= most_s:
-        raise InvalidRequest(
-            fields={
-                "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, "
-                f"at most {format_duration(most_s)} may be added."
-                if most_s >= MIN_EXTENSION_S
-                else f"No extension is possible; the policy allows {format_duration(space.max_s)} in total."
-            }
-        )
+        low, high = format_duration(MIN_EXTENSION_S), format_duration(most_s)
+        raise InvalidRequest(fields={"extra_s": f"At least {low}, at most {high} may be added."})
     if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
         raise Conflict("An extension request is already pending.", code="extension_pending")
     end_s = attempt.ends_at.timestamp()
@@ -149,15 +124,10 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
             asked.save()
             asked.refresh_from_db(fields=["requested_at"])
             if asked.has_no_impact:
-                _extend_limit(user, locked, attempt, extra_s, "It delays no other job.", reason)
+                _extend_limit(user, attempt, extra_s, "It delays no other job.", reason)
             else:
-                _record_event(
-                    locked,
-                    attempt,
-                    "time_asked",
-                    f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}",
-                    user,
-                )
+                message = f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}"
+                record_owner_event(attempt, "time_asked", message, user.username)
     except IntegrityError as twice:
         raise Conflict("An extension request is already pending.", code="extension_pending") from twice
     return asked
@@ -171,7 +141,8 @@ def do_decide_extension(
     if not user.is_admin:
         _require_decider(user, extension)
     with transaction.atomic():
-        locked = _lock_job(extension.job_id, extension.attempt)
+        attempt = extension.attempt
+        locked = _lock_job(extension.job_id, attempt)
         row = TimeLimitExtension.objects.select_for_update(no_key=True).get(pk=extension.pk)
         if row.state != "waiting":
             raise Conflict(f"It is already {row.state}.", code="extension_decided")
@@ -181,16 +152,11 @@ def do_decide_extension(
         row.save(update_fields=["state", "decided_by", "answer"])
         TimeLimitExtension.objects.filter(pk=row.pk).update(decided_at=Now())
         if grant:
-            _extend_limit(user, locked, row.attempt, row.extra_s, _delay_message(row), answer)
+            _extend_limit(user, attempt, row.extra_s, _delay_message(row), answer)
         else:
             said = f": {answer[:300]}" if answer else "."
-            _record_event(
-                locked,
-                row.attempt,
-                "time_refused",
-                f"The extension by {format_duration(row.extra_s)} was refused{said}",
-                user,
-            )
+            message = f"The extension by {format_duration(row.extra_s)} was refused{said}"
+            record_owner_event(attempt, "time_refused", message, user.username)
             record_action(user, "job.extend_refused", locked, after={"extra_s": row.extra_s}, reason=answer)
     row.refresh_from_db()
     return row
@@ -208,18 +174,14 @@ def close_lapsed_extensions() -> int:
     )
 
 
-# -- internal --------------------------------------------------------------------------------------
-
-
 def _require_decider(user: User, extension: TimeLimitExtension) -> None:
     try:
         require_permission(user, Permission.CHANGE, extension)
     except Forbidden as refusal:
-        raise Forbidden(
-            "Only administrators can decide this: it may delay jobs of other projects."
-            if extension.affects_other_projects
-            else "Only managers of the project can decide this."
-        ) from refusal
+        message = "Only managers of the project can decide this."
+        if extension.affects_other_projects:
+            message = "Only administrators can decide this: it may delay jobs of other projects."
+        raise Forbidden(message) from refusal
 
 
 def _running_attempt(job: Job) -> Any:
@@ -231,11 +193,12 @@ def _running_attempt(job: Job) -> Any:
 
 
 def _lock_job(job_id: int, attempt: Attempt) -> Job:
-    """Return the locked job if this attempt of it runs and is not stopping. Raise Conflict otherwise."""
+    """Lock the job if this attempt of it runs and is not stopping, and set it there. Raise Conflict otherwise."""
     job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
     live = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
     if live.state != AttemptState.RUNNING or live.stop_requested_at is not None or job.time_limit_s is None:
         raise Conflict("It has ended or is stopping.", code="job_ended")
+    attempt.job = job
     return job
 
 
@@ -263,40 +226,20 @@ def _delay_message(extension: TimeLimitExtension) -> str:
     """Describe the impact without names: readers of the timeline may not see the other jobs."""
     if not extension.impact_known:
         return "The scheduler did not report in time which jobs it delays."
-    said = []
-    if extension.delayed_count:
-        said.append(
-            "1 pending job" if extension.delayed_count == 1 else f"{extension.delayed_count} pending jobs"
-        )
-    if extension.reservations:
-        said.append(
-            "1 reservation"
-            if len(extension.reservations) == 1
-            else f"{len(extension.reservations)} reservations"
-        )
+    counts = {"pending job": extension.delayed_count, "reservation": len(extension.reservations)}
+    said = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
     return f"It delays {' and '.join(said)}." if said else "It delays no other job."
 
 
-def _extend_limit(user: User, job: Job, attempt: Attempt, extra_s: int, message: str, reason: str) -> None:
-    """Extend the limit of a locked job, with event and audit row."""
+def _extend_limit(user: User, attempt: Attempt, extra_s: int, message: str, reason: str) -> None:
+    """Extend the limit of the attempt's locked job, with event and audit row."""
+    job = attempt.job
     before = job.time_limit_s or 0
     job.time_limit_s = before + extra_s
     job.version += 1
     job.save(update_fields=["time_limit_s", "version"])
-    _record_event(
-        job,
-        attempt,
-        "extended",
-        f"Time limit {format_duration(before)} to {format_duration(job.time_limit_s)}. {message}",
-        user,
-    )
+    change = f"Time limit {format_duration(before)} to {format_duration(job.time_limit_s)}."
+    record_owner_event(attempt, "extended", f"{change} {message}", user.username)
     limits = ({"time_limit_s": before}, {"time_limit_s": job.time_limit_s})
     record_action(user, "job.extend", job, before=limits[0], after=limits[1], reason=reason)
     trigger_cycle("limit")  # reservations and nominations depend on the end times
-
-
-def _record_event(job: Job, attempt: Attempt, kind: str, message: str, user: User) -> None:
-    attempt.job = job
-    attempt_event(attempt, kind, "", "", kind, message, user.username).save()
-    topic, data = attempt_topic_event(attempt, kind, message)
-    publish_all_on_commit([(topic, data), (f"user.{job.owner.public_id}", data | {"job": job.public_id})])

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from django.db.models import F
 from django.utils import timezone
 
 from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, AttemptState, JobKind, JobState
 from portal.errors import Conflict
-from portal.models import Attempt, Job, JobVerdict, Task
+from portal.models import Attempt, Job, JobVerdict, OrphanContainer, Task
 from portal.services.lifecycle.allocations import allocate_running_gpus, create_allocations
-from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
 
-
-@dataclass(frozen=True)
-class FoundTask:
-    """A running rank: its node, GPUs, container name and start time."""
-
-    rank: int
-    placement: RankPlacement
-    container: str
-    ports: dict[str, int]
-    started_at: dt.datetime
+Gpus = Sequence[tuple[int, int]]
+"""GPUs by id, with milli."""
 
 
-def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: str, message: str) -> Attempt:
+def adopt_attempt(
+    job: Job, number: int, found: Sequence[tuple[OrphanContainer, Gpus]], *, actor: str, message: str
+) -> Attempt:
     """Create the row of an attempt that runs on its nodes and is missing after a restore.
 
-    ``job`` must be locked by the caller. Further ranks join an adopted attempt. Its GPUs are accounted from
-    now on. Raise Conflict if the job cannot have this attempt any more, or if one of its GPUs is allocated
-    otherwise (I1).
+    ``found`` are its containers and their GPUs; ``job`` must be locked by the caller. Further ranks join an
+    adopted attempt. Its GPUs are accounted from now on. Raise Conflict if the job cannot have this attempt any
+    more, or if one of its GPUs is allocated otherwise (I1).
     """
     now = timezone.now()
     attempt = job.attempts.select_for_update(no_key=True).filter(number=number).first()
     if attempt is None:
         _check_adoptable(job)
-        first = min(tasks, key=lambda each: each.rank)
+        first = min((row for row, _ in found), key=lambda row: row.rank)
         attempt = Attempt.objects.create(
             job=job,
             number=number,
-            pool=first.placement.node.pool,
+            pool=first.node.pool,
             leader_epoch=0,
             start_sent_at=now,
-            running_at=min(each.started_at for each in tasks),
+            running_at=min(row.started_at or row.first_seen_at for row, _ in found),
             # not probed: the secret of its server is lost
             ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
         )
@@ -57,22 +48,20 @@ def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: s
         transition_job(job, JobState.RUNNING, reason="kept", message=message, attempt=attempt, actor=actor)
         transition_attempt(attempt, AttemptState.RUNNING, "kept", message, actor)
     elif attempt.state not in LIVE_ATTEMPT_STATES:
-        raise Conflict(
-            f"Attempt {number} of {job.name} has already ended; the container can only be stopped.",
-            code="attempt_ended",
-        )
-    allocate_running_gpus(share for each in tasks for share in each.placement.gpus)
-    for each in sorted(tasks, key=lambda each: each.rank):
+        message = f"Attempt {number} of {job.name} has already ended; the container can only be stopped."
+        raise Conflict(message, code="attempt_ended")
+    allocate_running_gpus(share for _, gpus in found for share in gpus)
+    for row, gpus in sorted(found, key=lambda each: each[0].rank):
         task = Task.objects.create(
             attempt=attempt,
-            rank=each.rank,
-            node=each.placement.node,
-            container=each.container,
-            ports=each.ports,
-            running_at=each.started_at,
+            rank=row.rank,
+            node=row.node,
+            container=row.name,
+            ports=row.ports,
+            running_at=row.started_at or row.first_seen_at,
         )
         transition_task(task, AttemptState.RUNNING)
-        create_allocations([(task, attempt.pool, each.placement.gpus)], now)
+        create_allocations([(task, attempt.pool, gpus)], now)
     return attempt
 
 

@@ -33,10 +33,8 @@ def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
         if row is None or row.health != "ok" or not row.present:
             raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
         if row.foreign_process_owner:
-            raise Conflict(
-                f"GPU {row.uuid} is used by a process of {row.foreign_process_owner}.",
-                code="gpu_busy_foreign_process",
-            )
+            message = f"GPU {row.uuid} is used by a process of {row.foreign_process_owner}."
+            raise Conflict(message, code="gpu_busy_foreign_process")
     _check_gpu_sharing_scope(asked)
     _add_used_milli(wanted)
 

@@ -24,12 +24,8 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
 from portal.models import Attempt, Job, Task
 from portal.outbox import trigger_cycle
 from portal.services.lifecycle.rendezvous import release_rendezvous
-from portal.services.lifecycle.transitions import (
-    record_event,
-    transition_attempt,
-    transition_job,
-    transition_task,
-)
+from portal.services.lifecycle.state_events import record_event
+from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
 
 
 def finish_attempt(attempt: Attempt, job: Job) -> None:
@@ -83,10 +79,12 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
 
 def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
     """Return the number of tasks left after evictions and without the tasks ``without`` (ids)."""
-    return sum(
-        task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None and task.pk not in without
-        for task in tasks
-    )
+    return sum(is_staying(task) and task.pk not in without for task in tasks)
+
+
+def is_staying(task: Task) -> bool:
+    """Return True if the task is live and not evicted."""
+    return task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None
 
 
 def survives_without(
@@ -114,7 +112,7 @@ def record_lost_tasks(
     more = f" {surviving} of {job.tasks} tasks keep running."
     if attempt.failed_tasks >= job.max_attempts:
         more += f" It is not scaled up again in this attempt: {attempt.failed_tasks} of its tasks failed."
-    record_event(attempt, "task_lost", "", "", reason.value, f"{message}{more}", actor)
+    record_event(attempt, "task_lost", reason.value, f"{message}{more}", actor)
     bump_job_version(job)
 
 

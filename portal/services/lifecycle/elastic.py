@@ -20,18 +20,26 @@ from portal.errors import Conflict
 from portal.live_events import TopicEvent, publish_all_on_commit
 from portal.models import Attempt, Job, JobEvent, Task
 from portal.outbox import notify_nodes
-from portal.services.lifecycle.allocations import allocate_gpus, create_allocations, release_gpus
+from portal.services.lifecycle.allocations import release_gpus
 from portal.services.lifecycle.attempt_end import (
     bump_job_version,
+    is_staying,
     record_lost_tasks,
     survives_without,
     surviving_tasks,
 )
-from portal.services.lifecycle.job_control import RankPlacement, StopRequest, request_stops
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
-from portal.services.lifecycle.transitions import record_event, transition_task
+from portal.services.lifecycle.job_control import (
+    NewTasks,
+    RankPlacement,
+    StopRequest,
+    allocate_placements,
+    create_tasks,
+    lock_live_attempts,
+    request_stops,
+)
+from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event, record_event
+from portal.services.lifecycle.transitions import transition_task
 
-_LIVE_STATES = [state.value for state in LIVE_ATTEMPT_STATES]
 _PREEMPTOR_TEXT = {
     EndReason.PREEMPTED: "for {job}, which has a higher priority",
     EndReason.RECLAIMED: "for another project, which reclaims them",
@@ -41,17 +49,6 @@ _PREEMPTOR_TEXT = {
 
 
 # -- scale up ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScaleUp:
-    """Tasks to add to a running attempt with ``live_count`` tasks; ranks start at ``first_rank``."""
-
-    job: Job
-    attempt: Attempt
-    placements: Sequence[RankPlacement]
-    first_rank: int
-    live_count: int
 
 
 class ScaleUpSession:
@@ -65,7 +62,7 @@ class ScaleUpSession:
         if not running:
             return
         live = Attempt.objects.select_for_update(of=("self",), no_key=True).filter(
-            job__in=running, state__in=_LIVE_STATES
+            job__in=running, state__in=LIVE_ATTEMPT_STATES
         )
         self._attempts = {
             attempt.job_id: attempt for attempt in live.select_related("pool").order_by("job_id")
@@ -74,7 +71,7 @@ class ScaleUpSession:
         for task in rows:
             self._tasks[task.attempt_id].append(task)
 
-    def scale_up(self, job: Job, placements: Sequence[RankPlacement]) -> ScaleUp:
+    def scale_up(self, job: Job, placements: Sequence[RankPlacement]) -> NewTasks:
         """Return the tasks to add. Raise Conflict if the attempt does not accept this many."""
         attempt = self._attempts.get(job.pk)
         if (
@@ -88,56 +85,28 @@ class ScaleUpSession:
         live = sum(not task.container_removed for task in tasks)
         if not survives_without(attempt, job, tasks) or live + len(placements) > job.tasks:
             raise Conflict("The tasks of the job changed after the plan was computed.", code="job_changed")
-        return ScaleUp(job, attempt, placements, 1 + max(task.rank for task in tasks), live)
+        return NewTasks(attempt, placements, 1 + max(task.rank for task in tasks), live)
 
 
-def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
+def scale_up_attempts(scale_ups: Sequence[NewTasks]) -> None:
     """Allocate GPUs to the added tasks and start them: all or none.
 
     ``scale_ups`` must be of different jobs, from a ``ScaleUpSession``. Raise IntegrityError if a GPU is
     already allocated, Conflict if one is not healthy.
     """
-    now = timezone.now()
-    allocate_gpus(
-        (gpu, milli, each.attempt.job.project_id)
-        for each in scale_ups
-        for placement in each.placements
-        for gpu, milli in placement.gpus
-    )
-    placed = [
-        (
-            Task(
-                attempt=each.attempt,
-                rank=each.first_rank + number,
-                node=placement.node,
-                world_size_at_start=each.live_count + len(each.placements),
-            ),
-            each.attempt.pool,
-            placement.gpus,
-        )
-        for each in scale_ups
-        for number, placement in enumerate(each.placements)
-    ]
-    Task.objects.bulk_create(task for task, _, _ in placed)
-    create_allocations(placed, now)
-    notify_nodes(
-        {
-            placement.node.public_id: ("start", each.job.public_id)
-            for each in scale_ups
-            for placement in each.placements
-        }
-    )
+    allocate_placements((each.attempt.job, each.placements) for each in scale_ups)
+    create_tasks(scale_ups, timezone.now())
     events: list[JobEvent] = []
     news: list[TopicEvent] = []
     for each in scale_ups:
         where = ", ".join(sorted({placement.node.name for placement in each.placements}))
         message = (
             f"Scales up from {each.live_count} to {each.live_count + len(each.placements)} "
-            f"of {each.job.tasks} tasks: {where}."
+            f"of {each.attempt.job.tasks} tasks: {where}."
         )
-        events.append(attempt_event(each.attempt, "grows", "", "", "placed", message))
+        events.append(attempt_event(each.attempt, "grows", "placed", message))
         news.append(attempt_topic_event(each.attempt, "grows", message))
-        bump_job_version(each.job)
+        bump_job_version(each.attempt.job)
     JobEvent.objects.bulk_create(events)
     publish_all_on_commit(news)
 
@@ -166,13 +135,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
         live, tasks = _lock_attempts(wanted)
         for attempt in live:
             leave, mine = wanted.pop(attempt.pk), tasks[attempt.pk]
-            going = [
-                task
-                for task in mine
-                if task.rank in leave.ranks
-                and task.state in LIVE_ATTEMPT_STATES
-                and task.eviction_requested_at is None
-            ]
+            going = [task for task in mine if task.rank in leave.ranks and is_staying(task)]
             if not going or not survives_without(attempt, attempt.job, mine, {task.pk for task in going}):
                 kept.append(attempt.pk)
                 continue
@@ -182,7 +145,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
             )
             message = f"Scales down by {len(going)} of {before} tasks {beneficiary}".strip() + "."
             _request_eviction(attempt, going, leave.reason)
-            record_event(attempt, "shrinks", "", "", leave.reason.value, message, actor)
+            record_event(attempt, "shrinks", leave.reason.value, message, actor)
             bump_job_version(attempt.job)
     return [*kept, *wanted]
 
@@ -198,13 +161,7 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
             if not survives_without(attempt, attempt.job, mine, lost):
                 stops.append(StopRequest(attempt.pk, reason, message))
                 continue
-            going = [
-                task
-                for task in mine
-                if task.pk in lost
-                and task.state in LIVE_ATTEMPT_STATES
-                and task.eviction_requested_at is None
-            ]
+            going = [task for task in mine if task.pk in lost and is_staying(task)]
             if going:
                 _request_eviction(attempt, going, reason)
                 record_lost_tasks(
@@ -216,20 +173,11 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
 
 def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task]]]:
     """Lock the live ones of these attempts (ids) with their jobs and tasks, in order, and return them."""
-    wanted = list(attempts)
-    jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(attempts__in=wanted)
-    by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
-    live = list(
-        Attempt.objects.select_for_update(no_key=True)
-        .filter(pk__in=wanted, state__in=_LIVE_STATES)
-        .order_by("job_id")
-    )
+    live = lock_live_attempts(attempts)
     tasks: dict[int, list[Task]] = defaultdict(list)
     rows = Task.objects.select_for_update(of=("self",), no_key=True).select_related("node")
     for task in rows.filter(attempt__in=live).order_by("pk"):
         tasks[task.attempt_id].append(task)
-    for attempt in live:
-        attempt.job = by_id[attempt.job_id]
     return live, tasks
 
 

@@ -41,16 +41,15 @@ from portal.services.lifecycle.attempt_end import (
     survives_without,
     surviving_tasks,
 )
-from portal.services.lifecycle.rendezvous import GangPlacement
 from portal.services.lifecycle.state_events import (
     attempt_event,
     attempt_topic_event,
     job_event,
     job_topic_events,
-)
-from portal.services.lifecycle.transitions import (
     publish_job_state,
     record_event,
+)
+from portal.services.lifecycle.transitions import (
     set_attempt_state,
     transition_attempt,
     transition_job,
@@ -77,6 +76,16 @@ class AttemptStart:
     pool: NodePool
     placements: Sequence[RankPlacement]
     secret: str = ""
+
+
+@dataclass(frozen=True)
+class NewTasks:
+    """Placed tasks to add to an attempt with ``live_count`` tasks; ranks start at ``first_rank``."""
+
+    attempt: Attempt
+    placements: Sequence[RankPlacement]
+    first_rank: int = 0
+    live_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,12 +145,7 @@ def start_attempts(
             raise Conflict(f"The job is {job.state.lower()}, not pending.", code="job_changed")
         if not job.required_tasks <= len(each.placements) <= job.tasks:
             raise ValueError(f"{len(each.placements)} placements for {job.tasks} tasks")
-    allocate_gpus(
-        (gpu, milli, each.job.project_id)
-        for each in starts
-        for placement in each.placements
-        for gpu, milli in placement.gpus
-    )
+    allocate_placements((each.job, each.placements) for each in starts)
     attempts = Attempt.objects.bulk_create(
         Attempt(
             job=each.job,
@@ -154,37 +158,45 @@ def start_attempts(
         )
         for each in starts
     )
+    tasks = [NewTasks(attempt, each.placements) for attempt, each in zip(attempts, starts, strict=True)]
+    create_tasks(tasks, now)  # before the events: nodes are waiting, pages are not
+    rendezvous.create_rendezvous((each.attempt, [one.node for one in each.placements]) for each in tasks)
+    JobVerdict.objects.filter(job__in=[each.job for each in starts]).delete()
+    _set_running(starts, attempts, now)
+    return attempts
+
+
+def allocate_placements(placed: Iterable[tuple[Job, Sequence[RankPlacement]]]) -> None:
+    """Allocate the GPUs of placements, as ``allocate_gpus``."""
+    allocate_gpus(
+        (gpu, milli, job.project_id)
+        for job, placements in placed
+        for placement in placements
+        for gpu, milli in placement.gpus
+    )
+
+
+def create_tasks(new: Sequence[NewTasks], now: dt.datetime) -> None:
+    """Create tasks whose GPUs are allocated, and notify their nodes."""
     placed = [
         (
             Task(
-                attempt=attempt,
+                attempt=each.attempt,
                 rank=rank,
                 node=placement.node,
-                world_size_at_start=len(each.placements) if each.job.is_elastic else None,
+                world_size_at_start=(
+                    each.live_count + len(each.placements) if each.attempt.job.is_elastic else None
+                ),
             ),
-            each.pool,
+            each.attempt.pool,
             placement.gpus,
         )
-        for each, attempt in zip(starts, attempts, strict=True)
-        for rank, placement in enumerate(each.placements)
+        for each in new
+        for rank, placement in enumerate(each.placements, each.first_rank)
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
     create_allocations(placed, now)
-    rendezvous.create_rendezvous(
-        (attempt, GangPlacement(each.job, each.pool, [placement.node for placement in each.placements]))
-        for each, attempt in zip(starts, attempts, strict=True)
-    )
-    JobVerdict.objects.filter(job__in=[each.job for each in starts]).delete()
-    # before the events: nodes are waiting, pages are not
-    notify_nodes(
-        {
-            placement.node.public_id: ("start", each.job.public_id)
-            for each in starts
-            for placement in each.placements
-        }
-    )
-    _set_running(starts, attempts, now)
-    return attempts
+    notify_nodes({task.node.public_id: ("start", task.attempt.job.public_id) for task, _, _ in placed})
 
 
 def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], now: dt.datetime) -> None:
@@ -203,7 +215,11 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
         events.append(job_event(job, JobState.PENDING, attempt))
         events.append(
             attempt_event(
-                attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}."
+                attempt,
+                "attempt_state",
+                "placed",
+                f"Starting on {where}.",
+                after=AttemptState.CONFIGURING.value,
             )
         )
         news += [*job_topic_events(job), attempt_topic_event(attempt, "attempt_state", events[-1].message)]
@@ -284,8 +300,7 @@ def should_prepare(task: Task, attempt: Attempt) -> bool:
 def record_task_prepared(task_id: int) -> None:
     """Record that the node can start the task at once; release the gang if it was the last one."""
     with transaction.atomic():
-        attempt, tasks = lock_attempt_of_task(task_id)
-        task = next(row for row in tasks if row.pk == task_id)
+        attempt, tasks, task = lock_attempt_of_task(task_id)
         if task.prepared_at is not None or not should_start(task, attempt):
             return
         task.prepared_at, task.status_message = timezone.now(), ""
@@ -320,8 +335,7 @@ def record_task_running(
     """
     now = at or timezone.now()
     with transaction.atomic():
-        attempt, tasks = lock_attempt_of_task(task_id)
-        task = next(row for row in tasks if row.pk == task_id)
+        attempt, tasks, task = lock_attempt_of_task(task_id)
         if task.state != AttemptState.CONFIGURING:
             return
         task.container, task.ports, task.running_at, task.status_message = container, ports, now, ""
@@ -338,10 +352,8 @@ def record_task_running(
 
 def record_task_problem(task_id: int, message: str) -> None:
     """Store what delays the task, for the job page; the scheduler keeps trying."""
-    moved = (
-        Task.objects.filter(pk=task_id).exclude(status_message=message).update(status_message=message[:1000])
-    )
-    if moved:
+    rows = Task.objects.filter(pk=task_id).exclude(status_message=message)
+    if rows.update(status_message=message[:1000]):
         job = Job.objects.get(attempts__task_rows=task_id)
         publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "message": message})
 
@@ -353,7 +365,7 @@ def record_attempt_ready(attempt_id: int) -> None:
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
-            record_event(attempt, "ready", "", "", "ready", "Its server responds; it can be opened.")
+            record_event(attempt, "ready", "ready", "Its server responds; it can be opened.")
 
 
 # -- stop ------------------------------------------------------------------------------------------
@@ -372,17 +384,7 @@ def request_stops(requests: Sequence[StopRequest], *, actor: str = "") -> None:
     """
     wanted = {stop.attempt: stop for stop in requests}
     with transaction.atomic():
-        jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(
-            pk__in=Attempt.objects.filter(pk__in=wanted).values("job_id")
-        )
-        by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
-        live = list(
-            Attempt.objects.select_for_update(no_key=True)
-            .filter(pk__in=wanted, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
-            .order_by("job_id")
-        )
-        for attempt in live:
-            attempt.job = by_id[attempt.job_id]
+        live = lock_live_attempts(wanted)
         _request_stops_locked([(attempt, wanted[attempt.pk]) for attempt in live], actor)
         for attempt in live:
             if attempt.start_sent_at is None or attempt.gang_start:
@@ -410,8 +412,7 @@ def record_task_ended(
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
-        attempt, tasks = lock_attempt_of_task(task_id)
-        task = next(row for row in tasks if row.pk == task_id)
+        attempt, tasks, task = lock_attempt_of_task(task_id)
         if task.container_removed:
             return False
         asked, leaves = attempt.stop_requested_at is not None, task.eviction_requested_at is not None
@@ -456,11 +457,7 @@ def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "")
         job.version += 1
         job.save(update_fields=["desired_state", "version"])
         message = message or end_message(reason, actor=actor)
-        attempt = (
-            Attempt.objects.select_for_update(no_key=True)
-            .filter(job=job, state__in=LIVE_ATTEMPT_STATES)
-            .first()
-        )
+        attempt = lock_live_attempt(job)
         if attempt is None:
             JobVerdict.objects.filter(job=job).delete()
             transition_job(job, JobState.CANCELLED, reason=reason, message=message, actor=actor)
@@ -477,17 +474,7 @@ def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
         if job.held != held:
-            job.held = held
-            job.version += 1
-            job.save(update_fields=["held", "version"])
-            JobEvent.objects.create(
-                job=job,
-                kind="held" if held else "released",
-                actor=actor,
-                message=f"Held by {actor}." if held else f"Released by {actor}.",
-            )
-            publish_job_state(job)
-            trigger_cycle("hold")
+            _set_held([job], held, {job.pk: f"{'Held' if held else 'Released'} by {actor}."}, actor)
         return job
 
 
@@ -495,15 +482,20 @@ def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
     """Hold several jobs, each with the message of its event. Jobs already held are unchanged."""
     with transaction.atomic():
         rows = Job.objects.select_for_update(no_key=True).filter(pk__in=messages, held=False)
-        jobs = list(rows.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).order_by("pk"))
-        for job in jobs:
-            job.held, job.version = True, job.version + 1
-        Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
-        JobEvent.objects.bulk_create(
-            JobEvent(job=job, kind="held", actor=actor, message=messages[job.pk][:1000]) for job in jobs
-        )
-        publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
-        trigger_cycle("hold")
+        jobs = rows.exclude(state__in=TERMINAL_JOB_STATES).order_by("pk")
+        _set_held(list(jobs), True, messages, actor)
+
+
+def _set_held(jobs: Sequence[Job], held: bool, messages: Mapping[int, str], actor: str) -> None:
+    for job in jobs:
+        job.held, job.version = held, job.version + 1
+    Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
+    kind = "held" if held else "released"
+    JobEvent.objects.bulk_create(
+        JobEvent(job=job, kind=kind, actor=actor, message=messages[job.pk][:1000]) for job in jobs
+    )
+    publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
+    trigger_cycle("hold")
 
 
 def record_submitted(job: Job, *, actor: str) -> None:
@@ -519,19 +511,31 @@ def record_submitted(job: Job, *, actor: str) -> None:
     publish_job_state(job)
 
 
-# -- internal --------------------------------------------------------------------------------------
+def lock_live_attempt(job: Job) -> Attempt | None:
+    """Return the live attempt of a locked job, locked."""
+    rows = Attempt.objects.select_for_update(no_key=True)
+    return rows.filter(job=job, state__in=LIVE_ATTEMPT_STATES).first()
 
 
-def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task]]:
-    """Return the task's attempt with its job, and all tasks of the attempt with their nodes, all locked."""
-    attempt = (
-        Attempt.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("job")
-        .get(task_rows=task_id)
-    )
-    return attempt, list(
-        attempt.task_rows.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
-    )
+def lock_live_attempts(ids: Iterable[int]) -> list[Attempt]:
+    """Return the live ones of these attempts (ids) with their jobs, all locked in order."""
+    wanted = Attempt.objects.filter(pk__in=list(ids))
+    rows = Job.objects.select_for_update(of=("self",), no_key=True).filter(pk__in=wanted.values("job_id"))
+    jobs = {job.pk: job for job in rows.select_related("owner", "project").order_by("pk")}
+    live = wanted.select_for_update(no_key=True).filter(state__in=LIVE_ATTEMPT_STATES).order_by("job_id")
+    attempts = list(live)
+    for attempt in attempts:
+        attempt.job = jobs[attempt.job_id]
+    return attempts
+
+
+def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task], Task]:
+    """Return the task's attempt with its job, all its tasks with their nodes, and the task, all locked."""
+    rows = Attempt.objects.select_for_update(of=("self",), no_key=True)
+    attempt = rows.select_related("job").get(task_rows=task_id)
+    locked = attempt.task_rows.select_for_update(of=("self",), no_key=True)
+    tasks = list(locked.select_related("node").order_by("pk"))
+    return attempt, tasks, next(task for task in tasks if task.pk == task_id)
 
 
 def _release_unsent_tasks(attempt: Attempt, tasks: Sequence[Task]) -> None:
@@ -559,7 +563,13 @@ def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor
             old = set_attempt_state(attempt, AttemptState.COMPLETING)
             events.append(
                 attempt_event(
-                    attempt, "attempt_state", old, attempt.state, attempt.stop_reason, attempt.message, actor
+                    attempt,
+                    "attempt_state",
+                    attempt.stop_reason,
+                    attempt.message,
+                    actor,
+                    before=old.value,
+                    after=attempt.state,
                 )
             )
             news.append(attempt_topic_event(attempt, "attempt_state", attempt.message))

@@ -6,7 +6,7 @@ Called in the transaction that starts attempts, and in the one that ends each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Max
 from django.utils import timezone
@@ -16,9 +16,8 @@ from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
 from portal.domain.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.domain.states import AttemptState, RuntimeKind
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Node, NodePool, Rendezvous, Task
+from portal.models import Attempt, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes
-from portal.selectors.nodes.gang_address import node_gang_address
 
 PORT_RANGE = 32_000, 32_700
 """First and last port on nodes whose agent reports no range."""
@@ -27,26 +26,17 @@ PORT_OPTION = "rendezvous_port"
 """Capability of agents that support gangs."""
 
 
-@dataclass(frozen=True)
-class GangPlacement:
-    """A placed gang: the nodes of its ranks, in rank order."""
-
-    job: Job
-    pool: NodePool
-    nodes: Sequence[Node]
-
-
-def create_rendezvous(placements: Iterable[tuple[Attempt, GangPlacement]]) -> None:
+def create_rendezvous(placements: Iterable[tuple[Attempt, Sequence[Node]]]) -> None:
     """Create the rendezvous of each gang, with a port of its own; no query if there is no gang.
 
-    Raise Conflict if a gang needs a network that its pool does not allow, or if a node has no free port.
+    ``placements`` are attempts with the nodes of their ranks, in rank order. Raise Conflict if a gang needs a
+    network that its pool does not allow, or if a node has no free port.
     """
-    gangs = [(attempt, each) for attempt, each in placements if each.job.is_gang]
+    gangs = [(attempt, nodes) for attempt, nodes in placements if attempt.gang_start]
     if not gangs:
         return
-    firsts = {each.nodes[0].pk for _, each in gangs}
-    ports = _FreePorts(firsts)
-    rows = [row for attempt, each in gangs if (row := _plan_rendezvous(attempt, each, ports)) is not None]
+    ports = _FreePorts({nodes[0].pk for _, nodes in gangs})
+    rows = [row for attempt, nodes in gangs if (row := _plan_rendezvous(attempt, nodes, ports)) is not None]
     Rendezvous.objects.bulk_create(rows)
 
 
@@ -75,65 +65,54 @@ def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
     return bool(others)
 
 
-def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
+def _plan_rendezvous(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts) -> Rendezvous | None:
     """Return None for a gang without a rendezvous: no network allowed, or an agent without support."""
-    first = gang.nodes[0]
-    if not gang.pool.allow_host_network and gang.job.launcher in REQUIRES_RENDEZVOUS:
-        raise Conflict(f"{gang.pool.name} does not allow gangs the host network.", code="no_gang_network")
-    if any(PORT_OPTION not in node.agent_info.get("capabilities", ()) for node in gang.nodes):
+    first, pool = nodes[0], attempt.pool
+    if not pool.allow_host_network and attempt.job.launcher in REQUIRES_RENDEZVOUS:
+        raise Conflict(f"{pool.name} does not allow gangs the host network.", code="no_gang_network")
+    if any(PORT_OPTION not in node.agent_info.get("capabilities", ()) for node in nodes):
         return None
-    if len({node.pk for node in gang.nodes}) == 1:
+    network = _plan_network(pool, nodes)
+    if network is None:
+        return None
+    return Rendezvous(attempt=attempt, node=first, port=ports.allocate(first), **network)
+
+
+def _plan_network(pool: NodePool, nodes: Sequence[Node]) -> dict[str, Any] | None:
+    """Return the network of a gang, as columns of its rendezvous; None if its nodes have none in common."""
+    first = nodes[0]
+    if len({node.pk for node in nodes}) == 1:
         plain = first.runtime == RuntimeKind.PROCESS.value
-        return Rendezvous(
-            attempt=attempt,
-            node=first,
-            port=ports.allocate(first),
-            address=LOOPBACK if plain else "",
-            interfaces={first.public_id: "lo" if plain else "eth0"},
-        )
-    if not gang.pool.allow_host_network:
+        interface = "lo" if plain else "eth0"
+        return {"address": LOOPBACK if plain else "", "interfaces": {first.public_id: interface}}
+    if not pool.allow_host_network:
         return None
-    if gang.pool.fabric_network:
-        return _plan_in_engine_network(attempt, gang, ports)
-    found = {node.public_id: node_gang_address(node, gang.pool.fabric) for node in gang.nodes}
+    fabric = {"devices": pool.fabric_devices, "adapters": pool.fabric_adapters}
+    if pool.fabric_network:
+        address = _address_in_engine_network(pool.fabric_network, first)
+        interfaces = {node.public_id: CONTAINER_INTERFACE for node in nodes}
+        # no connectivity check: nothing listens there before rank 0 runs
+        network = {"network": pool.fabric_network, "address": address, "interfaces": interfaces}
+        return None if address is None else fabric | network
+    found = {node.public_id: node.gang_address(pool.fabric) for node in nodes}
     here = found[first.public_id]
     if here is None or None in found.values():
         return None
-    return Rendezvous(
-        attempt=attempt,
-        node=first,
-        port=ports.allocate(first),
-        address=here.address,
-        node_network=True,
-        devices=gang.pool.fabric_devices,
-        adapters=gang.pool.fabric_adapters,
-        interfaces={node: each.interface for node, each in found.items() if each is not None},
-        connectivity_check=all(
-            CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in gang.nodes
+    return fabric | {
+        "address": here.address,
+        "node_network": True,
+        "interfaces": {node: each.interface for node, each in found.items() if each is not None},
+        "connectivity_check": all(
+            CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in nodes
         ),
-    )
+    }
 
 
-def _plan_in_engine_network(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
-    """Choose an address for rank 0 in a container engine network.
-
-    Nothing listens there before rank 0 runs, so there is no connectivity check.
-    """
-    first, name = gang.nodes[0], gang.pool.fabric_network
+def _address_in_engine_network(name: str, first: Node) -> str | None:
+    """Choose an address for rank 0 in a container engine network; None if its node does not report it."""
     reported = (first.agent_info.get("networks") or {}).get(first.runtime) or ()
     network = next((each for each in reported if each["name"] == name), None)
-    if network is None:
-        return None
-    return Rendezvous(
-        attempt=attempt,
-        node=first,
-        port=ports.allocate(first),
-        address=_next_free_address(name, allocatable_addresses(network)),
-        network=name,
-        devices=gang.pool.fabric_devices,
-        adapters=gang.pool.fabric_adapters,
-        interfaces={node.public_id: CONTAINER_INTERFACE for node in gang.nodes},
-    )
+    return None if network is None else _next_free_address(name, allocatable_addresses(network))
 
 
 def _next_free_address(network: str, addresses: Sequence[str]) -> str:

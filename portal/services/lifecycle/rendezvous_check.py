@@ -35,10 +35,9 @@ def should_check_rendezvous(task: Task, attempt: Attempt) -> bool:
 def record_rendezvous_reached(task_id: int) -> None:
     """Record that the task's node connected, for all tasks on it; start the gang if it was the last one."""
     with transaction.atomic():
-        attempt, tasks = lock_attempt_of_task(task_id)
-        node = next(task.node_id for task in tasks if task.pk == task_id)
+        attempt, tasks, reached = lock_attempt_of_task(task_id)
         for task in tasks:
-            if task.node_id == node and task.rendezvous_reached_at is None:
+            if task.node_id == reached.node_id and task.rendezvous_reached_at is None:
                 task.rendezvous_reached_at = timezone.now()
                 task.save(update_fields=["rendezvous_reached_at"])
         release_gang_start(attempt, tasks)
@@ -50,7 +49,7 @@ def record_rendezvous_failure(task_id: int, listening_since: dt.datetime) -> boo
     Otherwise rank 0's node listens again and all other nodes try again; earlier results are discarded.
     """
     with transaction.atomic():
-        attempt, tasks = lock_attempt_of_task(task_id)
+        attempt, tasks, _ = lock_attempt_of_task(task_id)
         row = Rendezvous.objects.select_for_update(no_key=True).get(attempt=attempt)
         if (
             row.check_started_at != listening_since

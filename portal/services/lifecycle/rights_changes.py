@@ -20,15 +20,11 @@ from portal.services.lifecycle.job_control import StopRequest
 
 
 class QueuedJobs(StrEnum):
-    """What to do with jobs that have not started."""
-
     HOLD = "hold"
     CANCEL = "cancel"
 
 
 class RunningJobs(StrEnum):
-    """What to do with running jobs."""
-
     FINISH = "finish"
     STOP = "stop"
 
@@ -83,16 +79,11 @@ def _apply_choice(
     actor: User | None, obj: Any, denied: Mapping[int, Denial], choice: JobChoice | None
 ) -> None:
     """Lock the jobs and their attempts: a start marked before counts as running, and none is marked after."""
-    rows = Job.objects.select_for_update(no_key=True).filter(
-        pk__in=denied, desired_state=DesiredState.RUN.value
-    )
-    jobs = {job.pk: job for job in rows.order_by("pk")}
-    attempts = {
-        attempt.job_id: attempt
-        for attempt in Attempt.objects.select_for_update(no_key=True)
-        .filter(job__in=jobs, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
-        .order_by("job_id")
-    }
+    rows = Job.objects.filter(pk__in=denied, desired_state=DesiredState.RUN.value)
+    jobs = {job.pk: job for job in rows.select_for_update(no_key=True).order_by("pk")}
+    trying = Attempt.objects.filter(job__in=jobs, state__in=LIVE_ATTEMPT_STATES)
+    locked = trying.select_for_update(no_key=True).order_by("job_id")
+    attempts = {attempt.job_id: attempt for attempt in locked}
     live = [job for job in jobs.values() if job.state == JobState.PENDING or job.pk in attempts]
     running = [job for job in live if job.pk in attempts and attempts[job.pk].start_sent_at is not None]
     queued = [job for job in live if job not in running]
@@ -109,18 +100,14 @@ def _apply_choice(
         ]
         job_control.request_stops(unsent, actor=name)
         job_control.hold_jobs({job.pk: f"Held by {name}. {denied[job.pk]}" for job in queued}, actor=name)
-    ended = queued if choice.queued is QueuedJobs.CANCEL else []
-    ended = [*ended, *(running if choice.running is RunningJobs.STOP else [])]
-    for job in ended:
+    cancelled = queued if choice.queued is QueuedJobs.CANCEL else []
+    stopped = running if choice.running is RunningJobs.STOP else []
+    for job in [*cancelled, *stopped]:
         job_control.cancel_job(job.pk, reason, actor=name, message=why[job.pk])
-    record_action(
-        actor,
-        "rights.jobs",
-        obj,
-        after={
-            "queued": choice.queued.value,
-            "queued_jobs": [job.public_id for job in queued],
-            "running": choice.running.value,
-            "running_jobs": [job.public_id for job in running],
-        },
-    )
+    after = {
+        "queued": choice.queued.value,
+        "queued_jobs": [job.public_id for job in queued],
+        "running": choice.running.value,
+        "running_jobs": [job.public_id for job in running],
+    }
+    record_action(actor, "rights.jobs", obj, after=after)

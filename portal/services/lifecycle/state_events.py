@@ -1,9 +1,12 @@
-"""Events of state transitions: rows of the timeline, and messages for open pages."""
+"""Events of jobs: rows of the timeline, and messages for open pages."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from portal.domain.states import JobState
-from portal.live_events import TopicEvent
+from portal.live_events import TopicEvent, publish_all_on_commit
 from portal.models import Attempt, Job, JobEvent
 
 
@@ -22,18 +25,17 @@ def job_event(job: Job, before: JobState, attempt: Attempt | None, actor: str = 
 
 
 def attempt_event(
-    attempt: Attempt, kind: str, before: str, after: str, reason: str, message: str, actor: str = ""
+    attempt: Attempt, kind: str, reason: str, message: str, actor: str = "", **columns: Any
 ) -> JobEvent:
-    """Return an unsaved event for the timeline of the attempt's job."""
+    """Return an unsaved event for the timeline of the attempt's job; ``columns`` are those of a state change."""
     return JobEvent(
         job=attempt.job,
         attempt=attempt,
         kind=kind,
-        before=str(before),
-        after=str(after),
         reason=reason,
         message=message[:1000],
         actor=actor,
+        **columns,
     )
 
 
@@ -48,3 +50,26 @@ def job_topic_events(job: Job) -> list[TopicEvent]:
     data = {"kind": "job_state", "job": job.public_id, "state": job.state, "message": job.message}
     topics = (f"job.{job.public_id}", f"user.{job.owner.public_id}", f"project.{job.project.public_id}")
     return [(topic, data) for topic in topics]
+
+
+def record_event(
+    attempt: Attempt, kind: str, reason: str, message: str, actor: str = "", **columns: Any
+) -> None:
+    """Write an event to the timeline of the attempt's job and publish it."""
+    attempt_event(attempt, kind, reason, message, actor, **columns).save()
+    publish_all_on_commit([attempt_topic_event(attempt, kind, message)])
+
+
+def record_owner_event(
+    attempt: Attempt, kind: str, message: str, actor: str = "", details: Mapping[str, Any] | None = None
+) -> None:
+    """Write an event to the timeline, and publish it with its details to subscribers of the job and its owner."""
+    known = dict(details or {})
+    attempt_event(attempt, kind, kind, message, actor, details=known).save()
+    topic, data = attempt_topic_event(attempt, kind, message)
+    news = data | known | {"job": attempt.job.public_id}
+    publish_all_on_commit([(topic, news), (f"user.{attempt.job.owner.public_id}", news)])
+
+
+def publish_job_state(job: Job) -> None:
+    publish_all_on_commit(job_topic_events(job))

@@ -10,12 +10,13 @@ from django.db import transaction
 
 from portal.domain.end_states import APPLICATION_FAILURES, PREEMPTION_REASONS, RETRYABLE_REASONS
 from portal.domain.reasons import EndReason
-from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.errors import Conflict
-from portal.models import Attempt, Job, JobEvent, JobVerdict
+from portal.models import Job, JobEvent, JobVerdict
 from portal.outbox import trigger_cycle
-from portal.services.lifecycle.job_control import request_stop
-from portal.services.lifecycle.transitions import publish_job_state, transition_job
+from portal.services.lifecycle.job_control import lock_live_attempt, request_stop
+from portal.services.lifecycle.state_events import publish_job_state
+from portal.services.lifecycle.transitions import transition_job
 
 RESUMED_REASON = "resumed"
 
@@ -29,11 +30,7 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
-        attempt = (
-            Attempt.objects.select_for_update(no_key=True)
-            .filter(job=job, state__in=LIVE_ATTEMPT_STATES)
-            .first()
-        )
+        attempt = lock_live_attempt(job)
         if only_attempt is not None and (
             attempt is None or attempt.pk != only_attempt or attempt.stop_requested_at is not None
         ):
@@ -85,10 +82,5 @@ def resume_job(job_id: int, *, actor: str) -> Job:
 
 def _job_survives_stop(job: Job, reason: str) -> bool:
     """Return True if the job would be pending again after its attempt is stopped for this reason."""
-    again = (
-        PREEMPTION_REASONS
-        | RETRYABLE_REASONS
-        | {EndReason.SUSPENDED}
-        | (APPLICATION_FAILURES if job.retry_on_failure else set())
-    )
-    return reason in again
+    again = PREEMPTION_REASONS | RETRYABLE_REASONS | {EndReason.SUSPENDED}
+    return reason in again or (job.retry_on_failure and reason in APPLICATION_FAILURES)

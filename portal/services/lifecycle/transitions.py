@@ -9,24 +9,18 @@ from __future__ import annotations
 from django.utils import timezone
 
 from portal.domain.states import (
+    ATTEMPT_TRANSITIONS,
+    JOB_TRANSITIONS,
     LIVE_JOB_STATES,
     TERMINAL_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,
     AttemptState,
     JobState,
-    is_attempt_transition,
-    is_job_transition,
 )
 from portal.errors import Conflict
-from portal.live_events import publish_all_on_commit
 from portal.models import Attempt, Job, Task
 from portal.outbox import enqueue_task, trigger_cycle
-from portal.services.lifecycle.state_events import (
-    attempt_event,
-    attempt_topic_event,
-    job_event,
-    job_topic_events,
-)
+from portal.services.lifecycle.state_events import job_event, publish_job_state, record_event
 
 
 def transition_task(task: Task, to: AttemptState) -> None:
@@ -35,7 +29,7 @@ def transition_task(task: Task, to: AttemptState) -> None:
     if old is to:
         task.save()
         return
-    if not is_attempt_transition(old, to):
+    if to not in ATTEMPT_TRANSITIONS[old]:
         raise Conflict(f"A task cannot move from {old} to {to}.", code="invalid_transition")
     task.state = to.value
     task.save()
@@ -44,7 +38,7 @@ def transition_task(task: Task, to: AttemptState) -> None:
 def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
     """Set the state of an attempt without saving; return the previous one. Raise Conflict if not allowed."""
     old = AttemptState(attempt.state)
-    if not is_attempt_transition(old, to):
+    if to not in ATTEMPT_TRANSITIONS[old]:
         raise Conflict(f"An attempt cannot move from {old} to {to}.", code="invalid_transition")
     attempt.state = to.value
     return old
@@ -59,7 +53,7 @@ def transition_attempt(
         attempt.reason = reason
         attempt.message = message[:1000]
     attempt.save(update_fields=["state", "reason", "message"])
-    record_event(attempt, "attempt_state", old, to, reason, message, actor)
+    record_event(attempt, "attempt_state", reason, message, actor, before=old.value, after=to.value)
 
 
 def transition_job(
@@ -67,7 +61,7 @@ def transition_job(
 ) -> None:
     """Set the job's state, save the whole row, write and publish the event, and trigger follow-up work."""
     old = JobState(job.state)
-    if not is_job_transition(old, to):
+    if to not in JOB_TRANSITIONS[old]:
         raise Conflict(f"A job cannot move from {old} to {to}.", code="invalid_transition")
     now = timezone.now()
     job.state, job.reason, job.message = to.value, str(reason), message[:1000]
@@ -83,15 +77,3 @@ def transition_job(
         trigger_cycle("requeue")
     if to in TERMINAL_JOB_STATES and job.dependents.exists():
         enqueue_task("scheduler.dependents", [], "cycle")
-
-
-def record_event(
-    attempt: Attempt, kind: str, before: str, after: str, reason: str, message: str, actor: str = ""
-) -> None:
-    """Write an event to the timeline of the attempt's job and publish it."""
-    attempt_event(attempt, kind, before, after, reason, message, actor).save()
-    publish_all_on_commit([attempt_topic_event(attempt, kind, message)])
-
-
-def publish_job_state(job: Job) -> None:
-    publish_all_on_commit(job_topic_events(job))

@@ -11,10 +11,11 @@ from django.utils import timezone
 
 from agents.xid_catalog import XidSeverity, xid_severity
 from portal.access import require_admin
-from portal.errors import Conflict, NotFound
+from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import Gpu, GpuAlert, InvalidRow, Node, User
 from portal.models.alerts import AlertKind
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 
 AlertRow = TypeVar("AlertRow", GpuAlert, InvalidRow)
@@ -128,9 +129,8 @@ def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
 
 def _acknowledge(rows: QuerySet[AlertRow], actor: User, public_id: str, note: str) -> AlertRow:
     """Mark an open alert as acknowledged, within a transaction. Raise NotFound or Conflict."""
-    row = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound("There is no such alert.")
+    locked = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id)
+    row = get_first(locked, "There is no such alert.")
     if row.acknowledged_at is not None:
         raise Conflict("It is already acknowledged.", code="acknowledged")
     row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
@@ -161,27 +161,14 @@ def _raise_alert(gpu: Gpu, kind: AlertKind, *, code: int = 0, subject: str = "",
     now = timezone.now()
     row = GpuAlert.objects.filter(gpu=gpu, kind=kind, code=code, acknowledged_at__isnull=True).first()
     if row is None:
-        if (
-            GpuAlert.objects.filter(gpu__node=gpu.node_id, acknowledged_at__isnull=True).count()
-            >= MAX_OPEN_ALERTS
-        ):
+        opened = GpuAlert.objects.filter(gpu__node=gpu.node_id, acknowledged_at__isnull=True)
+        if opened.count() >= MAX_OPEN_ALERTS:
             return False
-        GpuAlert.objects.create(
-            gpu=gpu,
-            kind=kind,
-            code=code,
-            subject=subject[:200],
-            first_at=now,
-            last_at=now,
-            repeat_count=count,
-        )
+        times = {"first_at": now, "last_at": now, "repeat_count": count}
+        GpuAlert.objects.create(gpu=gpu, kind=kind, code=code, subject=subject[:200], **times)
         return kind is AlertKind.FOREIGN or xid_severity(code) is not XidSeverity.APPLICATION
-    row.subject, row.last_at, row.repeat_count, row.resolved_at = (
-        subject[:200],
-        now,
-        row.repeat_count + count,
-        None,
-    )
+    row.subject, row.last_at, row.resolved_at = subject[:200], now, None
+    row.repeat_count += count
     row.save(update_fields=["subject", "last_at", "repeat_count", "resolved_at"])
     return False
 

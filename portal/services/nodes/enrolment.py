@@ -10,8 +10,11 @@ import ipaddress
 import json
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -22,12 +25,13 @@ from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_age
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Permission, require_permission
 from portal.domain.node_operations import OperationKind
+from portal.domain.states import NodeTransport, RuntimeKind
 from portal.errors import InvalidRequest, ServiceUnavailable
-from portal.models import ClusterSettings, Node, NodeOperation, User
+from portal.models import ClusterSettings, Node, NodeOperation, NodePool, User
 from portal.outbox import enqueue_task
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
-from portal.services.nodes.nodes import validate_host
+from portal.services.nodes.nodes import do_create_node, validate_host
 from portal.valkey.client import valkey_client
 
 log = logging.getLogger(__name__)
@@ -54,6 +58,36 @@ def prepare_agent(program: bytes) -> None:
     _write_atomically(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
 
 
+def do_create_local_node(
+    actor: User, name: str, pool: NodePool, folder: Path, homes: Path, gpu_provider: str, **more: Any
+) -> None:
+    """Create a node whose agent runs on this machine and starts plain processes; ``more`` are its settings."""
+    for place in (folder, homes):
+        place.mkdir(mode=0o711, parents=True, exist_ok=True)
+    own = {
+        "cluster": ClusterSettings.objects.get(id=1).cluster_id,
+        "state_dir": str(folder / "state"),
+        "home_root": str(homes),
+        "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
+        "gpu_provider": gpu_provider,
+        "firewall": False,
+    }
+    link, runtime = NodeTransport.LOCAL, RuntimeKind.PROCESS
+    do_create_node(actor, name=name, pool=pool, link=link, runtime=runtime, settings=own | more)
+
+
+def simulated_gpu_provider(path: Path, uuid_prefix: str, model: str, memory_mib: int, count: int) -> str:
+    """Return a provider of simulated GPUs, described in a file that is written unless it exists."""
+    if not path.exists():
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        gpus = [
+            {"uuid": f"GPU-{uuid_prefix}-{index}", "model": model, "memory_mib": memory_mib}
+            for index in range(count)
+        ]
+        path.write_text(json.dumps({"gpus": gpus}, indent=1))
+    return f"file:{path}"
+
+
 def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
     """Return the script to run in a root shell on a new node. Raise InvalidRequest for invalid choices.
 
@@ -62,29 +96,27 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
     choices = check_choices(engine=engine, runtime=runtime, account=account)
     public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    try:
-        return enrolment_script(
-            cluster,
-            PublicKeys(**public),
-            bundled_agent().signed,
-            replace(choices, denied_networks=_portal_addresses(host)),
-        )
-    except EnrolmentError as fault:
-        raise _to_invalid_request(fault) from fault
+    options = replace(choices, denied_networks=_portal_addresses(host))
+    with _refusing():
+        return enrolment_script(cluster, PublicKeys(**public), bundled_agent().signed, options)
 
 
 def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:
     """Return the options for a script. Raise InvalidRequest by field."""
     choices = EnrolmentOptions(engine=engine, runtime=runtime, user=account)  # type: ignore[arg-type]
-    try:
+    with _refusing():
         check_options(choices)
-    except EnrolmentError as fault:
-        raise _to_invalid_request(fault) from fault
     return choices
 
 
-def _to_invalid_request(fault: EnrolmentError) -> InvalidRequest:
-    return InvalidRequest(str(fault), fields={fault.field: str(fault)} if fault.field else None)
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn an EnrolmentError into InvalidRequest."""
+    try:
+        yield
+    except EnrolmentError as fault:
+        fields = {fault.field: str(fault)} if fault.field else None
+        raise InvalidRequest(str(fault), fields=fields) from fault
 
 
 def _portal_addresses(host: str) -> tuple[str, ...]:
@@ -125,9 +157,8 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
         try:
             valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
         except RedisError as away:
-            raise ServiceUnavailable(
-                "Valkey does not respond, so the credentials cannot be passed on."
-            ) from away
+            message = "Valkey does not respond, so the credentials cannot be passed on."
+            raise ServiceUnavailable(message) from away
         enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
     return check
 
@@ -153,7 +184,6 @@ def _encryption_context(check_id: str) -> EncryptionContext:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file atomically."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     fresh.replace(path)

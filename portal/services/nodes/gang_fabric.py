@@ -65,9 +65,8 @@ def do_set_interface(actor: User, node: Node, name: str, *, reason: str = "") ->
         known = [each["name"] for each in row.agent_info.get("interfaces", ())]
         if name and name not in known:
             there = f"It reports {', '.join(known)}." if known else "Its agent reports none."
-            raise InvalidRequest(
-                fields={"interface": f"{row.name} has no interface {name} with an address. {there}"}
-            )
+            message = f"{row.name} has no interface {name} with an address. {there}"
+            raise InvalidRequest(fields={"interface": message})
         if row.gang_interface == name:
             return row
         before, row.gang_interface = row.gang_interface, name

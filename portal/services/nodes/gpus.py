@@ -33,16 +33,13 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
         if row.health == GpuHealth.OK:
             return row
         if row.present and row.health == GpuHealth.LOST:
-            raise Conflict(
-                "The node reports that the GPU does not respond; it cannot be used yet.", code="gpu_lost"
-            )
-        before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
+            message = "The node reports that the GPU does not respond; it cannot be used yet."
+            raise Conflict(message, code="gpu_lost")
+        before = {"health": row.health, "reason": row.health_reason}
         row.health, row.health_reason = GpuHealth.OK.value, ""
         row.ecc_uncorrected = None  # errors counted so far are accepted; the next report sets the baseline
         row.save(update_fields=["health", "health_reason", "ecc_uncorrected"])
-        after = {"gpu": row.uuid, "health": row.health}
-        record_action(actor, "gpu.return_to_service", row.node, before=before, after=after, reason=reason)
-        publish_on_commit("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
+        _record_change(actor, "gpu.return_to_service", row, before, {"health": row.health}, reason)
         trigger_cycle("gpu_health")
     return row
 
@@ -117,9 +114,8 @@ def _gpus_of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gp
 
 def record_driver_unresponsive(node: Node, message: str) -> None:
     """Quarantine a node's GPUs while its driver does not answer; running jobs continue (law 7)."""
-    for pk in (
-        node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk").values_list("pk", flat=True)
-    ):
+    healthy = node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk")
+    for pk in healthy.values_list("pk", flat=True):
         record_gpu_health(pk, GpuHealth.QUARANTINED, message)
 
 
@@ -158,23 +154,16 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
         if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
             if gpu.health == GpuHealth.OK and gpu.health_reason != reason[:500]:
                 Gpu.objects.filter(pk=gpu_id).update(health_reason=reason[:500])
-                publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+                _publish(gpu)
                 return True
             return False
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
             was = gpu.health_reason.rstrip(".") or "no reason was reported"
             reason = f"It was lost ({was}) and responds again; an administrator must return it to service."
-        record_action(
-            None,
-            "gpu.health",
-            gpu.node,
-            before={"gpu": gpu.uuid, "health": gpu.health},
-            after={"gpu": gpu.uuid, "health": health.value},
-            reason=reason,
-        )
-        Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
-        publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+        before, gpu.health = gpu.health, health.value
+        Gpu.objects.filter(pk=gpu_id).update(health=gpu.health, health_reason=reason[:500])
+        _record_change(None, "gpu.health", gpu, {"health": before}, {"health": gpu.health}, reason)
         trigger_cycle("gpu_health")
         return True
 
@@ -190,18 +179,26 @@ def record_foreign_processes(node: str, owners_by_uuid: Mapping[str, str]) -> No
             who = owners_by_uuid[gpu.uuid]
             if gpu.foreign_process_owner == who[:200]:
                 continue
-            before, gpu.foreign_process_owner = gpu.foreign_process_owner, who[:200]
-            Gpu.objects.filter(pk=gpu.pk).update(foreign_process_owner=gpu.foreign_process_owner)
-            record_foreign_process(gpu, gpu.foreign_process_owner)
-            record_action(
-                None,
-                "gpu.foreign_process",
-                gpu.node,
-                before={"gpu": gpu.uuid, "foreign_process_owner": before},
-                after={"gpu": gpu.uuid, "foreign_process_owner": gpu.foreign_process_owner},
+            before, after = (
+                {"foreign_process_owner": each} for each in (gpu.foreign_process_owner, who[:200])
             )
-            publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": gpu.health})
+            Gpu.objects.filter(pk=gpu.pk).update(**after)
+            record_foreign_process(gpu, who[:200])
+            _record_change(None, "gpu.foreign_process", gpu, before, after)
             trigger_cycle("gpu_busy_foreign_process")
+
+
+def _record_change(
+    actor: User | None, action: str, gpu: Gpu, before: dict[str, str], after: dict[str, str], reason: str = ""
+) -> None:
+    """Write the audit row of a GPU's node, and publish the change."""
+    named = {"gpu": gpu.uuid}
+    record_action(actor, action, gpu.node, before=named | before, after=named | after, reason=reason)
+    _publish(gpu)
+
+
+def _publish(gpu: Gpu) -> None:
+    publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": gpu.health})
 
 
 def _errors_increased(before: int | None, now: int | None) -> bool:

@@ -74,49 +74,33 @@ def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
         )
 
 
-def delete_expired_metrics(keep_days: int = RETENTION_DAYS, now: dt.datetime | None = None) -> int:
-    """Delete metrics older than ``keep_days`` whole days, a day at a time; return the number of rows."""
-    today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
-    edge = today - dt.timedelta(days=keep_days)
+def delete_expired_metrics() -> int:
+    """Delete metrics older than the retention period, a day at a time; return the number of rows."""
+    today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    edge = today - dt.timedelta(days=RETENTION_DAYS)
+    expired = NodeMetricsMinute.objects.filter(minute__lt=edge)
     gone = 0
-    while True:
-        oldest = (
-            NodeMetricsMinute.objects.filter(minute__lt=edge)
-            .order_by("minute")
-            .values_list("minute", flat=True)
-            .first()
-        )
-        if oldest is None:
-            return gone
-        until = min(edge, oldest + dt.timedelta(days=1))
-        gone += NodeMetricsMinute.objects.filter(minute__gte=oldest, minute__lt=until).delete()[0]
+    while (oldest := expired.order_by("minute").values_list("minute", flat=True).first()) is not None:
+        gone += expired.filter(minute__gte=oldest, minute__lt=oldest + dt.timedelta(days=1)).delete()[0]
+    return gone
 
 
 def _merge_minute(earlier: NodeMetricsMinute, later: NodeMetricsMinute) -> None:
     """Merge a later part of the same minute into the earlier one, by GPU."""
     old, new = earlier.samples, later.samples
-    places = {uuid: index for index, uuid in enumerate(later.gpu_uuids)}
-    order = [*earlier.gpu_uuids, *(uuid for uuid in later.gpu_uuids if uuid not in earlier.gpu_uuids)]
+    order = list(dict.fromkeys([*earlier.gpu_uuids, *later.gpu_uuids]))
 
-    def at(values: list[Any], index: int | None) -> Any:
-        return values[index] if index is not None and index < len(values) else None
+    def pairs(name: str) -> list[tuple[Any, Any]]:
+        """Return the earlier and the later value of each GPU, None if there is none."""
+        before, after = (
+            dict(zip(row.gpu_uuids, getattr(row, name), strict=False)) for row in (earlier, later)
+        )
+        return [(before.get(uuid), after.get(uuid)) for uuid in order]
 
     for name in _PER_GPU:
-        before, after = getattr(earlier, name), getattr(later, name)
-        joined = [
-            _weighted_mean(at(before, index if index < len(earlier.gpu_uuids) else None), old,
-                      at(after, places.get(uuid)), new)
-            for index, uuid in enumerate(order)
-        ]  # fmt: skip
-        setattr(earlier, name, joined)
-    earlier.energy_joules = [
-        _add_optional(at(earlier.energy_joules, index), at(later.energy_joules, places.get(uuid)))
-        for index, uuid in enumerate(order)
-    ]
-    earlier.holders = [
-        sorted({*(at(earlier.holders, index) or []), *(at(later.holders, places.get(uuid)) or [])})
-        for index, uuid in enumerate(order)
-    ]
+        setattr(earlier, name, [_weighted_mean(one, old, other, new) for one, other in pairs(name)])
+    earlier.energy_joules = [_add_optional(*values) for values in pairs("energy_joules")]
+    earlier.holders = [sorted({*(one or []), *(other or [])}) for one, other in pairs("holders")]
     for name in _PER_NODE:
         setattr(earlier, name, _weighted_mean(getattr(earlier, name), old, getattr(later, name), new))
     earlier.tasks = list(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -30,13 +30,13 @@ from portal.domain.states import (
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodeOperation, NodePool, OrphanContainer, Task, User
-from portal.models.public_id import name_error
 from portal.outbox import notify_node, trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic, job_control
+from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
-from portal.services.nodes.operations import request_operation
+from portal.services.nodes.operations import record_operation_finished, request_operation
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
@@ -45,15 +45,10 @@ HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
 def do_create_pool(actor: User, name: str) -> NodePool:
     require_admin(actor, "add pools")
-    _validate_name(name)
-    try:
-        with transaction.atomic():
-            pool = NodePool.objects.create(name=name)
-            record_action(actor, "pool.create", pool, after={"name": name})
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": f"There is already a pool called {name}."}, code="already_exists"
-        ) from clash
+    check_name(name)
+    with atomic_unique("name", f"There is already a pool called {name}."):
+        pool = NodePool.objects.create(name=name)
+        record_action(actor, "pool.create", pool, after={"name": name})
     return pool
 
 
@@ -76,7 +71,7 @@ def do_create_node(
     it.
     """
     require_admin(actor, "add nodes")
-    _validate_name(name)
+    check_name(name)
     wrong: dict[str, str] = {}
     if link is NodeTransport.SSH:
         try:
@@ -93,31 +88,21 @@ def do_create_node(
             wrong["host_key"] = "Confirm the host key first."
     if wrong:
         raise InvalidRequest(fields=wrong)
-    try:
-        with transaction.atomic():
-            node = Node.objects.create(
-                name=name,
-                pool=pool,
-                transport=link.value,
-                host=host if link is NodeTransport.SSH else "",
-                port=port,
-                ssh_user=ssh_user,
-                host_key=host_key,
-                runtime=runtime.value,
-                settings=settings or {},
-            )
-            record_action(
-                actor,
-                "node.create",
-                node,
-                after={"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key},
-            )
-            notify_node(node.public_id, "connect")
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": "A node with this name or address already exists."},
-            code="already_exists",
-        ) from clash
+    with atomic_unique("name", "A node with this name or address already exists."):
+        node = Node.objects.create(
+            name=name,
+            pool=pool,
+            transport=link.value,
+            host=host if link is NodeTransport.SSH else "",
+            port=port,
+            ssh_user=ssh_user,
+            host_key=host_key,
+            runtime=runtime.value,
+            settings=settings or {},
+        )
+        after = {"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key}
+        record_action(actor, "node.create", node, after=after)
+        notify_node(node.public_id, "connect")
     return node
 
 
@@ -142,44 +127,54 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         NodeOperation.objects.filter(node=row, uncordon_on_success=True, finished_at__isnull=True).update(
             uncordon_on_success=False
         )
-        before = {"state": row.state, "reason": row.state_reason}
         held = Task.objects.filter(node=row, container_removed=False)
         if state is NodeState.RETIRED and held.exists():
-            raise Conflict(
-                f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced.",
-                code="node_busy",
-            )
+            message = f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced."
+            raise Conflict(message, code="node_busy")
         if state is NodeState.READY:
-            require_connected_once(row)
-            row.addresses = reported_addresses(row.agent_info)
-        row.state, row.state_reason = state.value, reason[:500]
-        row.save(update_fields=["state", "state_reason", "addresses"])
+            _require_connected_once(row)
         if state is NodeState.DRAINED:
             message = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)
             elastic.end_tasks(tasks, EndReason.PREEMPTED, message=message, actor=actor.username)
-        _record_state_change(actor, row, before)
+        _set_state(actor, row, state, reason)
     return row
 
 
-def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
-    """Uncordon a node after its check. The caller holds its row's lock and has checked permissions."""
-    before = {"state": node.state, "reason": node.state_reason}
-    node.state, node.state_reason, node.addresses = (
-        NodeState.READY.value,
-        reason,
-        reported_addresses(node.agent_info),
-    )
-    node.save(update_fields=["state", "state_reason", "addresses"])
-    _record_state_change(actor, node, before)
+def do_uncordon_node(
+    actor: User, node: Node, *, reason: str = "", force: bool = False
+) -> NodeOperation | None:
+    """Check a node and uncordon it if the check succeeds, or uncordon it at once by ``force``.
+
+    An administrator can force it despite the findings, also for an unreachable node, whose jobs then wait until
+    it answers. Return the check that decides, or None if the node is in service now: already, or by ``force``.
+
+    Raise Conflict ``node_unreachable``, or ``node_never_connected``.
+    """
+    require_permission(actor, Permission.CHANGE, node)
+    if force:
+        do_set_node_state(actor, node, NodeState.READY, reason=reason)
+        return None
+    with transaction.atomic():
+        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        _require_connected_once(row)
+        if row.state == NodeState.READY.value:
+            return None
+        if not row.reachable:
+            message = f"{row.name} is unreachable, so it cannot be checked. A forced uncordon is possible."
+            raise Conflict(message, code="node_unreachable")
+        checks = row.operations.filter(kind=OperationKind.PREFLIGHT.value, finished_at__isnull=True)
+        check = checks.first() or request_operation(row, OperationKind.PREFLIGHT)
+        check.actor, check.uncordon_on_success, check.reason = actor, True, reason[:500]
+        check.save(update_fields=["actor", "uncordon_on_success", "reason"])
+        record_action(actor, "node.uncordon", row, after={"check": check.public_id}, reason=reason)
+    return check
 
 
-def require_connected_once(node: Node) -> None:
-    """Raise Conflict for a node that has never answered."""
+def _require_connected_once(node: Node) -> None:
     if not node.agent_info:
-        raise Conflict(
-            "It has not been connected yet; test the connection first.", code="node_never_connected"
-        )
+        message = "It has not been connected yet; test the connection first."
+        raise Conflict(message, code="node_never_connected")
 
 
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
@@ -195,9 +190,8 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
         if row.reachable:
             raise Conflict("It is reachable; drain it instead.", code="node_reachable")
         unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
-        forgotten = unknown.update(
-            removed_at=timezone.now()
-        )  # before the tasks: adoption locks in this order
+        # before the tasks: adoption locks in this order
+        forgotten = unknown.update(removed_at=timezone.now())
         ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
         row.state, row.state_reason = NodeState.CORDONED.value, f"{FENCED_REASON}: {reason}"[:500]
         row.save(update_fields=["state", "state_reason"])
@@ -216,9 +210,7 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
     After a restart all tasks there have ended (the boot id is the proof); a GPU that is not reported is lost.
     """
     with transaction.atomic():
-        node = (
-            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
-        )
+        node = _lock_with_pool(node_id)
         rebooted = bool(node.boot_id) and node.boot_id != agent_info["boot_id"]
         if rebooted:
             _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
@@ -244,11 +236,22 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
             gpus.record_driver_unresponsive(node, silent)
         else:
             gpus.record_gpus(node, agent_info["gpus"])
-        if not silent and agent_info.get("links") is not None:
-            gpus.record_links(node, agent_info["links"])
+            if agent_info.get("links") is not None:
+                gpus.record_links(node, agent_info["links"])
         publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         trigger_cycle("node")
     return rebooted
+
+
+def record_preflight_finished(operation_id: int, ok: bool) -> None:
+    """Record the result of a check; uncordon the node if requested and the check succeeded."""
+    with transaction.atomic():
+        # the node's row first, in the order of every state change
+        node = Node.objects.select_for_update(no_key=True, of=("self",)).get(operations=operation_id)
+        record_operation_finished(operation_id, ok)
+        check = NodeOperation.objects.select_related("actor").get(pk=operation_id)
+        if check.uncordon_on_success and check.ok and node.state != NodeState.READY.value:
+            _set_state(check.actor, node, NodeState.READY, check.reason)
 
 
 def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
@@ -271,9 +274,7 @@ def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
 def record_network_info(node_id: int, network_info: dict[str, Any]) -> None:
     """Replace the network part of a node's last hello, such as its interfaces."""
     with transaction.atomic():
-        node = (
-            Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
-        )
+        node = _lock_with_pool(node_id)
         before = node.agent_info, node.missing_requirements
         node.agent_info = node.agent_info | network_info
         update_missing_requirements(node, node.pool)
@@ -289,23 +290,18 @@ def record_disk_full(node_id: int, full: str | None) -> None:
 
     Running jobs continue. A node that an administrator took out of service is unchanged.
     """
-    if not Node.objects.filter(_disk_state_changes(full), pk=node_id).exists():
-        return
     with transaction.atomic():
-        node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
+        changed = Node.objects.select_for_update(no_key=True).filter(_disk_state_changes(full), pk=node_id)
+        node = changed.first()
+        if node is None:
+            return
         before = {"state": node.state, "reason": node.state_reason}
-        if full and node.state == NodeState.READY.value:
+        if full:
             node.state = NodeState.CORDONED.value
             message = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
             node.state_reason = f"{message} It accepts jobs again when there is enough space."[:500]
-        elif (
-            not full
-            and node.state == NodeState.CORDONED.value
-            and node.state_reason.startswith(DISK_FULL_REASON)
-        ):
-            node.state, node.state_reason = NodeState.READY.value, ""
         else:
-            return
+            node.state, node.state_reason = NodeState.READY.value, ""
         node.save(update_fields=["state", "state_reason"])
         after = {"state": node.state, "reason": node.state_reason}
         record_action(None, "node.disk", node, before=before, after=after, reason=full or "")
@@ -370,7 +366,9 @@ def record_unreachable(node_id: int, message: str) -> None:
             )
 
 
-# -- internal --------------------------------------------------------------------------------------
+def _lock_with_pool(node_id: int) -> Node:
+    rows = Node.objects.select_for_update(of=("self",), no_key=True)
+    return rows.select_related("pool").get(pk=node_id)
 
 
 def _mark_seen(node: Node) -> None:
@@ -378,8 +376,13 @@ def _mark_seen(node: Node) -> None:
     node.last_seen_at = timezone.now()
 
 
-def _record_state_change(actor: User | None, row: Node, before: dict[str, str]) -> None:
-    """Write the audit row and publish the event of a state change."""
+def _set_state(actor: User | None, row: Node, state: NodeState, reason: str) -> None:
+    """Set the state of a locked node, with audit row and event; its addresses are accepted when it is READY."""
+    before = {"state": row.state, "reason": row.state_reason}
+    row.state, row.state_reason = state.value, reason[:500]
+    if state is NodeState.READY:
+        row.addresses = reported_addresses(row.agent_info)
+    row.save(update_fields=["state", "state_reason", "addresses"])
     after = {"state": row.state, "reason": row.state_reason}
     record_action(actor, "node.state", row, before=before, after=after)
     publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
@@ -395,8 +398,3 @@ def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
     for task in ids:
         job_control.record_task_ended(task, exit_code=None, reason=reason, message=message, proof=proof)
     return len(ids)
-
-
-def _validate_name(name: str) -> None:
-    if fault := name_error(name):
-        raise InvalidRequest(fields={"name": fault})

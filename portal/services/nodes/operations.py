@@ -7,6 +7,7 @@ execute it twice. ``do_`` functions are called by administrators, ``record_`` by
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,9 +56,8 @@ def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOp
         if under_way is not None:
             return under_way
         if not row.reachable:
-            raise Conflict(
-                f"{row.name} is unreachable, so this operation cannot be started.", code="node_unreachable"
-            )
+            message = f"{row.name} is unreachable, so this operation cannot be started."
+            raise Conflict(message, code="node_unreachable")
         check = request_operation(row, kind, actor)
         record_action(actor, f"node.{kind.value}", row)
     return check
@@ -91,13 +91,11 @@ def _needs_upgrade(node: Node) -> bool:
     return answers and not runs_bundled_agent(node)
 
 
-def do_start_connection_test(
-    actor: User, node: Node, kind: OperationKind = OperationKind.TEST
-) -> NodeOperation:
+def do_start_connection_test(actor: User, node: Node) -> NodeOperation:
     """Make the process with the node key test the connection; steps are added to the row."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        check = NodeOperation.objects.create(node=node, kind=kind.value, actor=actor)
+        check = NodeOperation.objects.create(node=node, kind=OperationKind.TEST.value, actor=actor)
         enqueue_task("scheduler.check_node", [check.public_id], "nodes")
     return check
 
@@ -107,20 +105,17 @@ def do_start_connection_test(
 
 def request_operation(node: Node, kind: OperationKind, actor: User | None = None) -> NodeOperation:
     """Create an operation for a node's actor, within the caller's transaction, without a permission check."""
-    check = NodeOperation.objects.create(
-        node=node, kind=kind.value, actor=actor, dispatched_at=timezone.now()
-    )
-    notify_node(node.public_id, OPERATIONS)
-    return check
+    return request_operations([node], kind, actor)[0]
 
 
-def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User) -> None:
+def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User | None) -> list[NodeOperation]:
     """As ``request_operation``, for several nodes."""
     now = timezone.now()
-    NodeOperation.objects.bulk_create(
+    rows = NodeOperation.objects.bulk_create(
         NodeOperation(node=node, kind=kind.value, actor=actor, dispatched_at=now) for node in nodes
     )
     notify_nodes({node.public_id: (OPERATIONS, "") for node in nodes})
+    return rows
 
 
 def due_operations(node_id: int) -> list[NodeOperation]:
@@ -142,30 +137,25 @@ def record_program_sent(operation_id: int, program: str) -> None:
 def record_operation_finished(operation_id: int, ok: bool) -> None:
     """Record the result. A successful upgrade is followed by a check, and by the next nodes of a rollout."""
     with transaction.atomic():
-        check = (
-            NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(pk=operation_id)
-        )
+        check = _lock_operation(pk=operation_id)
         if check.finished_at is not None:
             return
-        check.ok, check.finished_at = ok, timezone.now()
-        check.save(update_fields=["ok", "finished_at"])
+        _finish(check, ok)
         if ok and check.kind == OperationKind.UPGRADE.value:
             request_operation(check.node, OperationKind.PREFLIGHT, check.actor)
         if check.rollout_id is not None:
             _advance_rollout(AgentRollout.objects.select_for_update().get(pk=check.rollout_id))
-        publish_on_commit(
-            "cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state}
-        )
+        news = {"kind": "node", "node": check.node.public_id, "state": check.node.state}
+        publish_on_commit("cluster", news)
 
 
 def record_images_removed(operation: NodeOperation, removed: Sequence[Mapping[str, Any]]) -> None:
     """Audit the removal of images, and have the presence of environments checked again."""
     if not removed:
         return
+    columns = {"names": "names", "mib": "size_mib", "unused_s": "unused_s"}
+    images = [{name: row[key] for name, key in columns.items()} for row in removed]
     with transaction.atomic():
-        images = [
-            {"names": row["names"], "mib": row["size_mib"], "unused_s": row["unused_s"]} for row in removed
-        ]
         record_action(operation.actor, "node.images_removed", operation.node, after={"images": images})
         notify_node(operation.node.public_id, "images")
 
@@ -176,9 +166,7 @@ def request_gc_if_full(node: Node, used_percent: float | None) -> None:
     since = timezone.now() - dt.timedelta(seconds=FULL_DISK_GC_INTERVAL_S)
     if used_percent is None or used_percent < high:
         return
-    if not NodeOperation.objects.filter(
-        node=node, kind=OperationKind.GC.value, started_at__gt=since
-    ).exists():
+    if not node.operations.filter(kind=OperationKind.GC.value, started_at__gt=since).exists():
         with transaction.atomic():
             request_operation(node, OperationKind.GC)
 
@@ -190,10 +178,8 @@ def request_due_gc() -> None:
     columns = ("pk", "pool_id", "state_reason", "created_at", "tidied_at")
     tidied_at = Subquery(newest.values("started_at")[:1])
     rows = list(nodes.annotate(tidied_at=tidied_at).values_list(*columns, named=True))
-    settings, now = (
-        effective_pool_settings(NodePool.objects.all()),
-        timezone.now(),
-    )  # after the rows, so that the pools of all are included
+    # after the rows, so that the pools of all are included
+    settings, now = effective_pool_settings(NodePool.objects.all()), timezone.now()
     due = []
     for row in rows:
         every_s = float(settings[row.pool_id]["gc_interval_s"])
@@ -239,28 +225,27 @@ def record_operation_step(operation_id: str, *, name: str, ok: bool, message: st
     """Add a step of a connection test, for the page that waits."""
     with transaction.atomic():
         check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
-        check.steps = [
-            *check.steps,
-            {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)},
-        ]
+        step = {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)}
+        check.steps = [*check.steps, step]
         check.save(update_fields=["steps"])
 
 
 def record_connection_test_finished(operation_id: str, ok: bool) -> None:
     """Record the result; after a success the node's actor connects now."""
     with transaction.atomic():
-        check = (
-            NodeOperation.objects.select_for_update(no_key=True)
-            .select_related("node")
-            .get(public_id=operation_id)
-        )
-        check.ok, check.finished_at = ok, timezone.now()
-        check.save(update_fields=["ok", "finished_at"])
+        check = _lock_operation(public_id=operation_id)
+        _finish(check, ok)
         if ok:
             notify_node(check.node.public_id, "connect")
 
 
-# -- internal --------------------------------------------------------------------------------------
+def _lock_operation(**key: Any) -> NodeOperation:
+    return NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(**key)
+
+
+def _finish(check: NodeOperation, ok: bool) -> None:
+    check.ok, check.finished_at = ok, timezone.now()
+    check.save(update_fields=["ok", "finished_at"])
 
 
 def _is_due() -> Q:
@@ -273,31 +258,24 @@ def _advance_rollout(rollout: AgentRollout) -> None:
     checks = list(rollout.operations.select_related("node").order_by("node__name"))
     turns = [check.rollout_status for check in checks]
     begin = startable_count(turns)
-    for check in [check for check, turn in zip(checks, turns, strict=True) if turn is RolloutStatus.PENDING][
-        :begin
-    ]:
+    for check in [check for check in checks if check.rollout_status is RolloutStatus.PENDING][:begin]:
         check.dispatched_at = timezone.now()
         check.save(update_fields=["dispatched_at"])
         notify_node(check.node.public_id, OPERATIONS)
     if begin == 0 and RolloutStatus.RUNNING not in turns:
-        _finish_rollout(rollout, checks, turns)
+        _finish_rollout(rollout, checks)
 
 
-def _finish_rollout(
-    rollout: AgentRollout, operations: list[NodeOperation], statuses: list[RolloutStatus]
-) -> None:
-    failed = [
-        check.node.name
-        for check, turn in zip(operations, statuses, strict=True)
-        if turn is RolloutStatus.FAILED
-    ]
-    left = [
-        check.pk for check, turn in zip(operations, statuses, strict=True) if turn is RolloutStatus.PENDING
-    ]
+def _finish_rollout(rollout: AgentRollout, operations: list[NodeOperation]) -> None:
+    by_status: dict[RolloutStatus, list[NodeOperation]] = defaultdict(list)
+    for check in operations:
+        by_status[check.rollout_status].append(check)
+    failed = [check.node.name for check in by_status[RolloutStatus.FAILED]]
+    left = [check.pk for check in by_status[RolloutStatus.PENDING]]
     NodeOperation.objects.filter(pk__in=left).delete()  # never started
     rollout.ok, rollout.finished_at = not failed, timezone.now()
-    worked = statuses.count(RolloutStatus.SUCCEEDED)
-    rollout.message = f"{worked} of {len(statuses)} nodes run the new agent."
+    worked = len(by_status[RolloutStatus.SUCCEEDED])
+    rollout.message = f"{worked} of {len(operations)} nodes run the new agent."
     if failed:
         rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were not upgraded."
     rollout.message = rollout.message[:500]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, F, Q
+from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -49,12 +49,7 @@ def record_incident(
         if kind in _SELF_REPORTED and node.breaker_state == BreakerState.QUARANTINED.value:
             return  # it could add rows without limit
         NodeIncident.objects.create(
-            node=node,
-            at=timezone.now(),
-            kind=kind.value,
-            job=job,
-            peer_id=peer_id,
-            message=message[:500],
+            node=node, at=timezone.now(), kind=kind.value, job=job, peer_id=peer_id, message=message[:500]
         )
         _evaluate_locked(node)
 
@@ -64,13 +59,8 @@ def record_peer_unreachable(node_id: int, peer_id: int, *, job: Job, message: st
 
     Return the id of the likely culprit, or None.
     """
-    recent = NodeIncident.objects.filter(
-        kind=IncidentKind.PEER_UNREACHABLE.value, at__gt=timezone.now() - _WINDOW
-    )
-    rows = recent.filter(Q(node__in=(node_id, peer_id))).values_list("node_id", "peer_id")[
-        :_MAX_INCIDENTS_READ
-    ]
-    before = [(str(one), str(other)) for one, other in rows]
+    recent = _recent_unreachable([node_id, peer_id]).values_list("node_id", "peer_id")
+    before = [(str(one), str(other)) for one, other in recent[:_MAX_INCIDENTS_READ]]
     for one, other in sorted([(node_id, peer_id), (peer_id, node_id)]):
         record_incident(one, IncidentKind.PEER_UNREACHABLE, job=job, peer_id=other, message=message)
     cause = node_breaker.likely_culprit((str(node_id), str(peer_id)), before)
@@ -79,12 +69,13 @@ def record_peer_unreachable(node_id: int, peer_id: int, *, job: Job, message: st
 
 def unreachable_peers(node_id: int) -> list[int]:
     """Return the ids of nodes that recently could not connect with this node."""
-    recent = NodeIncident.objects.filter(
-        kind=IncidentKind.PEER_UNREACHABLE.value, at__gt=timezone.now() - _WINDOW
-    )
-    return [
-        peer for peer in recent.filter(node=node_id).values_list("peer_id", flat=True) if peer is not None
-    ]
+    peers = _recent_unreachable([node_id]).values_list("peer_id", flat=True)
+    return [peer for peer in peers if peer is not None]
+
+
+def _recent_unreachable(nodes: Iterable[int]) -> QuerySet[NodeIncident]:
+    since = timezone.now() - _WINDOW
+    return NodeIncident.objects.filter(node__in=nodes, kind=IncidentKind.PEER_UNREACHABLE.value, at__gt=since)
 
 
 def record_stuck_job(node_id: int, job: Job) -> None:
@@ -144,14 +135,11 @@ def start_probations(attempts: Iterable[tuple[Attempt, Iterable[Node]]]) -> None
         return
     rows = Node.objects.select_for_update(no_key=True, nowait=True).filter(pk__in=wanted).order_by("pk")
     for node in rows:
-        if node.breaker_state == BreakerState.PROBATION.value and node.probation_attempt_id not in (
-            None,
-            wanted[node.pk].pk,
-        ):
-            raise Conflict(f"{node.name} is on probation with another job.", code="node_on_probation")
         if node.breaker_state == BreakerState.QUARANTINED.value:
             raise Conflict("A node of the plan no longer accepts jobs.", code="node_changed")
         if node.breaker_state == BreakerState.PROBATION.value:
+            if node.probation_attempt_id not in (None, wanted[node.pk].pk):
+                raise Conflict(f"{node.name} is on probation with another job.", code="node_on_probation")
             node.probation_attempt = wanted[node.pk]
             node.save(update_fields=["probation_attempt"])
 
@@ -166,12 +154,8 @@ def do_clear_node_quarantine(actor: User, node: Node, *, reason: str = "") -> No
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         if row.breaker_state != BreakerState.HEALTHY.value or row.trip_count:
-            _save_breaker(
-                row,
-                node_breaker.close_breaker(breaker_of(row), timezone.now().timestamp(), reset_trips=True),
-                reason,
-                actor,
-            )
+            healthy = NodeBreaker(since_s=timezone.now().timestamp())
+            _save_breaker(row, healthy, reason, actor)
     return row
 
 
@@ -187,9 +171,6 @@ def breaker_of(node: Node) -> NodeBreaker:
     )
 
 
-# -- internal ----------------------------------------------------------------------------------------
-
-
 def _evaluate_node(node: Node) -> None:
     now_s = timezone.now().timestamp()
     stood = breaker_of(node)
@@ -200,17 +181,12 @@ def _evaluate_node(node: Node) -> None:
             if not _unreleased_tasks(node).exists():
                 _save_breaker(node, node_breaker.end_stuck(stood, now_s), "The stuck task is gone.")
         case BreakerState.QUARANTINED:
-            _save_breaker(
-                node, node_breaker.start_probation_if_due(stood, now_s), "It is probed with one job."
-            )
+            due = node_breaker.start_probation_if_due(stood, now_s)
+            _save_breaker(node, due, "It is probed with one job.")
         case BreakerState.PROBATION if node.probation_attempt is not None:
             tasks = list(Task.objects.filter(node=node, attempt=node.probation_attempt))
             if any(map(_has_succeeded, tasks)):
-                _save_breaker(
-                    node,
-                    node_breaker.close_breaker(stood, now_s),
-                    "The probe job succeeded.",
-                )
+                _save_breaker(node, node_breaker.close_breaker(stood, now_s), "The probe job succeeded.")
             elif all(map(_is_settled, tasks)):  # no evidence about the node: the next attempt decides
                 node.probation_attempt = None
                 node.save(update_fields=["probation_attempt"])
@@ -220,11 +196,8 @@ def _evaluate_node(node: Node) -> None:
 def _evaluate_locked(node: Node) -> None:
     """Evaluate the incidents of a locked node and store the result."""
     now = timezone.now()
-    rows = list(
-        NodeIncident.objects.filter(node=node, at__gt=now - _WINDOW).select_related("job")[
-            :_MAX_INCIDENTS_READ
-        ]
-    )
+    recent = NodeIncident.objects.filter(node=node, at__gt=now - _WINDOW).select_related("job")
+    rows = list(recent[:_MAX_INCIDENTS_READ])
     incidents = [
         Incident(
             row.at.timestamp(),
@@ -235,21 +208,17 @@ def _evaluate_locked(node: Node) -> None:
         )
         for row in rows
     ]
-    several = (
-        len({each.job for each in incidents if each.kind in node_breaker.JOB_INCIDENTS})
-        >= node_breaker.MIN_FAILED_JOBS
-    )
+    failed_jobs = {each.job for each in incidents if each.kind in node_breaker.JOB_INCIDENTS}
+    several = len(failed_jobs) >= node_breaker.MIN_FAILED_JOBS
     owners = {row.job.owner_id for row in rows if row.job is not None}
-    probation_attempt = (
-        Job.objects.filter(attempts=node.probation_attempt_id).values_list("public_id", flat=True).first()
-    )
+    probation_job = Job.objects.filter(attempts=node.probation_attempt_id).first()
     new = node_breaker.evaluate(
         breaker_of(node),
         incidents,
         now_s=now.timestamp(),
         last_success_s=_last_success_s(node, now) if several else None,
         owners_healthy_elsewhere=_owners_healthy_elsewhere(node, owners, now) if several else (),
-        probation_job=probation_attempt or "",
+        probation_job=probation_job.public_id if probation_job else "",
         may_quarantine=_may_quarantine(node),
     )
     last = next((row.message for row in rows if row.kind == (new.cause or "")), "")

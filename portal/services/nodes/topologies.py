@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.labels import labels_error, levels_error
@@ -15,6 +15,7 @@ from portal.models import Job, Node, Topology, User
 from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action, record_change
+from portal.services.names import atomic_unique
 
 TopologyConstraint = Mapping[str, str | None]
 """``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""
@@ -50,24 +51,19 @@ def do_save_topology(
         wrong["levels"] = fault
     if wrong:
         raise InvalidRequest(fields=wrong)
-    try:
-        with transaction.atomic():
-            if row is None:
-                saved, before = Topology(name=name), None
-            else:
-                saved = Topology.objects.select_for_update(no_key=True).get(pk=row.pk)
-                before = {"levels": saved.levels}
-            if before == {"levels": list(levels)}:
-                return saved
-            saved.levels = list(levels)
-            saved.save()
-            act = "topology.create" if row is None else "topology.change"
-            record_action(actor, act, saved, before=before, after={"levels": saved.levels}, reason=reason)
-            _publish(saved)
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": f"There is already a topology called {name}."}, code="already_exists"
-        ) from clash
+    with atomic_unique("name", f"There is already a topology called {name}."):
+        if row is None:
+            saved, before = Topology(name=name), None
+        else:
+            saved = Topology.objects.select_for_update(no_key=True).get(pk=row.pk)
+            before = {"levels": saved.levels}
+        if before == {"levels": list(levels)}:
+            return saved
+        saved.levels = list(levels)
+        saved.save()
+        act = "topology.create" if row is None else "topology.change"
+        record_action(actor, act, saved, before=before, after={"levels": saved.levels}, reason=reason)
+        _publish(saved)
     return saved
 
 
@@ -76,15 +72,10 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
     require_admin(actor, "change topologies")
     with transaction.atomic():
         locked = Topology.objects.select_for_update().get(pk=row.pk)
-        waiting = Job.objects.filter(
-            state=JobState.PENDING.value, topology_constraint__topology=locked.name
-        ).count()
-        if waiting:
-            raise Conflict(
-                f"{waiting} pending {'job requires' if waiting == 1 else 'jobs require'} this topology.",
-                code="topology_in_use",
-                details={"waiting": waiting},
-            )
+        pending = Job.objects.filter(state=JobState.PENDING.value, topology_constraint__topology=locked.name)
+        if waiting := pending.count():
+            message = f"{waiting} pending {'job requires' if waiting == 1 else 'jobs require'} this topology."
+            raise Conflict(message, code="topology_in_use", details={"waiting": waiting})
         record_action(actor, "topology.delete", locked, before={"levels": locked.levels}, reason=reason)
         _publish(locked)
         locked.delete()
@@ -96,12 +87,8 @@ def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
     row = Topology.objects.filter(name=name).first() if name else None
     if row is None:
         known = ", ".join(Topology.objects.order_by("name").values_list("name", flat=True))
-        return f"There is no topology called {name}; " + (
-            f"there is {known}." if known else "there is none here."
-        )
-    levels = [
-        level for level in (constraint.get("required"), constraint.get("preferred")) if level is not None
-    ]
+        return f"There is no topology called {name}; there is {known or 'none here'}."
+    levels = [level for key in ("required", "preferred") if (level := constraint.get(key)) is not None]
     if not levels:
         return "Enter a required or a preferred level."
     unknown = next((level for level in levels if level not in row.levels), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 
 from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
@@ -17,43 +17,28 @@ from portal.domain.states import LIVE_JOB_STATES, Role
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
+from portal.services.names import atomic_unique, check_name
 
 MAX_DEPTH = 8
 MAX_MILLI = 10_000_000
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 
 
-def do_create_project(
-    actor: User, *, name: str, title: str = "", parent: Project | None = None, manager: User | None = None
-) -> Project:
-    """Create a project. Only administrators create top-level projects, managers children of theirs.
-
-    ``manager``, if given, gets the role of manager.
-    """
+def do_create_project(actor: User, *, name: str, title: str = "", parent: Project | None = None) -> Project:
+    """Create a project. Only administrators create top-level projects, managers children of theirs."""
     if parent is None:
         require_admin(actor, "create a top-level project")
     else:
         require_permission(actor, Permission.MANAGE, parent)
-        if _depth(parent) + 1 >= MAX_DEPTH:
-            raise InvalidRequest(
-                fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."}
-            )
-    _validate_name(name)
-    try:
-        with transaction.atomic():
-            project = Project.objects.create(name=name, title=title[:200], parent=parent)
-            if manager is not None:
-                Membership.objects.create(user=manager, project=project, role=Role.MANAGER.value)
-            record_action(actor, "project.create", project, after=_audit_values(project))
-            trigger_cycle("project")
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": f"There is already a project called {name}."}, code="already_exists"
-        ) from clash
+        _check_depth(len(path_to_root(parent, lambda below: below.parent)))
+    check_name(name)
+    with atomic_unique("name", f"There is already a project called {name}."):
+        project = Project.objects.create(name=name, title=title[:200], parent=parent)
+        record_action(actor, "project.create", project, after=_audit_values(project))
+        trigger_cycle("project")
     return project
 
 
@@ -74,29 +59,24 @@ def do_change_project(
         require_admin(actor, "change where a project's jobs may connect")
         changes["egress_allow"] = _egress_targets(changes["egress_allow"])
     if "name" in changes:
-        _validate_name(changes["name"])
-    try:
-        with transaction.atomic():
-            # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
-            tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
-            row = tree[project.pk]
-            before = _audit_values(row)
-            if changes.get("parent") is not None:
-                _check_acyclic(row, changes["parent"], tree)
-            if changes.get("archived_at") and row.jobs.filter(state__in=LIVE_JOB_STATES).exists():
-                raise Conflict("It still has pending or running jobs.", code="project_busy")
-            if "parent" in changes:
-                _bump_inherited_rights_versions(row, tree)
-            with applying_choice(actor, row, _jobs_below(row, tree), choice):
-                for key, value in changes.items():
-                    setattr(row, key, value)
-                row.save()
-            record_action(actor, "project.change", row, before=before, after=_audit_values(row))
-            trigger_cycle("project")
-    except IntegrityError as clash:
-        raise InvalidRequest(
-            fields={"name": "A project with this name already exists."}, code="already_exists"
-        ) from clash
+        check_name(changes["name"])
+    with atomic_unique("name", "A project with this name already exists."):
+        # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
+        tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
+        row = tree[project.pk]
+        before = _audit_values(row)
+        if changes.get("parent") is not None:
+            _check_acyclic(row, changes["parent"], tree)
+        if changes.get("archived_at") and row.jobs.filter(state__in=LIVE_JOB_STATES).exists():
+            raise Conflict("It still has pending or running jobs.", code="project_busy")
+        if "parent" in changes:
+            _bump_inherited_rights_versions(row, tree)
+        with applying_choice(actor, row, _jobs_below(row, tree), choice):
+            for key, value in changes.items():
+                setattr(row, key, value)
+            row.save()
+        record_action(actor, "project.change", row, before=before, after=_audit_values(row))
+        trigger_cycle("project")
     return row
 
 
@@ -189,11 +169,8 @@ def do_change_quota(
         before = quota_values(quota) if quota else None
         if quota is None:
             quota = Quota(project=project, pool=pool, version=0)
-        quota.guaranteed_milli = values.guaranteed_milli
-        quota.limit_milli = values.limit_milli
-        quota.user_limit_milli = values.user_limit_milli
-        quota.weight = values.weight
-        quota.priority = values.priority
+        for name, value in asdict(values).items():
+            setattr(quota, name, value)
         quota.version += 1
         quota.save()
         after = quota_values(quota)
@@ -228,11 +205,7 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
 
 
 def quota_values(quota: Quota) -> dict[str, Any]:
-    """Return its values as JSON."""
     return {name: getattr(quota, name) for name in DEFAULT_QUOTA_VALUES}
-
-
-# -- internal --------------------------------------------------------------------------------------
 
 
 def _validate_quota(values: QuotaValues) -> None:
@@ -272,21 +245,17 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
     return found
 
 
-def _validate_name(name: str) -> None:
-    if fault := name_error(name):
-        raise InvalidRequest(fields={"name": fault})
-
-
 def _check_acyclic(project: Project, parent: Project, tree: dict[int, Project]) -> None:
     line = path_to_root(parent.pk, lambda below: tree[below].parent_id)
     if project.pk in line:
         raise InvalidRequest(fields={"parent": "A project cannot be its own ancestor."})
-    if len(line) + 1 >= MAX_DEPTH:
+    _check_depth(len(line) + 1)
+
+
+def _check_depth(ancestors: int) -> None:
+    """Raise InvalidRequest if a project below this many ancestors would be nested too deep."""
+    if ancestors >= MAX_DEPTH:
         raise InvalidRequest(fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."})
-
-
-def _depth(project: Project) -> int:
-    return len(path_to_root(project.parent, lambda below: below.parent))
 
 
 def _jobs_below(project: Project, tree: dict[int, Project]) -> QuerySet[Job]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from agents.node.spec.environment import is_reserved
 from agents.node.spec.task_spec import FORBIDDEN_ENV
@@ -22,6 +23,7 @@ from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, Secret, User
 from portal.models.public_id import name_error
 from portal.selectors.jobs.rights import job_denial
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
 from portal.services.images.process_environment import SECRET_FILE
@@ -57,9 +59,7 @@ def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
-        row = (
-            Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
-        )
+        row = _lock_secrets(holder, name).first()
         act = "secret.create" if row is None else "secret.change"
         row = row or Secret(name=name, **_holder_filter(holder))
         row.encrypted_value, row.changed_by = encrypt(value, _encryption_context(row)), actor.username
@@ -72,11 +72,7 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
     """Delete a secret. Running jobs keep it; a job that references it fails to start."""
     _require_holder_access(actor, holder)
     with transaction.atomic():
-        row = (
-            Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
-        )
-        if row is None:
-            raise NotFound("There is no such secret.")
+        row = get_first(_lock_secrets(holder, name), "There is no such secret.")
         record_action(actor, "secret.delete", row, before=_audit_values(row))
         row.delete()
 
@@ -107,8 +103,7 @@ def secret_references_error(env: Mapping[str, str], references: Sequence[SecretR
     wanted = normalize_secret_references(references)
     seen: set[tuple[str, str]] = set()
     for each in wanted:
-        way = "variable" if "variable" in each else "file"
-        name = each[way]
+        way, name = _delivery(each)
         if fault := _variable_error(name, env) if way == "variable" else _file_name_error(name):
             return fault
         if (way, name) in seen:
@@ -132,15 +127,11 @@ def read_job_secrets(job: Job) -> SecretValues:
         try:
             value = decrypt(row.encrypted_value, _encryption_context(row))
         except DecryptionError as why:
-            raise SecretMissingError(
-                f"The secret {row.name} cannot be decrypted: {why}. Set it again"
-            ) from why
-        way, name = ("variable", each["variable"]) if "variable" in each else ("file", each["file"])
+            message = f"The secret {row.name} cannot be decrypted: {why}. Set it again"
+            raise SecretMissingError(message) from why
+        way, name = _delivery(each)
         (found.variables if way == "variable" else found.files)[name] = value
     return found
-
-
-# -- internal --------------------------------------------------------------------------------------
 
 
 def _require_holder_access(actor: User, holder: User | Project) -> None:
@@ -150,12 +141,19 @@ def _require_holder_access(actor: User, holder: User | Project) -> None:
         raise NotFound
 
 
+def _delivery(reference: Mapping[str, str]) -> tuple[str, str]:
+    """Return how a job gets the secret, variable or file, and the name of either."""
+    way = "variable" if "variable" in reference else "file"
+    return way, reference[way]
+
+
 def _holder_filter(holder: User | Project) -> dict[str, Any]:
-    return (
-        {"project": holder, "owner": None}
-        if isinstance(holder, Project)
-        else {"owner": holder, "project": None}
-    )
+    of_project = isinstance(holder, Project)
+    return {"project": holder if of_project else None, "owner": None if of_project else holder}
+
+
+def _lock_secrets(holder: User | Project, name: str) -> QuerySet[Secret]:
+    return Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder))
 
 
 def _encryption_context(row: Secret) -> EncryptionContext:

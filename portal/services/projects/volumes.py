@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -93,16 +95,10 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
     require_admin(actor, "change volumes")
     with transaction.atomic():
         locked = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk)
-        jobs = Job.objects.filter(
-            state__in=LIVE_JOB_STATES, volumes__contains=[{"volume": locked.name}]
-        ).count()
-        if jobs:
-            jobs_name = "unfinished job uses" if jobs == 1 else "unfinished jobs use"
-            raise Conflict(
-                f"{jobs} {jobs_name} it.",
-                code="volume_in_use",
-                details={"jobs": jobs},
-            )
+        live = Job.objects.filter(state__in=LIVE_JOB_STATES, volumes__contains=[{"volume": locked.name}])
+        if jobs := live.count():
+            message = f"{jobs} unfinished {'job uses' if jobs == 1 else 'jobs use'} it."
+            raise Conflict(message, code="volume_in_use", details={"jobs": jobs})
         record_action(actor, "volume.delete", locked, before=_audit_values(locked), reason=reason)
         trigger_cycle("volume")
         locked.delete()
@@ -114,7 +110,6 @@ def declared_volumes() -> QuerySet[Volume]:
 
 
 def node_restricted_volumes() -> QuerySet[Volume]:
-    """Return the volumes that only some nodes have."""
     return declared_volumes().filter(Q(pool__isnull=False) | Q(nodes__isnull=False)).distinct()
 
 
@@ -150,7 +145,7 @@ def volume_references_error(owner: User, runtime: str, references: Sequence[Volu
     for target in targets:
         if fault := mount_target_error(target):
             return fault
-        if _is_inside(target, f"/home/{owner.username[:32]}"):
+        if PurePosixPath(target).is_relative_to(f"/home/{owner.username[:32]}"):
             return f"{target} is inside the home; choose a path outside it."
         if targets.count(target) > 1:
             return f"Two volumes have the mount path {target}."
@@ -168,24 +163,17 @@ def nodes_by_volume(rows: Iterable[Volume]) -> dict[int, set[int]]:
     rows = list(rows)
     if not rows:
         return {}
-    limited: dict[int, set[int]] = {}
-    members: dict[int, set[int]] = {}
+    members: dict[int, set[int]] = defaultdict(set)
     for node, pool in Node.objects.values_list("id", "pool_id"):
-        members.setdefault(pool, set()).add(node)
-    named: dict[int, set[int]] = {}
+        members[pool].add(node)
+    limits: dict[int, list[set[int]]] = {row.pk: [members[row.pool_id]] for row in rows if row.pool_id}
+    named: dict[int, set[int]] = defaultdict(set)
     through = Volume.nodes.through.objects.filter(volume__in=rows)
     for volume, node in through.values_list("volume_id", "node_id"):
-        named.setdefault(volume, set()).add(node)
-    for row in rows:
-        sets = [named[row.pk]] if row.pk in named else []
-        if row.pool_id is not None:
-            sets.append(members.get(row.pool_id, set()))
-        if sets:
-            limited[row.pk] = set.intersection(*sets)
-    return limited
-
-
-# -- internal --------------------------------------------------------------------------------------
+        named[volume].add(node)
+    for volume, nodes in named.items():
+        limits.setdefault(volume, []).append(nodes)
+    return {volume: set.intersection(*sets) for volume, sets in limits.items()}
 
 
 def _no_common_node_reason(rows: list[Volume], pool: NodePool | None) -> str | None:
@@ -228,10 +216,6 @@ def _validation_errors(spec: VolumeInput, row: Volume | None) -> dict[str, str]:
     if kind is VolumeKind.HOME and (spec.projects or spec.nodes or spec.pool or spec.read_only):
         wrong["kind"] = "Homes must be available to all projects, pools and nodes."
     return wrong
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
 
 
 def _audit_values(row: Volume) -> dict[str, Any]:

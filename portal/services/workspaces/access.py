@@ -14,8 +14,7 @@ from portal.access import Permission, can, require_permission
 from portal.domain.states import AttemptState, DesiredState, JobKind
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
-from portal.services.accounts.session_store import session_id
-from portal.services.accounts.sessions import latest_expiry, session_user
+from portal.services.accounts.sessions import latest_expiry, session_id, session_user
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
 
@@ -53,18 +52,15 @@ def workspace_origin(job: Job) -> str:
 
 def open_attempt(job: Job) -> Attempt | None:
     """Return the attempt whose server can be used now: RUNNING, ready, and not stopping."""
-    return (
-        Attempt.objects.filter(
-            job=job,
-            job__kind=JobKind.WORKSPACE.value,
-            job__desired_state=DesiredState.RUN.value,
-            state=AttemptState.RUNNING.value,
-            ready_at__isnull=False,
-            stop_requested_at__isnull=True,
-        )
-        .select_related("job")
-        .first()
+    ready = Attempt.objects.filter(
+        job=job,
+        job__kind=JobKind.WORKSPACE.value,
+        job__desired_state=DesiredState.RUN.value,
+        state=AttemptState.RUNNING.value,
+        ready_at__isnull=False,
+        stop_requested_at__isnull=True,
     )
+    return ready.select_related("job").first()
 
 
 # -- tickets and sessions --------------------------------------------------------------------------
@@ -108,12 +104,8 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
     Of two concurrent requests with the same ticket one succeeds.
     """
     now = timezone.now()
-    code = digest(ticket)
-    row = (
-        WorkspaceTicket.objects.select_related("user", "attempt__job")
-        .filter(code_sha256=code, attempt__job__public_id=job_public_id)
-        .first()
-    )
+    tickets = WorkspaceTicket.objects.select_related("user", "attempt__job")
+    row = tickets.filter(code_sha256=digest(ticket), attempt__job__public_id=job_public_id).first()
     if row is None:
         return None
     with transaction.atomic():
@@ -122,9 +114,7 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
         fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
         if fresh.update(used_at=now) != 1:
             return None
-        if session_user(row.session_key) != row.user:
-            return None
-        if not can(row.user, Permission.ENTER, row.attempt.job):
+        if session_user(row.session_key) != row.user or not can(row.user, Permission.ENTER, row.attempt.job):
             return None
         cookie = secrets.token_urlsafe(32)
         WorkspaceSession.objects.create(

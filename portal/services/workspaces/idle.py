@@ -10,19 +10,17 @@ import datetime as dt
 from collections.abc import Mapping
 
 from django.db import connection, transaction
-from django.db.models import Q
 from django.db.models.functions import Now
 
 from portal.access import Permission, can, require_permission
 from portal.domain.formatting import format_duration
 from portal.domain.states import AttemptState, DesiredState
 from portal.errors import Conflict, Forbidden, InvalidRequest
-from portal.live_events import publish_all_on_commit
 from portal.models import Attempt, IdleExemption, Job, User, WorkspaceActivity
 from portal.selectors.scheduling.project_settings import effective_rules
 from portal.services.audit import record_action
 from portal.services.lifecycle import suspension
-from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
+from portal.services.lifecycle.state_events import record_owner_event
 
 MAX_POLL_GAP_S = 180
 """After a longer gap between two polls of a tool, earlier inactivity does not count."""
@@ -86,7 +84,8 @@ def start_countdown(
                 f" It will be suspended in {format_duration(suspend_in_s)} "
                 "unless it is used or exempted; its files are kept."
             )
-        _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)
+        ends = {"suspend_at": row.suspend_at.isoformat()} if row.suspend_at else {}
+        record_owner_event(row.attempt, "idle", message, details=ends)
         return True
 
 
@@ -97,7 +96,7 @@ def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
         if row is None or row.idle_notified_at is None:
             return False
         _clear_countdown(row)
-        _record_event(row.attempt, "idle_ended", reason)
+        record_owner_event(row.attempt, "idle_ended", reason)
         return True
 
 
@@ -149,7 +148,7 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
             f"Snoozed for {format_duration(keep_s)}; snooze {row.snooze_count} "
             f"of {most} until it is used again."
         )
-        _record_event(row.attempt, "snoozed", said, user.username)
+        record_owner_event(row.attempt, "snoozed", said, user.username)
         if job.owner_id != user.pk:
             record_action(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
     return row
@@ -177,9 +176,8 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
             raise Conflict("It is already exempt.", code="already_exempt")
         if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
-            raise Forbidden(
-                "An exemption of this workspace was revoked; only administrators can grant another."
-            )
+            message = "An exemption of this workspace was revoked; only administrators can grant another."
+            raise Forbidden(message)
         exemption = IdleExemption.objects.create(
             job=job,
             requested_by=user,
@@ -189,15 +187,10 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         )
         if row.idle_notified_at is not None:
             _clear_countdown(row)
-        _record_event(
-            row.attempt,
-            "exempted",
-            f"Exempt for {format_duration(keep_s)}: {reason}",
-            user.username,
-        )
-        record_action(
-            user, "job.idle_exemption", job, after={"until": exemption.expires_at.isoformat()}, reason=reason
-        )
+        message = f"Exempt for {format_duration(keep_s)}: {reason}"
+        record_owner_event(row.attempt, "exempted", message, user.username)
+        after = {"until": exemption.expires_at.isoformat()}
+        record_action(user, "job.idle_exemption", job, after=after, reason=reason)
     return exemption
 
 
@@ -207,29 +200,18 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     if not can(user, Permission.MANAGE, exemption.job.project):
         raise Forbidden("Only managers of the project and administrators can revoke an exemption.")
     with transaction.atomic():
-        row = (
-            IdleExemption.objects.select_for_update(of=("self",), no_key=True)
-            .select_related("job")
-            .get(pk=exemption.pk)
-        )
+        rows = IdleExemption.objects.select_for_update(of=("self",), no_key=True)
+        row = rows.select_related("job").get(pk=exemption.pk)
         if row.revoked_at is not None or row.expires_at <= _now():
             raise Conflict("The exemption has expired or was revoked.", code="exemption_expired")
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now())
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
-            _record_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
-        record_action(
-            user,
-            "job.idle_exemption_revoked",
-            row.job,
-            before={"until": row.expires_at.isoformat()},
-            reason=row.reason,
-        )
+            record_owner_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
+        before = {"until": row.expires_at.isoformat()}
+        record_action(user, "job.idle_exemption_revoked", row.job, before=before, reason=row.reason)
     row.refresh_from_db()
     return row
-
-
-# -- internal --------------------------------------------------------------------------------------
 
 
 def _now() -> dt.datetime:
@@ -249,17 +231,9 @@ def _policy_settings(attempt: Attempt) -> Mapping[str, float | str]:
     return effective_rules([(pool, project)])[pool.pk, project].values
 
 
-_IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True)
-
-
 def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
     """Return the locked row if its attempt runs and it is unchanged since the decision."""
-    row = (
-        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("attempt__job__owner", "attempt__pool")
-        .filter(_IS_RUNNING, pk=decided.pk)
-        .first()
-    )
+    row = _lock_activity(decided.pk)
     if row is None or any(getattr(row, name) != getattr(decided, name) for name in _DECISION_FIELDS):
         return None
     return row
@@ -273,26 +247,17 @@ def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
     if live is None:
         return None
     WorkspaceActivity.objects.bulk_create([WorkspaceActivity(attempt=live)], ignore_conflicts=True)
-    return (
-        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("attempt__job__owner", "attempt__pool")
-        .filter(_IS_RUNNING, pk=live.pk)
-        .first()
+    return _lock_activity(live.pk)
+
+
+def _lock_activity(attempt_id: int) -> WorkspaceActivity | None:
+    """Return the locked row of an attempt if it runs."""
+    rows = WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True).filter(
+        pk=attempt_id, attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True
     )
+    return rows.select_related("attempt__job__owner", "attempt__pool").first()
 
 
 def _clear_countdown(row: WorkspaceActivity) -> None:
     row.idle_notified_at = row.suspend_at = row.inactive_since = None
     row.save(update_fields=["idle_notified_at", "suspend_at", "inactive_since"])
-
-
-def _record_event(
-    attempt: Attempt, kind: str, message: str, actor: str = "", suspend_at: dt.datetime | None = None
-) -> None:
-    """Write an event to the timeline, and publish it to subscribers of the workspace and its owner."""
-    event = attempt_event(attempt, kind, "", "", kind, message, actor)
-    event.details = {"suspend_at": suspend_at.isoformat()} if suspend_at else {}
-    event.save()
-    topic, data = attempt_topic_event(attempt, kind, message)
-    news = data | event.details | {"job": attempt.job.public_id}
-    publish_all_on_commit([(topic, news), (f"user.{attempt.job.owner.public_id}", news)])

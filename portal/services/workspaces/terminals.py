@@ -11,11 +11,12 @@ from django.db.models.functions import Now
 
 from portal.access import Permission, require_permission
 from portal.domain.states import AttemptState, DesiredState
-from portal.errors import Conflict, NotFound
+from portal.errors import Conflict
 from portal.models import Job, Node, Task, Terminal, User
 from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
-from portal.services.accounts.session_store import session_id
+from portal.selectors.lookup import get_first
+from portal.services.accounts.sessions import session_id
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
 
@@ -47,10 +48,8 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
     if not session_key:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     if Terminal.objects.filter(IS_OPEN, user=user).count() >= MAX_TERMINALS_PER_USER:
-        raise Conflict(
-            f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first.",
-            code="too_many_terminals",
-        )
+        message = f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first."
+        raise Conflict(message, code="too_many_terminals")
     name = new_public_id()
     with transaction.atomic():
         terminal = Terminal.objects.create(
@@ -62,28 +61,24 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
             cols=min(max(cols, TERMINAL_SIZE.start), TERMINAL_SIZE.stop - 1),
             rows=min(max(rows, TERMINAL_SIZE.start), TERMINAL_SIZE.stop - 1),
         )
-        record_action(
-            user, "terminal.open", job, after={"terminal": name, "rank": rank, "node": task.node.name}
-        )
+        after = {"terminal": name, "rank": rank, "node": task.node.name}
+        record_action(user, "terminal.open", job, after=after)
         notify_node(task.node.public_id, OPEN_TERMINAL_HINT)
     return terminal
 
 
 def running_task(job: Job, rank: int) -> Task:
     """Return the running task of this rank that is not stopping. Raise Conflict."""
-    task = (
-        Task.objects.select_related("node")
-        .filter(
-            attempt__job=job,
-            attempt__job__desired_state=DesiredState.RUN.value,
-            attempt__state=AttemptState.RUNNING.value,
-            attempt__stop_requested_at__isnull=True,
-            eviction_requested_at__isnull=True,
-            state=AttemptState.RUNNING.value,
-            rank=rank,
-        )
-        .first()
+    running = Task.objects.filter(
+        attempt__job=job,
+        attempt__job__desired_state=DesiredState.RUN.value,
+        attempt__state=AttemptState.RUNNING.value,
+        attempt__stop_requested_at__isnull=True,
+        eviction_requested_at__isnull=True,
+        state=AttemptState.RUNNING.value,
+        rank=rank,
     )
+    task = running.select_related("node").first()
     if task is None:
         raise Conflict("This rank is not running.", code="task_not_running")
     if not task.node.reachable:
@@ -92,11 +87,7 @@ def running_task(job: Job, rank: int) -> Task:
 
 
 def get_terminal(user: User, public_id: str) -> Terminal:
-    """Return one of the user's own terminals. Raise NotFound."""
-    found = Terminal.objects.filter(public_id=public_id, user=user).first()
-    if found is None:
-        raise NotFound
-    return found
+    return get_first(Terminal.objects.filter(public_id=public_id, user=user))
 
 
 # -- opened by the node's actor --------------------------------------------------------------------
@@ -120,7 +111,6 @@ def terminal_secret(terminal: Terminal) -> str:
 
 
 def record_listening(terminal: Terminal, port: int) -> None:
-    """Record the port on which the node waits for a connection."""
     Terminal.objects.filter(pk=terminal.pk).update(port=port)
 
 
@@ -163,9 +153,8 @@ def _close(rows: QuerySet[Terminal], reason: str) -> None:
             since, until = terminal.connected_at or terminal.requested_at, terminal.closed_at
             seconds = round((until - since).total_seconds()) if until else 0
             after = {"terminal": terminal.public_id, "rank": terminal.task.rank, "seconds": seconds}
-            record_action(
-                terminal.user, "terminal.close", terminal.task.attempt.job, after=after, reason=reason
-            )
+            job = terminal.task.attempt.job
+            record_action(terminal.user, "terminal.close", job, after=after, reason=reason)
 
 
 def _encryption_context(public_id: str) -> EncryptionContext:

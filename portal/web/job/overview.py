@@ -28,7 +28,7 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts
-from portal.selectors.jobs.time_limits import extension_allowance, job_extensions, warning_lead_s
+from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
@@ -159,7 +159,7 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
     return JobTimeLimit(
         ends_at=row.deadline,
         ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
-        extensible_s=extension_allowance(row.job, float(settings["max_extension_s"])).remaining_s,
+        extensible_s=extension_allowance_s(row.job, float(settings["max_extension_s"])),
         requests=requests,
         may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in requests),
     )

@@ -16,10 +16,10 @@ from portal.models import AgentRollout, Gpu, Node, NodeOperation, NodePool, User
 from portal.services.nodes import nodes
 from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service
+from portal.services.nodes.nodes import do_uncordon_node
 from portal.services.nodes.operations import do_request_operation, do_upgrade_all
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
-from portal.services.nodes.uncordon import do_uncordon_node
 from portal.web.cluster import node_page
 from portal.web.views import action, find_row, page, refusals_as_messages, render_live
 

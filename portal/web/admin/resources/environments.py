@@ -24,7 +24,7 @@ from portal.domain.states import CONTAINER_RUNTIMES, RuntimeKind
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Environment, ImagePresence, Node, User
 from portal.selectors.environments import launchable_environments, nodes_by_pin, tag_claims
-from portal.selectors.volumes import get_rows_by_key
+from portal.selectors.lookup import get_rows_by_key
 from portal.services.images.environments import EnvironmentInput, compatible_nodes, do_save_environment
 from portal.services.images.pins import do_check_tag, do_update_image
 from portal.services.images.prefetch import do_cancel_prefetch, do_prefetch_image

@@ -14,8 +14,8 @@ from portal.access import AccessPolicy, visible_nodes, visible_projects
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
 from portal.models import NodePool, User, Volume
+from portal.selectors.lookup import get_rows_by_key
 from portal.selectors.volumes import (
-    get_rows_by_key,
     get_volume,
     list_volumes,
     node_disks,

@@ -1,12 +1,26 @@
-"""Requests to extend the time limit of a running job: the amount, the impact and the decision."""
+"""What users request of running jobs: signals, and extensions of the time limit."""
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
+from django.db.models import Q
 from django.db.models.functions import Now
 
+from portal.models.columns import optional_time
 from portal.models.public_id import PublicIdField
+from portal.models.users import optional_user
+
+
+class JobSignal(models.Model):
+    """A signal to an attempt's ranks on one node. Sent at most once: ``sent_at`` is set before sending."""
+
+    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="signals")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="+")
+    signal = models.CharField(max_length=8)
+    actor = optional_user(models.SET_NULL)
+    requested_at = models.DateTimeField(auto_now_add=True)
+    sent_at = optional_time()
+    acknowledged_at = optional_time("null: delivery is unknown.")
 
 
 class TimeLimitExtension(models.Model):
@@ -15,7 +29,7 @@ class TimeLimitExtension(models.Model):
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="extensions")
     attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="+")
-    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    requested_by = models.ForeignKey("User", on_delete=models.PROTECT, related_name="+")
     requested_at = models.DateTimeField(db_default=Now())
     extra_s = models.PositiveIntegerField()
     reason = models.CharField(max_length=500, blank=True)
@@ -35,22 +49,20 @@ class TimeLimitExtension(models.Model):
     reservations = models.JSONField(
         default=list, help_text="Names of reservations that the added time overlaps."
     )
-    decided_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
-    )
-    decided_at = models.DateTimeField(null=True, blank=True)
+    decided_by = optional_user(models.PROTECT)
+    decided_at = optional_time()
     answer = models.CharField(max_length=500, blank=True, help_text="Note of the user who decided.")
 
     class Meta:
         ordering = ["-id"]
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(state__in=["waiting", "granted", "refused", "lapsed"]),
+                condition=Q(state__in=["waiting", "granted", "refused", "lapsed"]),
                 name="extension_state",
             ),
-            models.CheckConstraint(condition=models.Q(extra_s__gte=1), name="extension_extra"),
+            models.CheckConstraint(condition=Q(extra_s__gte=1), name="extension_extra"),
             models.UniqueConstraint(
-                fields=["job"], name="extension_one_pending", condition=models.Q(state="waiting")
+                fields=["job"], name="extension_one_pending", condition=Q(state="waiting")
             ),
         ]
 

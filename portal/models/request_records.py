@@ -1,8 +1,7 @@
-"""The audit trail: who did what to which object, written in the transaction of the action."""
+"""Records of requests: the audit trail, and responses by ``Idempotency-Key``."""
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 
 
@@ -11,7 +10,7 @@ class AuditEntry(models.Model):
 
     at = models.DateTimeField(auto_now_add=True)
     actor = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
+        "User",
         null=True,
         on_delete=models.DO_NOTHING,
         related_name="+",
@@ -30,3 +29,18 @@ class AuditEntry(models.Model):
     class Meta:
         ordering = ["-id"]
         indexes = [models.Index(fields=["object_kind", "object_id"], name="audit_by_object")]
+
+
+class IdempotencyKey(models.Model):
+    """One key of one user; the row is inserted before the work, so that a concurrent duplicate finds it."""
+
+    user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
+    key = models.CharField(max_length=255)
+    route = models.CharField(max_length=200)
+    body_sha256 = models.CharField(max_length=64)
+    status = models.PositiveSmallIntegerField(null=True)
+    body = models.JSONField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "key"], name="idempotency_once")]

@@ -1,17 +1,86 @@
-"""Records the progress of attempts, as reported by nodes: the only writer of ``AttemptProgress``."""
+"""Records what nodes report about attempts: checkpoints, progress, and overuse of a shared GPU's memory.
+
+The only writer of ``checkpoint_at`` and ``AttemptProgress``.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+from itertools import takewhile
 from typing import Any
 
+from django.db.models import Q
+
+from portal.domain.formatting import format_memory
+from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES
 from portal.domain.throughput import GpuPosition, Layout, layout_of
 from portal.live_events import publish_all_on_commit
 from portal.models import Allocation, Attempt, AttemptProgress, Topology
 from portal.selectors.jobs.progress import attempt_progress, job_workload_fingerprint
-from portal.services.jobs.checkpoints import MIN_UPDATE_INTERVAL, reported_at
+from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import attempt_topic_event
+
+MIN_UPDATE_INTERVAL = dt.timedelta(seconds=30)
+"""Minimum step of ``checkpoint_at``: at most two writes per minute, and at most this much out of date."""
+
+
+def reported_at(running_at: dt.datetime, ago_s: float, polled_at: dt.datetime) -> dt.datetime:
+    """Return the time of a report that was made ``ago_s`` before the node answered.
+
+    Not later than ``polled_at``, when the node was polled, and not earlier than ``running_at``.
+    """
+    ran_s = max(0.0, (polled_at - running_at).total_seconds())
+    return polled_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
+
+
+def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> bool:
+    """Record a checkpoint ``ago_s`` seconds before the node answered; return True if written.
+
+    ``attempt``, with its job, must have been read before ``polled_at``, so that no checkpoint is dated too
+    late. The time never decreases. No event is written, because a job may save thousands of checkpoints.
+    """
+    if attempt.running_at is None:
+        return False
+    at = reported_at(attempt.running_at, ago_s, polled_at)
+    if attempt.checkpoint_at is not None and at < attempt.checkpoint_at + MIN_UPDATE_INTERVAL:
+        return False
+    older = Q(checkpoint_at__isnull=True) | Q(checkpoint_at__lte=at - MIN_UPDATE_INTERVAL)
+    live = Attempt.objects.filter(older, pk=attempt.pk, state__in=LIVE_ATTEMPT_STATES)
+    if not live.update(checkpoint_at=at):
+        return False
+    publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", "It saved a checkpoint.")])
+    return True
+
+
+def stop_memory_overuse(
+    node: str, job: str, attempt: int, uuid: str, *, used_mib: int, share_mib: int, seconds: float
+) -> None:
+    """Stop an attempt (job's public id, number) that still holds a share of this GPU of ``node``. Repeatable.
+
+    The measured amounts go into the message of the end reason.
+    """
+    held = Allocation.objects.filter(
+        task__node__public_id=node,
+        gpu__node__public_id=node,
+        task__attempt__job__public_id=job,
+        task__attempt__number=attempt,
+        gpu__uuid=uuid,
+        milli__lt=1000,
+        ended_at__isnull=True,
+    )
+    row = held.select_related("gpu__node", "task").first()
+    if row is None:
+        return  # released in the meantime
+    message = end_message(
+        EndReason.GPU_MEMORY_LIMIT_EXCEEDED,
+        gpu=row.gpu.index,
+        node=row.gpu.node.name,
+        used=format_memory(used_mib),
+        share=format_memory(share_mib),
+        seconds=round(seconds),
+    )
+    job_control.request_stop(row.task.attempt_id, EndReason.GPU_MEMORY_LIMIT_EXCEEDED, message=message)
 
 
 def record_progress(
@@ -32,11 +101,8 @@ def record_progress(
     elif rank > known.rank or at < known.reported_at + MIN_UPDATE_INTERVAL:
         return False
     else:
-        anew = (
-            {"start_units": completed_units, "start_at": at}
-            if rank < known.rank or completed_units < known.completed_units
-            else {}
-        )
+        restarted = rank < known.rank or completed_units < known.completed_units
+        anew = {"start_units": completed_units, "start_at": at} if restarted else {}
         row = AttemptProgress.objects.filter(
             pk=attempt.pk,
             reported_at=known.reported_at,
@@ -86,9 +152,4 @@ def _layout(attempt: Attempt) -> Layout:
 
 def _topology_path(levels: list[str], labels: dict[str, str]) -> list[str]:
     """Return the node's labels from the outermost level to the last one that it has."""
-    path = []
-    for level in levels:
-        if level not in labels:
-            break
-        path.append(labels[level])
-    return path
+    return [labels[level] for level in takewhile(labels.__contains__, levels)]
