@@ -10,7 +10,7 @@ from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import EmptyBody, StrictCharField, StrictSerializer
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.jobs.jobs import JobActionView
-from portal.api.serializers import idle as representations
+from portal.api.serializers.idle import IdleExemption
 from portal.api.serializers.jobs import JobDetail
 from portal.selectors.jobs.idle import active_exemptions, get_exemption
 from portal.selectors.jobs.jobs import get_job
@@ -59,7 +59,7 @@ class JobIdleExemptionView(ApiView):
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=IdleExemptionBody,
-        response=representations.IdleExemption,
+        response=IdleExemption,
         status=201,
         error_statuses=[404, 409],
         detail="It holds as long as the policy says, unless somebody who manages the project cuts it short.",
@@ -67,9 +67,7 @@ class JobIdleExemptionView(ApiView):
     def post(self, request: Request, job: str) -> HttpResponse:
         """The exemption with its expiry."""
         row = do_exempt_from_idle(self.user, get_job(self.user, job), self.body["reason"])
-        return self.json_response(
-            representations.idle_exemption(get_exemption(self.user, row.public_id)), 201
-        )
+        return self.json_response(IdleExemption.represent(get_exemption(self.user, row.public_id)), 201)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -80,11 +78,11 @@ class IdleExemptionsView(ApiView):
         tag="workspaces",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(representations.IdleExemption),
+        response=list_schema(IdleExemption),
     )
     def get(self, request: Request) -> HttpResponse:
         """Exemptions, newest first."""
-        return self.paginated_response(active_exemptions(self.user), representations.idle_exemption, NEWEST)
+        return self.paginated_response(active_exemptions(self.user), IdleExemption.represent, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -95,11 +93,11 @@ class IdleExemptionRevokeView(ApiView):
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=EmptyBody,
-        response=representations.IdleExemption,
+        response=IdleExemption,
         error_statuses=[404, 409],
         detail="For managers of the project and administrators; from then on administrators alone give another.",
     )
     def post(self, request: Request, exemption: str) -> HttpResponse:
         """The revoked exemption."""
         do_revoke_exemption(self.user, get_exemption(self.user, exemption))
-        return self.json_response(representations.idle_exemption(get_exemption(self.user, exemption)))
+        return self.json_response(IdleExemption.represent(get_exemption(self.user, exemption)))

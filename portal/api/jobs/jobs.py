@@ -92,32 +92,29 @@ def build_filter(query: dict[str, Any]) -> JobFilter:
     )
 
 
-def serialize_job_detail(user: User, row: Job) -> dict[str, Any]:
+def represent_job(user: User, row: Job) -> dict[str, Any]:
     """Return one job with everything that the user may see of it."""
-    standing = representations.current_verdict(row)
+    verdict = representations.current_verdict(row)
     newest = list(job_events(row).order_by("-id")[:TIMELINE_LIMIT])
-    attempts, preempted_attempts, chain = (
-        list_attempts(row),
-        attempts_preempted_for(row),
-        dependency_chain(row),
-    )
-    moves = forecast_revisions(row)
-    named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
-    ahead = visible_job_ids(user, {*(standing.jobs_ahead if standing else []), *named})
-    return representations.job_detail(
-        row,
+    attempts, preempted_attempts = list_attempts(row), attempts_preempted_for(row)
+    chain, revisions = dependency_chain(row), forecast_revisions(row)
+    ahead = set(verdict.jobs_ahead if verdict else ())
+    for revision in revisions:
+        ahead.update(revision.jobs_ahead_added, revision.jobs_ahead_removed)
+    context = representations.JobContext(
+        seen=visible_job_ids(user, ahead) | visible_related_jobs(user, attempts, preempted_attempts, chain),
         attempts=attempts,
         layouts=compare_job_layouts(row),
-        preempted_jobs=preempted_attempts,
+        preempted_attempts=preempted_attempts,
         chain=chain,
         events=newest[::-1],
-        seen=ahead | visible_related_jobs(user, attempts, preempted_attempts, chain),
-        moves=moves,
-        fair_share_breakdowns=list_breakdowns(user, row) if standing else [],
+        revisions=revisions,
+        breakdowns=list_breakdowns(user, row) if verdict else [],
         private=private_fields(user, row),
         extensions=job_extensions(row),
         idle=idle_status(row, attempts[0] if attempts else None),
     )
+    return representations.JobDetail.represent(row, context)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -133,7 +130,7 @@ class JobsView(ApiView):
     def get(self, request: Request) -> HttpResponse:
         """Jobs, by default newest first."""
         rows = list_jobs(self.user, build_filter(self.query))
-        return self.paginated_response(rows, representations.job, ORDERS[self.query["order"]])
+        return self.paginated_response(rows, representations.Job.represent, ORDERS[self.query["order"]])
 
     @operation(
         "jobs_submit",
@@ -153,7 +150,7 @@ class JobsView(ApiView):
 
         def work() -> dict[str, Any]:
             job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, JobBody))
-            return serialize_job_detail(self.user, get_job(self.user, job.public_id))
+            return represent_job(self.user, get_job(self.user, job.public_id))
 
         return self.idempotent_response(
             work, precheck=lambda: check_job_request(self.user, self.raw_body, JobBody)
@@ -172,7 +169,7 @@ class JobView(ApiView):
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         """The job with verdict, attempts, tasks and timeline."""
-        return self.json_response(serialize_job_detail(self.user, get_job(self.user, job)))
+        return self.json_response(represent_job(self.user, get_job(self.user, job)))
 
 
 _ACTION: dict[str, Any] = {
@@ -196,7 +193,7 @@ class JobActionView(ApiView):
 
     def action_response(self, public_id: str) -> HttpResponse:
         """Return the job after the action."""
-        return self.json_response(serialize_job_detail(self.user, get_job(self.user, public_id)))
+        return self.json_response(represent_job(self.user, get_job(self.user, public_id)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -283,7 +280,7 @@ class JobResubmitView(JobActionView):
                 self.user, Permission.CONTROL, old
             )  # The new job copies the environment variables, which may contain secrets.
             new = do_resubmit_job(self.user, old)
-            return serialize_job_detail(self.user, get_job(self.user, new.public_id))
+            return represent_job(self.user, get_job(self.user, new.public_id))
 
         return self.idempotent_response(work)
 
@@ -301,6 +298,5 @@ class JobEventsView(ApiView):
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         """Events, oldest first."""
-        return self.paginated_response(
-            job_events(get_job(self.user, job)), representations.timeline_event, OLDEST
-        )
+        events = job_events(get_job(self.user, job))
+        return self.paginated_response(events, representations.TimelineEvent.represent, OLDEST)

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import StrictSerializer
 from portal.api.framework.views import operation
-from portal.api.jobs.jobs import JobActionView, serialize_job_detail
+from portal.api.jobs.jobs import JobActionView, represent_job
 from portal.api.serializers.jobs import JobDetail
 from portal.domain.signals import SIGNALS
 from portal.services.accounts.tokens import Scope
@@ -46,6 +46,6 @@ class JobSignalView(JobActionView):
 
         def work() -> dict[str, Any]:
             do_send_signal(self.user, found, self.body["signal"])
-            return serialize_job_detail(self.user, found)
+            return represent_job(self.user, found)
 
         return self.idempotent_response(work)

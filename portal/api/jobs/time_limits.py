@@ -8,7 +8,6 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
-from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import (
     QueryBooleanField,
     StrictCharField,
@@ -56,7 +55,7 @@ class BaseExtensionView(ApiView):
     def serialize(self, row: TimeLimitExtension) -> dict[str, Any]:
         """Return the request; delayed jobs are named only to users who may see them."""
         seen = visible_job_ids(self.user, [each["job"] for each in row.delays])
-        return representations.extension_detail(row, seen)
+        return representations.ExtensionDetail.represent(row, seen)
 
     def decision_response(self, public_id: str, *, grant: bool) -> HttpResponse:
         row = get_extension(self.user, public_id)
@@ -102,7 +101,7 @@ class ExtensionsView(BaseExtensionView):
     def get(self, request: Request) -> HttpResponse:
         """Requests, newest first."""
         rows = list_extensions(self.user, pending_only=self.query["waiting"])
-        return self.paginated_response(rows, representations.extension_summary, NEWEST)
+        return self.paginated_response(rows, representations.ExtensionSummary.represent)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)

@@ -20,7 +20,7 @@ from portal.models import Job, User
 from portal.selectors.jobs.jobs import list_workspaces
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.submission import do_cancel_job, do_resubmit_job, do_submit_job
-from portal.services.workspaces.access import do_open_workspace, workspace_origin
+from portal.services.workspaces.access import do_open_workspace
 from portal.valkey import rate_limits
 
 
@@ -49,11 +49,6 @@ def get_workspace(user: User, public_id: str) -> Job:
     return row
 
 
-def serialize_workspace(row: Job) -> dict[str, Any]:
-    """Return a workspace with its URL."""
-    return representations.workspace(row, workspace_origin(row))
-
-
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspacesView(ApiView):
     @operation(
@@ -67,7 +62,7 @@ class WorkspacesView(ApiView):
     def get(self, request: Request) -> HttpResponse:
         """Workspaces, by default newest first."""
         rows = list_workspaces(self.user, build_filter(self.query))
-        return self.paginated_response(rows, serialize_workspace, ORDERS[self.query["order"]])
+        return self.paginated_response(rows, representations.Workspace.represent, ORDERS[self.query["order"]])
 
     @operation(
         "workspaces_launch",
@@ -85,7 +80,7 @@ class WorkspacesView(ApiView):
 
         def work() -> dict[str, Any]:
             job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, WorkspaceBody))
-            return serialize_workspace(get_workspace(self.user, job.public_id))
+            return representations.Workspace.represent(get_workspace(self.user, job.public_id))
 
         return self.idempotent_response(
             work, precheck=lambda: check_job_request(self.user, self.raw_body, WorkspaceBody)
@@ -104,7 +99,7 @@ class WorkspaceView(ApiView):
     )
     def get(self, request: Request, workspace: str) -> HttpResponse:
         """The workspace with its readiness and URL."""
-        return self.json_response(serialize_workspace(get_workspace(self.user, workspace)))
+        return self.json_response(representations.Workspace.represent(get_workspace(self.user, workspace)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -126,9 +121,13 @@ class WorkspaceOpenView(ApiView):
         require_permission(self.user, Permission.ENTER, job)
         page = f"{settings.PORTAL_URL}/jobs/{job.public_id}/"
         if self.token is not None:
-            return self.json_response({"post_to": None, "ticket": None, "page": page})
+            return self.json_response(
+                representations.WorkspaceAccess.compose(post_to=None, ticket=None, page=page)
+            )
         post_to, ticket = do_open_workspace(self.user, job, request.session.session_key or "")
-        return self.json_response({"post_to": post_to, "ticket": ticket, "page": page})
+        return self.json_response(
+            representations.WorkspaceAccess.compose(post_to=post_to, ticket=ticket, page=page)
+        )
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -146,7 +145,7 @@ class WorkspaceStopView(ApiView):
     def post(self, request: Request, workspace: str) -> HttpResponse:
         """The workspace; it ends once its node has stopped it."""
         do_cancel_job(self.user, get_workspace(self.user, workspace))
-        return self.json_response(serialize_workspace(get_workspace(self.user, workspace)))
+        return self.json_response(representations.Workspace.represent(get_workspace(self.user, workspace)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -168,6 +167,6 @@ class WorkspaceResubmitView(ApiView):
 
         def work() -> dict[str, Any]:
             new = do_resubmit_job(self.user, get_workspace(self.user, workspace))
-            return serialize_workspace(get_workspace(self.user, new.public_id))
+            return representations.Workspace.represent(get_workspace(self.user, new.public_id))
 
         return self.idempotent_response(work)

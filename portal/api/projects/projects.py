@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.db.models import Q
@@ -18,7 +19,6 @@ from portal.access import (
     roles_by_project,
     visible_projects,
 )
-from portal.api.framework import pagination
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import (
     NameField,
@@ -102,10 +102,20 @@ def find_parent(user: User, key: str | None) -> Project | None:
     return found
 
 
-def serialize_current(user: User, key: str) -> dict[str, Any]:
+def represent_projects(user: User, rows: list[Project]) -> list[dict[str, Any]]:
+    """Return the projects with the user's roles and their counts."""
+    roles, counts = roles_by_project(user), project_counts(rows)
+    return [
+        representations.Project.represent(
+            row, representations.ProjectContext(roles.get(row.pk), counts[row.pk])
+        )
+        for row in rows
+    ]
+
+
+def represent_current(user: User, key: str) -> dict[str, Any]:
     """Return the project as stored now."""
-    row = get_project(user, key)
-    return representations.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
+    return represent_projects(user, [get_project(user, key)])[0]
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -120,16 +130,11 @@ class ProjectsView(ApiView):
     )
     def get(self, request: Request) -> HttpResponse:
         """Projects by name."""
-        roles = roles_by_project(self.user)
         rows = list_projects(self.user, archived=self.query["archived"])
         if "search" in self.query:
             text = self.query["search"]
             rows = rows.filter(Q(name__icontains=text) | Q(title__icontains=text))
-        found: list[Project] = []
-        page = pagination.paginate(request, rows, Order("name"), self.query, found.append)
-        counts = project_counts(found)
-        items = [representations.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
-        return self.json_response({**page, "items": items})
+        return self.paginated_batch(rows, partial(represent_projects, self.user), Order("name"))
 
     @operation(
         "projects_create",
@@ -150,7 +155,7 @@ class ProjectsView(ApiView):
             row = do_create_project(
                 self.user, name=self.body["name"], title=self.body["title"], parent=parent
             )
-            return serialize_current(self.user, row.public_id)
+            return represent_current(self.user, row.public_id)
 
         return self.idempotent_response(work)
 
@@ -167,7 +172,7 @@ class ProjectView(ApiView):
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """A project by id or name."""
-        return self.json_response(serialize_current(self.user, project))
+        return self.json_response(represent_current(self.user, project))
 
     @operation(
         "projects_change",
@@ -190,7 +195,7 @@ class ProjectView(ApiView):
         if "archived" in changes:
             changes["archived_at"] = timezone.now() if changes.pop("archived") else None
         do_change_project(self.user, row, choice=parse_job_choice(self.body), **changes)
-        return self.json_response(serialize_current(self.user, row.public_id))
+        return self.json_response(represent_current(self.user, row.public_id))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -207,7 +212,9 @@ class MembersView(ApiView):
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
         row = get_project(self.user, project)
-        return self.paginated_response(list_members(row), representations.member, Order("user__username"))
+        return self.paginated_response(
+            list_members(row), representations.Member.represent, Order("user__username")
+        )
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -228,7 +235,7 @@ class MemberView(ApiView):
         member = do_set_member(
             self.user, row, get_user(user), Role(self.body["role"]), choice=parse_job_choice(self.body)
         )
-        return self.json_response(representations.member(member))
+        return self.json_response(representations.Member.represent(member))
 
     @operation(
         "members_delete",

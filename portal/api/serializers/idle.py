@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
-from portal.models import IdleExemption as IdleExemptionRow
+from portal.api.serializers.references import Reference, UserReference
 from portal.selectors.jobs.idle import IdleStatus
+from portal.selectors.scheduling.project_settings import EffectiveRule
 
 
-class IdleExemption(serializers.Serializer[Any]):
+class IdleExemption(ResponseSerializer):
     """Why an idle workspace is kept."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     job = Reference()
-    by = UserReference()
+    by = UserReference(source="requested_by")
     reason = serializers.CharField()
-    at = serializers.DateTimeField()
-    until = serializers.DateTimeField()
+    at = serializers.DateTimeField(source="created_at")
+    until = serializers.DateTimeField(source="expires_at")
     revoked_at = serializers.DateTimeField(
         allow_null=True, help_text="When somebody cut it short; null: nobody did."
     )
@@ -42,7 +40,7 @@ class IdleSettingDetail(ResponseSerializer):
     )
 
 
-class IdleDetail(serializers.Serializer[Any]):
+class IdleDetail(ResponseSerializer):
     """Activity of a running workspace, and the action when it stays idle."""
 
     action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
@@ -62,32 +60,6 @@ class IdleDetail(serializers.Serializer[Any]):
     rules = IdleSettingDetail(many=True, help_text="Each rule as it holds for it, and whose word that is.")
     exemption = IdleExemption(allow_null=True, help_text="The reason that keeps it now.")
 
-
-def idle_exemption(row: IdleExemptionRow) -> dict[str, Any]:
-    return {
-        "id": row.public_id,
-        "job": reference(row.job),
-        "by": user_reference(row.requested_by),
-        "reason": row.reason,
-        "at": timestamp(row.created_at),
-        "until": timestamp(row.expires_at),
-        "revoked_at": timestamp(row.revoked_at),
-    }
-
-
-def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
-    """Return the idle status of a workspace; null where activity is not monitored."""
-    if found is None:
-        return None
-    return {
-        "action": found.action,
-        "idle_after_s": found.idle_after_s,
-        "last_active_at": timestamp(found.last_active_at),
-        "inactive_since": timestamp(found.inactive_since),
-        "idle_notified_at": timestamp(found.idle_notified_at),
-        "suspend_at": timestamp(found.suspend_at),
-        "snoozed_until": timestamp(found.snoozed_until),
-        "snoozes_left": found.snoozes_left,
-        "rules": [IdleSettingDetail.represent(each) for each in found.settings_sheet.rules.values()],
-        "exemption": idle_exemption(found.exemption) if found.exemption else None,
-    }
+    @staticmethod
+    def get_rules(found: IdleStatus, context: object) -> list[EffectiveRule]:
+        return list(found.settings_sheet.rules.values())
