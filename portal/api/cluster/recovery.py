@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -10,9 +11,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
-from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework.pagination import OLDEST
 from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers.cluster import NODE_STATES
 from portal.api.serializers.references import Reference, UserReference
@@ -127,8 +128,17 @@ def _represent_container(user: User, row: Row, _result: object) -> dict[str, Any
     return _serialize_containers([_get_container(user, row.public_id)])[0]
 
 
-CONTAINER_ACTIONS = (
-    RowAction(
+_container_action = partial(
+    action_route,
+    "recovery/containers/<slug:container>/",
+    _get_container,
+    represent=_represent_container,
+    response=OrphanContainer,
+)
+ROUTES = [
+    path("recovery/", RecoveryView.as_view()),
+    path("recovery/containers/", OrphanContainersView.as_view()),
+    _container_action(
         "adopt",
         "recovery_adopt",
         "Adopt an unknown container",
@@ -136,24 +146,12 @@ CONTAINER_ACTIONS = (
         "you, together with the other ranks of its attempt. Rejected with `gpu_taken`, `job_running`, `job_ended` or "
         "`attempt_ended` if the database contradicts it.",
         do_adopt_orphan,
-        _represent_container,
-        OrphanContainer,
     ),
-    RowAction(
+    _container_action(
         "stop",
         "recovery_stop",
         "Stop an unknown container",
         "Stops its whole attempt for good; `removed_at` is set when its node reports that it no longer runs.",
         do_stop_orphan,
-        _represent_container,
-        OrphanContainer,
-    ),
-)
-ROUTES = [
-    path("recovery/", RecoveryView.as_view()),
-    path("recovery/containers/", OrphanContainersView.as_view()),
-    *(
-        action_route("recovery/containers/<slug:container>/", _get_container, action)
-        for action in CONTAINER_ACTIONS
     ),
 ]

@@ -8,9 +8,9 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission
+from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST, OLDEST, Order
-from portal.api.framework.request_parsing import EmptyBody, QueryBooleanField, StrictCharField
+from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.jobs.job_requests import JobBody, build_job_request, check_job_request
 from portal.api.serializers import jobs as representations
@@ -34,12 +34,7 @@ from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.submission import (
-    do_cancel_job,
-    do_hold_job,
-    do_resubmit_job,
-    do_resume_job,
     do_submit_job,
-    do_suspend_job,
 )
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
@@ -165,124 +160,10 @@ class JobView(ApiView):
         tag="jobs",
         scope=Scope.READ,
         response=representations.JobDetail,
-        error_statuses=[404],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         """The job with verdict, attempts, tasks and timeline."""
         return self.json_response(represent_job(self.user, get_job(self.user, job)))
-
-
-_ACTION: dict[str, Any] = {
-    "tag": "jobs",
-    "scope": Scope.JOBS,
-    "scope_by_job_kind": True,
-    "body": EmptyBody,
-    "response": representations.JobDetail,
-    "error_statuses": [404, 409],
-}
-
-
-class JobActionView(ApiView):
-    """Base of routes that act on one job."""
-
-    def get_job_for_action(self, public_id: str) -> Job:
-        """Return the job if the user may see it and the token may act on jobs of its kind."""
-        row = get_job(self.user, public_id)
-        self.require_scope_of(row)
-        return row
-
-    def action_response(self, public_id: str) -> HttpResponse:
-        """Return the job after the action."""
-        return self.json_response(represent_job(self.user, get_job(self.user, public_id)))
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobCancelView(JobActionView):
-    @operation(
-        "jobs_cancel",
-        "Cancel a job",
-        detail="It ends CANCELLED, or stays what it already was. Repeatable.",
-        **_ACTION,
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; it ends once its nodes have stopped it."""
-        do_cancel_job(self.user, self.get_job_for_action(job))
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobHoldView(JobActionView):
-    @operation("jobs_hold", "Hold a waiting job back", **_ACTION)
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, held until it is released."""
-        do_hold_job(self.user, self.get_job_for_action(job), True)
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobReleaseView(JobActionView):
-    @operation("jobs_release", "Release a held job", **_ACTION)
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, which may start in the next cycle."""
-        do_hold_job(self.user, self.get_job_for_action(job), False)
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobSuspendView(JobActionView):
-    @operation(
-        "jobs_suspend",
-        "Suspend a job",
-        detail="It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
-        **_ACTION,
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; it is suspended once its nodes have stopped it."""
-        do_suspend_job(self.user, self.get_job_for_action(job))
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobResumeView(JobActionView):
-    @operation(
-        "jobs_resume",
-        "Resume a suspended job",
-        detail="The same job waits again with the age that it has, and starts as a new attempt.",
-        **_ACTION,
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, pending."""
-        do_resume_job(self.user, self.get_job_for_action(job))
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobResubmitView(JobActionView):
-    @operation(
-        "jobs_resubmit",
-        "Submit an ended job again",
-        tag="jobs",
-        scope=Scope.JOBS,
-        scope_by_job_kind=True,
-        body=EmptyBody,
-        response=representations.JobDetail,
-        status=201,
-        rate=rate_limits.JOB_SUBMITS,
-        idempotent=True,
-        error_statuses=[404],
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """A new job with the same request."""
-        old = self.get_job_for_action(job)
-
-        def work() -> dict[str, Any]:
-            require_permission(
-                self.user, Permission.CONTROL, old
-            )  # The new job copies the environment variables, which may contain secrets.
-            new = do_resubmit_job(self.user, old)
-            return represent_job(self.user, get_job(self.user, new.public_id))
-
-        return self.idempotent_response(work)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -294,7 +175,6 @@ class JobEventsView(ApiView):
         scope=Scope.READ,
         query=ListQuery,
         response=list_schema(representations.TimelineEvent),
-        error_statuses=[404],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         """Events, oldest first."""

@@ -148,7 +148,6 @@ class JobLogsView(ApiView):
         scope=Scope.READ,
         query=LogQuery,
         response=LogPage,
-        error_statuses=[404],
         detail="Without `offset` from the start. Ask again at `next_offset` until `complete`; an empty piece before "
         "that is no end, and `lost` says when the node cannot be reached for more.",
     )
@@ -176,7 +175,6 @@ class JobLogFileView(ApiView):
         query=TaskQuery,
         response=str,
         media_type="text/plain",
-        error_statuses=[404],
         detail="One range (`Range: bytes=`) may be asked for: 206, or 416 beyond the end. Once the log is complete "
         "it has an `ETag` for `If-Range`. Where stamps are left out, a range is counted without them.",
     )
@@ -234,7 +232,7 @@ class JobLogSearchView(ApiView):
         scope=Scope.READ,
         query=SearchQuery,
         response=LogMatches,
-        error_statuses=[404, 503],
+        error_statuses=[503],
         detail="Also once the container is gone. A search ends after 3 s or 32 MiB: ask again with `after` = `next` "
         "until that is null. A pattern that takes too long on a few lines is refused.",
     )

@@ -19,7 +19,7 @@ from portal.errors import NotFound
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import list_workspaces
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.submission import do_cancel_job, do_resubmit_job, do_submit_job
+from portal.services.jobs.submission import do_submit_job
 from portal.services.workspaces.access import do_open_workspace
 from portal.valkey import rate_limits
 
@@ -95,7 +95,6 @@ class WorkspaceView(ApiView):
         tag="workspaces",
         scope=Scope.READ,
         response=representations.Workspace,
-        error_statuses=[404],
     )
     def get(self, request: Request, workspace: str) -> HttpResponse:
         """The workspace with its readiness and URL."""
@@ -111,7 +110,7 @@ class WorkspaceOpenView(ApiView):
         scope=Scope.WORKSPACES,
         body=EmptyBody,
         response=representations.WorkspaceAccess,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="With a session: a single-use ticket for the browser to post. A ticket is bound to a session, so a "
         "token gets the address of the page that hands a signed-in browser over. Only the owner gets in.",
     )
@@ -128,45 +127,3 @@ class WorkspaceOpenView(ApiView):
         return self.json_response(
             representations.WorkspaceAccess.compose(post_to=post_to, ticket=ticket, page=page)
         )
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceStopView(ApiView):
-    @operation(
-        "workspaces_stop",
-        "Stop a workspace",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
-        body=EmptyBody,
-        response=representations.Workspace,
-        error_statuses=[404],
-        detail="Its GPUs go back; its home stays. Repeatable.",
-    )
-    def post(self, request: Request, workspace: str) -> HttpResponse:
-        """The workspace; it ends once its node has stopped it."""
-        do_cancel_job(self.user, get_workspace(self.user, workspace))
-        return self.json_response(representations.Workspace.represent(get_workspace(self.user, workspace)))
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceResubmitView(ApiView):
-    @operation(
-        "workspaces_resubmit",
-        "Start a stopped workspace again",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
-        body=EmptyBody,
-        response=representations.Workspace,
-        status=201,
-        rate=rate_limits.JOB_SUBMITS,
-        idempotent=True,
-        error_statuses=[404],
-    )
-    def post(self, request: Request, workspace: str) -> HttpResponse:
-        """A new workspace with the same request and home volume."""
-
-        def work() -> dict[str, Any]:
-            new = do_resubmit_job(self.user, get_workspace(self.user, workspace))
-            return representations.Workspace.represent(get_workspace(self.user, new.public_id))
-
-        return self.idempotent_response(work)

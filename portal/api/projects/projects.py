@@ -168,7 +168,6 @@ class ProjectView(ApiView):
         tag="projects",
         scope=Scope.READ,
         response=representations.Project,
-        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """A project by id or name."""
@@ -182,7 +181,7 @@ class ProjectView(ApiView):
         body=ProjectChangeBody,
         partial=True,
         response=representations.Project,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Managers change the title; administrators also rename, move and archive, and set "
         "`egress_allow`.",
     )
@@ -207,7 +206,6 @@ class MembersView(ApiView):
         scope=Scope.READ,
         query=ListQuery,
         response=list_schema(representations.Member),
-        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
@@ -226,7 +224,6 @@ class MemberView(ApiView):
         scope=Scope.PROJECTS,
         body=MemberBody,
         response=representations.Member,
-        error_statuses=[404],
     )
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
         """The member with this role, added if new."""
@@ -245,7 +242,6 @@ class MemberView(ApiView):
         query=AffectedJobsFields,
         response=None,
         status=204,
-        error_statuses=[404],
         detail="By default queued jobs of this person are held and running ones finish.",
     )
     def delete(self, request: Request, project: str, user: str) -> HttpResponse:

@@ -150,7 +150,6 @@ class ProjectQuotasView(ApiView):
         scope=Scope.READ,
         query=ListQuery,
         response=list_schema(QuotaDetail),
-        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """A quota for every pool; defaults where none was set."""
@@ -166,14 +165,12 @@ _READ: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.READ,
     "response": QuotaDetail,
-    "error_statuses": [404],
 }
 _WRITE: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.QUOTAS,
     "response": QuotaDetail,
     "if_match": True,
-    "error_statuses": [404],
     "detail": "Needs If-Match with the ETag you read. Effective at the next scheduling cycle; lowering it "
     "below what is used stops nothing, it only keeps more from starting.",
 }
@@ -226,7 +223,6 @@ class QuotaChangesView(BaseQuotaView):
         scope=Scope.READ,
         query=ListQuery,
         response=list_schema(QuotaChangeDetail),
-        error_statuses=[404],
     )
     def get(self, request: Request, quota: str) -> HttpResponse:
         """Changes, newest first; they are never deleted."""
@@ -240,7 +236,8 @@ class QuotaUndoView(BaseQuotaView):
         "quota_undo",
         "Undo the newest change of a quota",
         body=UndoBody,
-        **{**_WRITE, "error_statuses": [404, 409]},
+        error_statuses=[409],
+        **_WRITE,
     )
     def post(self, request: Request, quota: str) -> HttpResponse:
         """The restored quota; the undo is a change of its own."""

@@ -62,7 +62,6 @@ class SecretView(ApiView):
         scope=Scope.ADMIN,
         response=None,
         status=204,
-        error_statuses=[404],
     )
     def delete(self, request: Request, secret: str) -> HttpResponse:
         """Running jobs keep the value; new starts of jobs that name the secret fail."""
@@ -79,7 +78,6 @@ class ProjectSecretsView(ApiView):
         scope=Scope.READ,
         query=ListQuery,
         response=list_schema(Secret),
-        error_statuses=[403, 404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """Secrets by name, without values; for users who may run jobs in the project."""
@@ -99,7 +97,6 @@ class ProjectSecretView(ApiView):
         scope=Scope.PROJECTS,
         body=SecretValueBody,
         response=Secret,
-        error_statuses=[404],
         detail="For managers of the project; every job of the project may use it.",
     )
     def put(self, request: Request, project: str, secret: str) -> HttpResponse:
@@ -114,7 +111,6 @@ class ProjectSecretView(ApiView):
         scope=Scope.PROJECTS,
         response=None,
         status=204,
-        error_statuses=[404],
     )
     def delete(self, request: Request, project: str, secret: str) -> HttpResponse:
         """Running jobs keep the value; new starts of jobs that name the secret fail."""

@@ -92,7 +92,6 @@ class TokenView(ApiView):
         scope=Scope.TOKENS,
         response=None,
         status=204,
-        error_statuses=[404],
         detail="Effective at once. A token cannot revoke one with scopes that it lacks.",
     )
     def delete(self, request: Request, token: str) -> HttpResponse:
