@@ -23,8 +23,7 @@ from portal.api.framework import problems
 from portal.api.jobs import actions, idle, jobs, logs, preview, queue, time_limits, workspaces
 from portal.api.monitoring import health, metrics
 from portal.api.projects import projects, quotas, secrets, usage, users
-from portal.api.scheduling import policy as policy_routes
-from portal.api.scheduling import scheduler
+from portal.api.scheduling import policy, scheduler
 
 V1: list[URLPattern | URLResolver] = [
     path("me/", users.CurrentUserView.as_view()),
@@ -34,16 +33,8 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/<slug:project>/", projects.ProjectView.as_view()),
     path("projects/<slug:project>/members/", projects.MembersView.as_view()),
     path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
-    path("projects/<slug:project>/quotas/", quotas.ProjectQuotasView.as_view()),
-    path("projects/<slug:project>/quotas/<slug:pool>/", quotas.ProjectQuotaView.as_view()),
-    path("projects/<slug:project>/secrets/", secrets.ProjectSecretsView.as_view()),
-    path("projects/<slug:project>/secrets/<slug:secret>/", secrets.ProjectSecretView.as_view()),
-    path("secrets/", secrets.SecretsView.as_view()),
-    path("secrets/<slug:secret>/", secrets.SecretView.as_view()),
-    path("quotas/", quotas.QuotasView.as_view()),
-    path("quotas/<slug:quota>/", quotas.QuotaView.as_view()),
-    path("quotas/<slug:quota>/changes/", quotas.QuotaChangesView.as_view()),
-    path("quotas/<slug:quota>/undo/", quotas.QuotaUndoView.as_view()),
+    *quotas.ROUTES,
+    *secrets.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
@@ -60,9 +51,7 @@ V1: list[URLPattern | URLResolver] = [
     path("queue/", queue.QueueView.as_view()),
     *inventory.ROUTES,
     *pools_and_environments.ROUTES,
-    path("projects/<slug:project>/policy/", policy_routes.ProjectPolicyView.as_view()),
-    path("pools/<slug:pool>/policy/", policy_routes.PoolPolicyView.as_view()),
-    path("policy/", policy_routes.ClusterPolicyView.as_view()),
+    *policy.ROUTES,
     *node_operations.ROUTES,
     path("reservations/", reservations.ReservationsView.as_view()),
     path("reservations/<slug:reservation>/", reservations.ReservationDetailView.as_view()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.http import HttpResponse
+from django.urls import URLPattern, path
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy, require_admin
@@ -118,10 +119,6 @@ class BaseQuotaView(ApiView):
             raise self.stale_error(current_quota(self.user, row.project, row.pool)) from lost
         return self.etag_response(changed)
 
-    def patch_quota(self, row: Quota) -> HttpResponse:
-        """Change only the given values."""
-        return self.set_quota(row, {**quota_values(row), **self.body})
-
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotasView(ApiView):
@@ -161,11 +158,6 @@ class ProjectQuotasView(ApiView):
         )
 
 
-_READ: dict[str, Any] = {
-    "tag": "quotas",
-    "scope": Scope.READ,
-    "response": QuotaDetail,
-}
 _WRITE: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.QUOTAS,
@@ -176,42 +168,26 @@ _WRITE: dict[str, Any] = {
 }
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class QuotaView(BaseQuotaView):
-    @operation("quotas_get", "Get a quota", **_READ)
-    def get(self, request: Request, quota: str) -> HttpResponse:
-        """The quota with its ETag."""
-        return self.etag_response(self.get_quota(quota=quota))
+def _quota_route(route: str, name: str, what: str) -> URLPattern:
+    """Return the route of the quota that the path names."""
 
-    @operation("quotas_put", "Set a quota", body=QuotaBody, **_WRITE)
-    def put(self, request: Request, quota: str) -> HttpResponse:
-        """All values are required."""
-        return self.set_quota(self.get_quota(quota=quota), self.body)
+    @access_policy(AccessPolicy.SIGNED_IN)
+    class QuotaView(BaseQuotaView):
+        @operation(f"{name}_get", f"Get {what}", tag="quotas", scope=Scope.READ, response=QuotaDetail)
+        def get(self, request: Request, **keys: str) -> HttpResponse:
+            return self.etag_response(self.get_quota(**keys))
 
-    @operation("quotas_patch", "Change a quota", body=QuotaBody, partial=True, **_WRITE)
-    def patch(self, request: Request, quota: str) -> HttpResponse:
-        """Changes the given values."""
-        return self.patch_quota(self.get_quota(quota=quota))
+        @operation(f"{name}_put", f"Set {what}", body=QuotaBody, **_WRITE)
+        def put(self, request: Request, **keys: str) -> HttpResponse:
+            return self.set_quota(self.get_quota(**keys), self.body)
 
+        @operation(f"{name}_patch", f"Change {what}", body=QuotaBody, partial=True, **_WRITE)
+        def patch(self, request: Request, **keys: str) -> HttpResponse:
+            """Change only the given values."""
+            row = self.get_quota(**keys)
+            return self.set_quota(row, {**quota_values(row), **self.body})
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectQuotaView(BaseQuotaView):
-    @operation("project_quota_get", "Get a project's quota in a pool", **_READ)
-    def get(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """The quota with its ETag; defaults where none was set."""
-        return self.etag_response(self.get_quota(project=project, pool=pool))
-
-    @operation("project_quota_put", "Set a project's quota in a pool", body=QuotaBody, **_WRITE)
-    def put(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """All values are required."""
-        return self.set_quota(self.get_quota(project=project, pool=pool), self.body)
-
-    @operation(
-        "project_quota_patch", "Change a project's quota in a pool", body=QuotaBody, partial=True, **_WRITE
-    )
-    def patch(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """Changes the given values."""
-        return self.patch_quota(self.get_quota(project=project, pool=pool))
+    return path(route, QuotaView.as_view())
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -247,3 +223,15 @@ class QuotaUndoView(BaseQuotaView):
         if newest is None:
             raise Conflict("There is no change to undo.", code="nothing_to_undo")
         return self.etag_response(do_undo_quota_change(self.user, newest, reason=self.body["reason"]))
+
+
+ROUTES = [
+    path("projects/<slug:project>/quotas/", ProjectQuotasView.as_view()),
+    _quota_route(
+        "projects/<slug:project>/quotas/<slug:pool>/", "project_quota", "a project's quota in a pool"
+    ),
+    path("quotas/", QuotasView.as_view()),
+    _quota_route("quotas/<slug:quota>/", "quotas", "a quota"),
+    path("quotas/<slug:quota>/changes/", QuotaChangesView.as_view()),
+    path("quotas/<slug:quota>/undo/", QuotaUndoView.as_view()),
+]
