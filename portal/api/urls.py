@@ -66,10 +66,7 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/", scheduler.SchedulerView.as_view()),
     path("scheduler/failed-cycles/", scheduler.FailedCyclesView.as_view()),
     path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
-    path("alerts/", alerts.AlertsView.as_view()),
-    path("alerts/<slug:alert>/acknowledge/", alerts.AlertAcknowledgeView.as_view()),
-    path("scheduler/invalid-rows/", alerts.InvalidRowsView.as_view()),
-    path("scheduler/invalid-rows/<slug:row>/acknowledge/", alerts.InvalidRowAcknowledgeView.as_view()),
+    *alerts.ROUTES,
     path("usage/", usage.UsageView.as_view()),
 ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.http import HttpResponse
+from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -11,6 +14,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
 from portal.api.serializers.references import Reference, UserReference
 from portal.models import GpuAlert
@@ -103,23 +107,6 @@ class AlertsView(ApiView):
         )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AlertAcknowledgeView(ApiView):
-    @operation(
-        "alerts_acknowledge",
-        "Acknowledge a GPU alert",
-        tag="nodes",
-        scope=Scope.ADMIN,
-        body=AcknowledgeBody,
-        response=Alert,
-        error_statuses=[409],
-        detail="The next event creates a new alert. A quarantined GPU stays so until it is returned to service.",
-    )
-    def post(self, request: Request, alert: str) -> HttpResponse:
-        """The acknowledged alert."""
-        return self.json_response(Alert.represent(do_acknowledge_alert(self.user, alert, self.body["note"])))
-
-
 class InvalidRowsQuery(ListQuery):
     """Filters of the list of invalid rows."""
 
@@ -158,20 +145,35 @@ class InvalidRowsView(ApiView):
         )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class InvalidRowAcknowledgeView(ApiView):
-    @operation(
-        "invalid_rows_acknowledge",
-        "Acknowledge an invalid row",
-        tag="scheduler",
-        scope=Scope.ADMIN,
-        body=AcknowledgeBody,
-        response=InvalidRowSummary,
-        error_statuses=[409],
+_action = partial(
+    action_route,
+    get_row=lambda user, public_id: public_id,
+    segment="acknowledge",
+    body=AcknowledgeBody,
+    idempotent=False,
+    error_statuses=[409],
+)
+ROUTES = [
+    path("alerts/", AlertsView.as_view()),
+    _action(
+        "alerts/<slug:alert>/",
+        name="alerts_acknowledge",
+        summary="Acknowledge a GPU alert",
+        detail="The next event creates a new alert. A quarantined GPU stays so until it is returned to service.",
+        perform=lambda user, alert, note: do_acknowledge_alert(user, alert, note),
+        represent=lambda user, _key, alert: Alert.represent(alert),
+        response=Alert,
+        tag="nodes",
+    ),
+    path("scheduler/invalid-rows/", InvalidRowsView.as_view()),
+    _action(
+        "scheduler/invalid-rows/<slug:row>/",
+        name="invalid_rows_acknowledge",
+        summary="Acknowledge an invalid row",
         detail="The alert is resolved when the row is valid.",
-    )
-    def post(self, request: Request, row: str) -> HttpResponse:
-        """The acknowledged row."""
-        return self.json_response(
-            InvalidRowSummary.represent(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
-        )
+        perform=lambda user, row, note: do_acknowledge_invalid_row(user, row, note),
+        represent=lambda user, _key, row: InvalidRowSummary.represent(row),
+        response=InvalidRowSummary,
+        tag="scheduler",
+    ),
+]

@@ -31,8 +31,9 @@ from portal.selectors.nodes.nodes import (
 )
 from portal.services.accounts.tokens import Scope
 
+_read = partial(operation, tag="cluster", scope=Scope.READ)
+
 BY_NAME = Order("name")
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
 
 
 class NodesQuery(ListQuery):
@@ -82,13 +83,13 @@ def _named_routes(
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class RowsView(ApiView):
-        @operation(f"{name}_list", f"List {name}", query=ListQuery, response=list_schema(serializer), **_READ)
+        @_read(f"{name}_list", f"List {name}", query=ListQuery, response=list_schema(serializer))
         def get(self, request: Request) -> HttpResponse:
             return self.paginated_response(list_rows(self.user), serializer.represent, BY_NAME)
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class RowView(ApiView):
-        @operation(f"{name}_get", f"Get {singular}", response=serializer, **_READ)
+        @_read(f"{name}_get", f"Get {singular}", response=serializer)
         def get(self, request: Request, **keys: str) -> HttpResponse:
             (key,) = keys.values()
             return self.json_response(serializer.represent(get_by_key(list_rows(self.user), key)))
@@ -101,9 +102,7 @@ def _named_routes(
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodesView(ApiView):
-    @operation(
-        "nodes_list", "List nodes", query=NodesQuery, response=list_schema(representations.Node), **_READ
-    )
+    @_read("nodes_list", "List nodes", query=NodesQuery, response=list_schema(representations.Node))
     def get(self, request: Request) -> HttpResponse:
         """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
         rows = list_nodes(self.user)
@@ -118,7 +117,7 @@ class NodesView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodeView(ApiView):
-    @operation("nodes_get", "Get a node", response=representations.Node, **_READ)
+    @_read("nodes_get", "Get a node", response=representations.Node)
     def get(self, request: Request, node: str) -> HttpResponse:
         """A node by id or name."""
         return self.json_response(represent_nodes(self.user, [get_by_key(list_nodes(self.user), node)])[0])
@@ -126,7 +125,7 @@ class NodeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpusView(ApiView):
-    @operation("gpus_list", "List GPUs", query=GpusQuery, response=list_schema(representations.Gpu), **_READ)
+    @_read("gpus_list", "List GPUs", query=GpusQuery, response=list_schema(representations.Gpu))
     def get(self, request: Request) -> HttpResponse:
         """GPUs with their allocated part and the visible jobs that hold them."""
         rows = list_gpus(self.user)
@@ -143,7 +142,7 @@ class GpusView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpuView(ApiView):
-    @operation("gpus_get", "Get a GPU", response=representations.Gpu, **_READ)
+    @_read("gpus_get", "Get a GPU", response=representations.Gpu)
     def get(self, request: Request, uuid: str) -> HttpResponse:
         """A GPU by UUID."""
         return self.json_response(represent_gpus(self.user, [get_gpu(self.user, uuid)])[0])

@@ -37,6 +37,8 @@ from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
 from portal.services.nodes.uncordon import do_uncordon_node
 
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+
 
 class UncordonBody(ReasonBody):
     """A reason, and whether to skip the check of the node."""
@@ -228,11 +230,9 @@ RETURN_GPU = action_route(
 
 @access_policy(AccessPolicy.ADMIN)
 class AgentRolloutsView(ApiView):
-    @operation(
+    @_admin(
         "rollouts_start",
         "Upgrade the agents of all nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=EmptyBody,
         response=representations.AgentRollout,
         status=201,
@@ -250,13 +250,7 @@ class AgentRolloutsView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class AgentRolloutView(ApiView):
-    @operation(
-        "rollouts_get",
-        "Get an upgrade of all nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        response=representations.AgentRollout,
-    )
+    @_admin("rollouts_get", "Get an upgrade of all nodes", response=representations.AgentRollout)
     def get(self, request: Request, rollout: str) -> HttpResponse:
         """The rollout with the status of every node."""
         row = AgentRollout.objects.filter(public_id=rollout).first()
@@ -267,13 +261,7 @@ class AgentRolloutView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeOperationView(ApiView):
-    @operation(
-        "nodes_operation_get",
-        "Get an operation on a node",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        response=representations.NodeOperation,
-    )
+    @_admin("nodes_operation_get", "Get an operation on a node", response=representations.NodeOperation)
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
         """The operation with its finished steps."""
         row = _get_node(self.user, node).operations.filter(public_id=operation_id).first()

@@ -24,7 +24,7 @@ from portal.selectors.nodes.recovery import UnreconciledNode, open_orphans, orph
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
 
 
 class UnreconciledNodeDetail(ResponseSerializer):
@@ -90,12 +90,11 @@ def _serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
 
 @access_policy(AccessPolicy.ADMIN)
 class RecoveryView(ApiView):
-    @operation(
+    @_admin(
         "recovery_get",
         "Get the progress of the recovery after a restore",
         response=RecoveryStatus,
         detail="After `manage.py restore` no job starts until every node is reconciled with the database or fenced.",
-        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Progress by node."""
@@ -104,13 +103,12 @@ class RecoveryView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class OrphanContainersView(ApiView):
-    @operation(
+    @_admin(
         "recovery_containers",
         "List unknown containers",
         query=ListQuery,
         response=list_schema(OrphanContainer),
         detail="Containers that wait for a decision or are being stopped.",
-        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Unknown containers, oldest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from django.http import HttpResponse
 from rest_framework import serializers
@@ -24,7 +24,7 @@ from portal.services.images.registries import (
     get_login,
 )
 
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
 
 
 class RegistryLoginBody(StrictSerializer):
@@ -54,12 +54,11 @@ class RegistryLoginDetail(ResponseSerializer):
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistriesView(ApiView):
-    @operation(
+    @_admin(
         "registries_list",
         "List logins to registries",
         query=ListQuery,
         response=list_schema(RegistryLoginDetail),
-        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
         """Logins by host, without passwords."""
@@ -67,13 +66,12 @@ class RegistriesView(ApiView):
             RegistryLogin.objects.all(), RegistryLoginDetail.represent, Order("host")
         )
 
-    @operation(
+    @_admin(
         "registries_save",
         "Save the login of a registry",
         body=RegistryLoginBody,
         response=RegistryLoginDetail,
         detail="Replaces an existing login of this host. Nodes use it for the next image that they pull.",
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The login without its password."""
@@ -83,7 +81,7 @@ class RegistriesView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistryView(ApiView):
-    @operation("registries_remove", "Delete the login of a registry", response=None, status=204, **_ADMIN)
+    @_admin("registries_remove", "Delete the login of a registry", response=None, status=204)
     def delete(self, request: Request, registry: str) -> HttpResponse:
         """Images that nodes have already pulled are kept."""
         do_delete_login(self.user, get_login(registry))

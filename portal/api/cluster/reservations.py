@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -43,8 +44,8 @@ from portal.services.cluster.reservations import (
     reservable_nodes,
 )
 
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+_read = partial(operation, tag="cluster", scope=Scope.READ)
 
 
 class ReservationsQuery(ListQuery):
@@ -169,12 +170,8 @@ class BaseReservationView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationsView(BaseReservationView):
-    @operation(
-        "reservations_list",
-        "List reservations",
-        query=ReservationsQuery,
-        response=list_schema(Reservation),
-        **_READ,
+    @_read(
+        "reservations_list", "List reservations", query=ReservationsQuery, response=list_schema(Reservation)
     )
     def get(self, request: Request) -> HttpResponse:
         """Reservations, newest first, with the jobs that still block them."""
@@ -186,7 +183,7 @@ class ReservationsView(BaseReservationView):
             lambda found: list(map(Reservation.represent, reservation_views(self.user, found))),
         )
 
-    @operation(
+    @_admin(
         "reservations_create",
         "Reserve nodes",
         body=ReservationBody,
@@ -197,7 +194,6 @@ class ReservationsView(BaseReservationView):
         detail="Jobs of other projects start there only if their time limit ends before the reservation starts. "
         "Running jobs stay, unless `drain_at_start` is set. Rejected with `already_reserved` if another reservation "
         "has one of the nodes at that time.",
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
@@ -209,13 +205,13 @@ class ReservationsView(BaseReservationView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
-    @operation("reservations_get", "Get a reservation", response=Reservation, **_READ)
+    @_read("reservations_get", "Get a reservation", response=Reservation)
     def get(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
         return self.json_response(self.serialize(row), headers={"ETag": _etag_of(row)})
 
-    @operation(
+    @_admin(
         "reservations_change",
         "Change a reservation",
         body=ReservationBody,
@@ -224,7 +220,6 @@ class ReservationDetailView(BaseReservationView):
         if_match=True,
         error_statuses=[409],
         detail="Changes only the given fields. The start of an active reservation does not change.",
-        **_ADMIN,
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
         """The changed reservation."""
@@ -238,14 +233,13 @@ class ReservationDetailView(BaseReservationView):
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
         return self.json_response(self.serialize(saved), headers={"ETag": _etag_of(saved)})
 
-    @operation(
+    @_admin(
         "reservations_cancel",
         "Cancel a reservation",
         response=None,
         status=204,
         error_statuses=[409],
         detail="It can be restored until its end.",
-        **_ADMIN,
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
         """Empty."""
@@ -255,13 +249,12 @@ class ReservationDetailView(BaseReservationView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationRestoreView(BaseReservationView):
-    @operation(
+    @_admin(
         "reservations_restore",
         "Restore a cancelled reservation",
         body=EmptyBody,
         response=Reservation,
         idempotent=True,
-        **_ADMIN,
     )
     def post(self, request: Request, reservation: str) -> HttpResponse:
         """The restored reservation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -19,8 +20,8 @@ from portal.selectors.nodes.topologies import get_topology, labelled_node_counte
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.topologies import do_delete_topology, do_save_topology
 
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+_read = partial(operation, tag="cluster", scope=Scope.READ)
 
 
 class LevelsBody(ReasonBody):
@@ -49,7 +50,7 @@ class _BaseTopologyView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TopologiesView(_BaseTopologyView):
-    @operation("topologies_list", "List topologies", query=ListQuery, response=list_schema(Topology), **_READ)
+    @_read("topologies_list", "List topologies", query=ListQuery, response=list_schema(Topology))
     def get(self, request: Request) -> HttpResponse:
         """Topologies by name, each with the number of nodes that have its labels."""
         count_nodes = labelled_node_counter(self.user)
@@ -57,14 +58,13 @@ class TopologiesView(_BaseTopologyView):
             list_topologies(self.user), lambda row: Topology.represent(row, count_nodes), Order("name")
         )
 
-    @operation(
+    @_admin(
         "topologies_create",
         "Add a topology",
         body=TopologyBody,
         response=Topology,
         status=201,
         idempotent=True,
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new topology."""
@@ -80,19 +80,18 @@ class TopologiesView(_BaseTopologyView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TopologyView(_BaseTopologyView):
-    @operation("topologies_get", "Get a topology", response=Topology, **_READ)
+    @_read("topologies_get", "Get a topology", response=Topology)
     def get(self, request: Request, topology: str) -> HttpResponse:
         """A topology by id or name."""
         row = get_topology(self.user, topology)
         return self.json_response(self.serialize(row))
 
-    @operation(
+    @_admin(
         "topologies_put",
         "Change the levels of a topology",
         body=LevelsBody,
         response=Topology,
         detail="Running jobs stay on their nodes. A pending job that requests a removed level can never start.",
-        **_ADMIN,
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
         """The topology with these levels."""
@@ -100,14 +99,13 @@ class TopologyView(_BaseTopologyView):
         saved = do_save_topology(self.user, row.name, self.body["levels"], row, reason=self.body["reason"])
         return self.json_response(self.serialize(saved))
 
-    @operation(
+    @_admin(
         "topologies_remove",
         "Remove a topology",
         response=None,
         status=204,
         error_statuses=[409],
         detail="Rejected with `topology_in_use` while pending jobs have a constraint on it.",
-        **_ADMIN,
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
         """Empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
@@ -29,8 +30,8 @@ from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
 
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+_read = partial(operation, tag="cluster", scope=Scope.READ)
 
 
 class VolumeFields(ReasonBody):
@@ -121,12 +122,12 @@ class _BaseVolumeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
-    @operation("volumes_list", "List volumes", query=ListQuery, response=list_schema(Volume), **_READ)
+    @_read("volumes_list", "List volumes", query=ListQuery, response=list_schema(Volume))
     def get(self, request: Request) -> HttpResponse:
         """Volumes by name."""
         return self.paginated_response(list_volumes(self.user), Volume.represent, Order("name"))
 
-    @operation(
+    @_admin(
         "volumes_create",
         "Declare a volume",
         body=VolumeBody,
@@ -134,7 +135,6 @@ class VolumesView(_BaseVolumeView):
         status=201,
         idempotent=True,
         detail="A node mounts only paths that its own settings allow (`allowed_mount_roots`).",
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
         """The new volume."""
@@ -148,19 +148,18 @@ class VolumesView(_BaseVolumeView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
-    @operation("volumes_get", "Get a volume", response=Volume, **_READ)
+    @_read("volumes_get", "Get a volume", response=Volume)
     def get(self, request: Request, volume: str) -> HttpResponse:
         """A volume by id or name."""
         return self.json_response(Volume.represent(get_volume(self.user, volume)))
 
-    @operation(
+    @_admin(
         "volumes_put",
         "Change a volume",
         body=VolumeChangeBody,
         response=Volume,
         detail="Name and kind do not change. Running jobs keep the volume as it was at their start. Jobs of projects "
         "that lose access are held, cancelled or stopped, according to `queued_jobs` and `running_jobs`.",
-        **_ADMIN,
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
         """The changed volume."""
@@ -171,14 +170,13 @@ class VolumeView(_BaseVolumeView):
         )
         return self.json_response(Volume.represent(saved))
 
-    @operation(
+    @_admin(
         "volumes_remove",
         "Delete a volume",
         response=None,
         status=204,
         error_statuses=[409],
         detail="Its files are kept. Rejected with `volume_in_use` while active jobs use it.",
-        **_ADMIN,
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
         """Empty."""

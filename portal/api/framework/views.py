@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -81,94 +81,77 @@ class ListQuery(StrictSerializer):
 
 @dataclass(frozen=True)
 class Operation:
-    """The declaration of one method of a view."""
+    """The declaration of one method of an ApiView, which guards and documents it; used as a decorator.
 
-    scope: Scope | None
-    query: type[StrictSerializer] | None
-    body: type[StrictSerializer] | None
-    partial: bool
-    rate: RateLimit | None
-    idempotent: bool
-    scope_by_job_kind: bool
-
-
-def operation(
-    name: str,
-    summary: str,
-    *,
-    tag: str,
-    scope: Scope | None,
-    scope_by_job_kind: bool = False,
-    response: ResponseSchema,
-    status: int = 200,
-    query: type[StrictSerializer] | None = None,
-    body: type[StrictSerializer] | None = None,
-    partial: bool = False,
-    rate: RateLimit | None = None,
-    idempotent: bool = False,
-    if_match: bool = False,
-    error_statuses: Sequence[int] = (),
-    media_type: str = "application/json",
-    detail: str = "",
-) -> Callable[[_Method], _Method]:
-    """Declare a method of an ApiView. ``scope`` is the scope that a token needs (None on public routes).
-
-    ``scope_by_job_kind`` is for actions on one job that need the scope of the job's kind: the method calls
-    ``require_scope_of`` with the job. ``partial`` reads the body as a patch of the given fields.
-    ``error_statuses`` are statuses beyond those that follow from the rest of the declaration.
+    ``scope`` is the scope that a token needs (None on public routes). ``scope_by_job_kind`` is for actions on one
+    job that need the scope of the job's kind: the method calls ``require_scope_of`` with the job. ``partial`` reads
+    the body as a patch of the given fields. ``error_statuses`` are statuses beyond those that follow from the rest
+    of the declaration and from path parameters.
     """
-    headers = []
-    if idempotent:
-        headers.append(
-            _header_parameter(
-                "Idempotency-Key",
-                "The same key and body give the same answer again.",
-                pattern=f"^{idempotency.KEY_PATTERN}$",
-            )
-        )
-    if if_match:
-        meaning = "The ETag that was read; 428 without it, 412 when it is stale."
-        headers.append(_header_parameter("If-Match", meaning, required=True, pattern=ENTITY_TAGS_PATTERN))
-    codes = {400, 405, 422, 429, 503, *error_statuses}
-    codes |= {401, 403} if scope is not None else set()
-    codes |= {413, 415} if body is not None else set()
-    codes |= {409} if idempotent else set()
-    codes |= {412, 428} if if_match else set()
-    good = (
-        OpenApiResponse(response, description="Done.") if response else OpenApiResponse(description="Done.")
-    )
-    responses: dict[Any, Any] = {(status, media_type) if response else status: good}
-    for code in sorted(codes):
-        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(
-            Problem, description=status_description(code)
-        )
-    scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
-    if scope_by_job_kind:
-        scope_line = "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
 
-    def declare(method: _Method) -> _Method:
-        method.operation = Operation(  # type: ignore[attr-defined]
-            scope=scope,
-            query=query,
-            body=body,
-            partial=partial,
-            rate=rate,
-            idempotent=idempotent,
-            scope_by_job_kind=scope_by_job_kind,
-        )
-        parameters: list[Any] = [*headers, *([query] if query else [])]
+    name: str
+    summary: str
+    _: KW_ONLY
+    tag: str
+    scope: Scope | None
+    scope_by_job_kind: bool = False
+    response: ResponseSchema
+    status: int = 200
+    query: type[StrictSerializer] | None = None
+    body: type[StrictSerializer] | None = None
+    partial: bool = False
+    rate: RateLimit | None = None
+    idempotent: bool = False
+    if_match: bool = False
+    error_statuses: Sequence[int] = ()
+    media_type: str = "application/json"
+    detail: str = ""
+
+    def __call__(self, method: _Method) -> _Method:
+        method.operation = self  # type: ignore[attr-defined]
         described: Callable[[_Method], _Method] = extend_schema(
-            operation_id=name,
-            summary=summary,
-            description=(detail or summary) + scope_line,
-            tags=[tag],
-            parameters=parameters,
-            request=_request_schema(body, partial),
-            responses=responses,
+            operation_id=self.name,
+            summary=self.summary,
+            description=(self.detail or self.summary) + self._scope_line(),
+            tags=[self.tag],
+            parameters=[*self._headers(), *([self.query] if self.query else [])],
+            request=self.body(partial=True) if self.body and self.partial else self.body,
+            responses=self._responses(),
         )
         return described(method)
 
-    return declare
+    def _scope_line(self) -> str:
+        if self.scope_by_job_kind:
+            return "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
+        return f"\n\nA token needs the scope `{self.scope.value}`." if self.scope else ""
+
+    def _headers(self) -> list[OpenApiParameter]:
+        headers = []
+        if self.idempotent:
+            meaning = "The same key and body give the same answer again."
+            headers.append(_header_parameter("Idempotency-Key", meaning, f"^{idempotency.KEY_PATTERN}$"))
+        if self.if_match:
+            meaning = "The ETag that was read; 428 without it, 412 when it is stale."
+            headers.append(_header_parameter("If-Match", meaning, ENTITY_TAGS_PATTERN, required=True))
+        return headers
+
+    def _responses(self) -> dict[Any, OpenApiResponse]:
+        codes = {400, 405, 422, 429, 503, *self.error_statuses}
+        codes |= {401, 403} if self.scope is not None else set()
+        codes |= {413, 415} if self.body is not None else set()
+        codes |= {409} if self.idempotent else set()
+        codes |= {412, 428} if self.if_match else set()
+        good = OpenApiResponse(self.response or None, description="Done.")
+        responses: dict[Any, OpenApiResponse] = {
+            (self.status, self.media_type) if self.response else self.status: good
+        }
+        for code in sorted(codes):
+            text = status_description(code)
+            responses[code, problems.MEDIA_TYPE] = OpenApiResponse(Problem, description=text)
+        return responses
+
+
+operation = Operation
 
 
 class ApiView(APIView):
@@ -351,16 +334,8 @@ def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Ser
     )
 
 
-def _request_schema(body: type[StrictSerializer] | None, partial: bool) -> Any:
-    if body is None:
-        return None
-    return body(partial=True) if partial else body
-
-
-def _header_parameter(
-    name: str, meaning: str, *, required: bool = False, pattern: str = ""
-) -> OpenApiParameter:
-    shape: Any = {"type": "string", "pattern": pattern} if pattern else str
+def _header_parameter(name: str, meaning: str, pattern: str, *, required: bool = False) -> OpenApiParameter:
+    shape: Any = {"type": "string", "pattern": pattern}
     return OpenApiParameter(name, shape, OpenApiParameter.HEADER, required=required, description=meaning)
 
 

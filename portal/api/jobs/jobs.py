@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -38,6 +39,8 @@ from portal.services.jobs.submission import (
 )
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
+
+_read = partial(operation, tag="jobs", scope=Scope.READ)
 
 TIMELINE_LIMIT = 100
 ORDERS = {
@@ -114,14 +117,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobsView(ApiView):
-    @operation(
-        "jobs_list",
-        "List jobs",
-        tag="jobs",
-        scope=Scope.READ,
-        query=JobsQuery,
-        response=list_schema(representations.Job),
-    )
+    @_read("jobs_list", "List jobs", query=JobsQuery, response=list_schema(representations.Job))
     def get(self, request: Request) -> HttpResponse:
         """Jobs, by default newest first."""
         rows = list_jobs(self.user, build_filter(self.query))
@@ -154,13 +150,7 @@ class JobsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobView(ApiView):
-    @operation(
-        "jobs_get",
-        "Get a job",
-        tag="jobs",
-        scope=Scope.READ,
-        response=representations.JobDetail,
-    )
+    @_read("jobs_get", "Get a job", response=representations.JobDetail)
     def get(self, request: Request, job: str) -> HttpResponse:
         """The job with verdict, attempts, tasks and timeline."""
         return self.json_response(represent_job(self.user, get_job(self.user, job)))
@@ -168,11 +158,9 @@ class JobView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobEventsView(ApiView):
-    @operation(
+    @_read(
         "jobs_events",
         "List a job's events",
-        tag="jobs",
-        scope=Scope.READ,
         query=ListQuery,
         response=list_schema(representations.TimelineEvent),
     )

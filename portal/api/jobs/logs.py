@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.http.response import HttpResponseBase
@@ -28,6 +29,8 @@ from portal.selectors.logs.search import (
 )
 from portal.selectors.logs.text import LogChunk
 from portal.services.accounts.tokens import Scope
+
+_read = partial(operation, tag="jobs", scope=Scope.READ)
 
 
 class TaskQuery(StrictSerializer):
@@ -141,11 +144,9 @@ class LogMatches(ResponseSerializer):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobLogsView(ApiView):
-    @operation(
+    @_read(
         "jobs_logs",
         "Read a job's log",
-        tag="jobs",
-        scope=Scope.READ,
         query=LogQuery,
         response=LogPage,
         detail="Without `offset` from the start. Ask again at `next_offset` until `complete`; an empty piece before "
@@ -167,11 +168,9 @@ class JobLogsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobLogFileView(ApiView):
-    @operation(
+    @_read(
         "jobs_log_file",
         "Download a rank's log",
-        tag="jobs",
-        scope=Scope.READ,
         query=TaskQuery,
         response=str,
         media_type="text/plain",
@@ -225,11 +224,9 @@ def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResul
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobLogSearchView(ApiView):
-    @operation(
+    @_read(
         "jobs_log_search",
         "Search a job's logs",
-        tag="jobs",
-        scope=Scope.READ,
         query=SearchQuery,
         response=LogMatches,
         error_statuses=[503],

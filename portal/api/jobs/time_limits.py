@@ -27,6 +27,8 @@ from portal.services.accounts.tokens import Scope
 from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_decide_extension, do_request_extension
 from portal.valkey import rate_limits
 
+_read = partial(operation, tag="jobs", scope=Scope.READ)
+
 
 class ExtensionRequestBody(StrictSerializer):
     """A request for more time."""
@@ -64,11 +66,9 @@ def _represent_result(user: User, _row: object, extension: TimeLimitExtension) -
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionsView(ApiView):
-    @operation(
+    @_read(
         "extensions_list",
         "List requests for more time",
-        tag="jobs",
-        scope=Scope.READ,
         query=ExtensionsQuery,
         response=list_schema(ExtensionSummary),
     )
@@ -80,13 +80,7 @@ class ExtensionsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionView(ApiView):
-    @operation(
-        "extensions_get",
-        "Get a request for more time",
-        tag="jobs",
-        scope=Scope.READ,
-        response=ExtensionDetail,
-    )
+    @_read("extensions_get", "Get a request for more time", response=ExtensionDetail)
     def get(self, request: Request, extension: str) -> HttpResponse:
         return self.json_response(represent_extension(self.user, get_extension(self.user, extension)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -22,6 +23,9 @@ from portal.services.accounts.tokens import Scope
 from portal.services.jobs.submission import do_submit_job
 from portal.services.workspaces.access import do_open_workspace
 from portal.valkey import rate_limits
+
+_read = partial(operation, tag="workspaces", scope=Scope.READ)
+_write = partial(operation, tag="workspaces", scope=Scope.WORKSPACES)
 
 
 class WorkspacesQuery(ListQuery):
@@ -51,11 +55,9 @@ def get_workspace(user: User, public_id: str) -> Job:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspacesView(ApiView):
-    @operation(
+    @_read(
         "workspaces_list",
         "List workspaces",
-        tag="workspaces",
-        scope=Scope.READ,
         query=WorkspacesQuery,
         response=list_schema(representations.Workspace),
     )
@@ -64,11 +66,9 @@ class WorkspacesView(ApiView):
         rows = list_workspaces(self.user, build_filter(self.query))
         return self.paginated_response(rows, representations.Workspace.represent, ORDERS[self.query["order"]])
 
-    @operation(
+    @_write(
         "workspaces_launch",
         "Launch a workspace",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
         body=WorkspaceBody,
         response=representations.Workspace,
         status=201,
@@ -89,13 +89,7 @@ class WorkspacesView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspaceView(ApiView):
-    @operation(
-        "workspaces_get",
-        "Get a workspace",
-        tag="workspaces",
-        scope=Scope.READ,
-        response=representations.Workspace,
-    )
+    @_read("workspaces_get", "Get a workspace", response=representations.Workspace)
     def get(self, request: Request, workspace: str) -> HttpResponse:
         """The workspace with its readiness and URL."""
         return self.json_response(representations.Workspace.represent(get_workspace(self.user, workspace)))
@@ -103,11 +97,9 @@ class WorkspaceView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspaceOpenView(ApiView):
-    @operation(
+    @_write(
         "workspaces_open",
         "Open a workspace",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
         body=EmptyBody,
         response=representations.WorkspaceAccess,
         error_statuses=[409],

@@ -49,6 +49,9 @@ from portal.services.projects.projects import (
     do_set_member,
 )
 
+_write = partial(operation, tag="projects", scope=Scope.PROJECTS)
+_read = partial(operation, tag="projects", scope=Scope.READ)
+
 
 class ProjectsQuery(ListQuery):
     """Filters of the project list."""
@@ -120,13 +123,8 @@ def represent_current(user: User, key: str) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectsView(ApiView):
-    @operation(
-        "projects_list",
-        "List projects",
-        tag="projects",
-        scope=Scope.READ,
-        query=ProjectsQuery,
-        response=list_schema(representations.Project),
+    @_read(
+        "projects_list", "List projects", query=ProjectsQuery, response=list_schema(representations.Project)
     )
     def get(self, request: Request) -> HttpResponse:
         """Projects by name."""
@@ -136,11 +134,9 @@ class ProjectsView(ApiView):
             rows = rows.filter(Q(name__icontains=text) | Q(title__icontains=text))
         return self.paginated_batch(rows, partial(represent_projects, self.user), Order("name"))
 
-    @operation(
+    @_write(
         "projects_create",
         "Make a project",
-        tag="projects",
-        scope=Scope.PROJECTS,
         body=ProjectBody,
         response=representations.Project,
         status=201,
@@ -162,22 +158,14 @@ class ProjectsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectView(ApiView):
-    @operation(
-        "projects_get",
-        "Get a project",
-        tag="projects",
-        scope=Scope.READ,
-        response=representations.Project,
-    )
+    @_read("projects_get", "Get a project", response=representations.Project)
     def get(self, request: Request, project: str) -> HttpResponse:
         """A project by id or name."""
         return self.json_response(represent_current(self.user, project))
 
-    @operation(
+    @_write(
         "projects_change",
         "Change a project",
-        tag="projects",
-        scope=Scope.PROJECTS,
         body=ProjectChangeBody,
         partial=True,
         response=representations.Project,
@@ -199,11 +187,9 @@ class ProjectView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class MembersView(ApiView):
-    @operation(
+    @_read(
         "members_list",
         "List a project's members",
-        tag="projects",
-        scope=Scope.READ,
         query=ListQuery,
         response=list_schema(representations.Member),
     )
@@ -217,14 +203,7 @@ class MembersView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class MemberView(ApiView):
-    @operation(
-        "members_put",
-        "Set a person's role",
-        tag="projects",
-        scope=Scope.PROJECTS,
-        body=MemberBody,
-        response=representations.Member,
-    )
+    @_write("members_put", "Set a person's role", body=MemberBody, response=representations.Member)
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
         """The member with this role, added if new."""
         row = get_project(self.user, project)
@@ -234,11 +213,9 @@ class MemberView(ApiView):
         )
         return self.json_response(representations.Member.represent(member))
 
-    @operation(
+    @_write(
         "members_delete",
         "Take a person out",
-        tag="projects",
-        scope=Scope.PROJECTS,
         query=AffectedJobsFields,
         response=None,
         status=204,

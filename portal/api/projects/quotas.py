@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -30,6 +31,8 @@ from portal.services.projects.projects import (
     do_undo_quota_change,
     quota_values,
 )
+
+_read = partial(operation, tag="quotas", scope=Scope.READ)
 
 
 class QuotasQuery(ListQuery):
@@ -122,11 +125,9 @@ class BaseQuotaView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotasView(ApiView):
-    @operation(
+    @_read(
         "quotas_list",
         "List quotas",
-        tag="quotas",
-        scope=Scope.READ,
         query=QuotasQuery,
         response=list_schema(QuotaDetail),
         detail="Quotas of the projects you may see. Where none was set, defaults stand: nothing guaranteed, "
@@ -140,11 +141,9 @@ class QuotasView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectQuotasView(ApiView):
-    @operation(
+    @_read(
         "project_quotas_list",
         "List a project's quotas, one for each pool",
-        tag="quotas",
-        scope=Scope.READ,
         query=ListQuery,
         response=list_schema(QuotaDetail),
     )
@@ -173,7 +172,7 @@ def _quota_route(route: str, name: str, what: str) -> URLPattern:
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class QuotaView(BaseQuotaView):
-        @operation(f"{name}_get", f"Get {what}", tag="quotas", scope=Scope.READ, response=QuotaDetail)
+        @_read(f"{name}_get", f"Get {what}", response=QuotaDetail)
         def get(self, request: Request, **keys: str) -> HttpResponse:
             return self.etag_response(self.get_quota(**keys))
 
@@ -192,13 +191,8 @@ def _quota_route(route: str, name: str, what: str) -> URLPattern:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotaChangesView(BaseQuotaView):
-    @operation(
-        "quota_changes",
-        "List a quota's changes",
-        tag="quotas",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(QuotaChangeDetail),
+    @_read(
+        "quota_changes", "List a quota's changes", query=ListQuery, response=list_schema(QuotaChangeDetail)
     )
     def get(self, request: Request, quota: str) -> HttpResponse:
         """Changes, newest first; they are never deleted."""

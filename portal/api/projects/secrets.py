@@ -40,7 +40,14 @@ class Secret(ResponseSerializer):
 
 
 def _secret_routes(
-    prefix: str, name: str, tag: str, of: str, scope: Scope, get_owner: Callable[..., User | Project]
+    prefix: str,
+    name: str,
+    tag: str,
+    whose: str,
+    of: str,
+    detail: str,
+    scope: Scope,
+    get_owner: Callable[..., User | Project],
 ) -> list[URLPattern]:
     """Return the routes of the secrets of the user, or of the project that the path names.
 
@@ -51,7 +58,7 @@ def _secret_routes(
     class SecretsView(ApiView):
         @operation(
             f"{name}_list",
-            "List a project's secrets" if of else "List personal secrets",
+            f"List {whose} secrets",
             tag=tag,
             scope=Scope.READ,
             query=ListQuery,
@@ -76,9 +83,7 @@ def _secret_routes(
             scope=scope,
             body=SecretValueBody,
             response=Secret,
-            detail="For managers of the project; every job of the project may use it."
-            if of
-            else "Replaces a secret of that name. Jobs get the new value with their next attempt.",
+            detail=detail,
         )
         def put(self, request: Request, secret: str, **keys: str) -> HttpResponse:
             row = do_save_secret(self.user, get_owner(self.user, **keys), secret, self.body["value"])
@@ -97,12 +102,23 @@ def _secret_routes(
 
 
 ROUTES = [
-    *_secret_routes("", "secrets", "people", "", Scope.ADMIN, lambda user: user),
+    *_secret_routes(
+        "",
+        "secrets",
+        "people",
+        "personal",
+        "",
+        "Replaces a secret of that name. Jobs get the new value with their next attempt.",
+        Scope.ADMIN,
+        lambda user: user,
+    ),
     *_secret_routes(
         "projects/<slug:project>/",
         "project_secrets",
         "projects",
+        "a project's",
         " of a project",
+        "For managers of the project; every job of the project may use it.",
         Scope.PROJECTS,
         lambda user, project: get_project(user, project),
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -20,6 +22,8 @@ from portal.services.accounts.tokens import (
     visible_tokens,
 )
 from portal.valkey import rate_limits
+
+_write = partial(operation, tag="tokens", scope=Scope.TOKENS)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -62,11 +66,9 @@ class TokensView(ApiView):
         """Tokens, newest first, including revoked and expired ones."""
         return self.paginated_response(visible_tokens(self.user, self.token), Token.represent)
 
-    @operation(
+    @_write(
         "tokens_create",
         "Make a token",
-        tag="tokens",
-        scope=Scope.TOKENS,
         body=NewTokenBody,
         response=NewToken,
         status=201,
@@ -85,11 +87,9 @@ class TokensView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TokenView(ApiView):
-    @operation(
+    @_write(
         "tokens_revoke",
         "Revoke a token",
-        tag="tokens",
-        scope=Scope.TOKENS,
         response=None,
         status=204,
         detail="Effective at once. A token cannot revoke one with scopes that it lacks.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
@@ -17,6 +18,8 @@ from portal.selectors.scheduling.cycles import SchedulerHealth, failed_cycles, s
 from portal.selectors.scheduling.forecasts import forecast_accuracy
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.failed_cycles import do_export_failed_cycle
+
+_admin = partial(operation, tag="scheduler", scope=Scope.ADMIN)
 
 STOPPED_MESSAGE = "The scheduler has stopped; administrators see why."
 
@@ -105,11 +108,9 @@ class SchedulerView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class FailedCyclesView(ApiView):
-    @operation(
+    @_admin(
         "failed_cycles_list",
         "List failed cycles",
-        tag="scheduler",
-        scope=Scope.ADMIN,
         query=ListQuery,
         response=list_schema(FailedSchedulingCycle),
         detail="A snapshot or a policy that the scheduler rejects, or an internal error. The newest 20 of the "
@@ -122,11 +123,9 @@ class FailedCyclesView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class FailedCycleView(ApiView):
-    @operation(
+    @_admin(
         "failed_cycles_download",
         "Download a failed cycle",
-        tag="scheduler",
-        scope=Scope.ADMIN,
         response=str,
         media_type="application/gzip",
         error_statuses=[409],
