@@ -15,7 +15,7 @@ from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.serializers.references import Reference, UserReference
 from portal.models import GpuAlert
 from portal.models.alerts import AlertKind
@@ -93,12 +93,7 @@ class Alert(_Acknowledged):
 @access_policy(AccessPolicy.ADMIN)
 class AlertsView(ApiView):
     @operation(
-        "alerts_list",
-        "List GPU alerts",
-        tag="nodes",
-        scope=Scope.ADMIN,
-        query=AlertsQuery,
-        response=list_schema(Alert),
+        "alerts_list", "List GPU alerts", tag="nodes", scope=Scope.ADMIN, query=AlertsQuery, response=[Alert]
     )
     def get(self, request: Request) -> HttpResponse:
         """Alerts, newest first; by default only unacknowledged ones."""
@@ -135,7 +130,7 @@ class InvalidRowsView(ApiView):
         tag="scheduler",
         scope=Scope.ADMIN,
         query=InvalidRowsQuery,
-        response=list_schema(InvalidRowSummary),
+        response=[InvalidRowSummary],
         detail="Jobs that depend on an invalid row get the verdict `invalid_data`; all others are scheduled.",
     )
     def get(self, request: Request) -> HttpResponse:

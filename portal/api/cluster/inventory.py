@@ -16,7 +16,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import OLDEST, Order
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.serializers import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node, User
@@ -83,7 +83,7 @@ def _named_routes(
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class RowsView(ApiView):
-        @_read(f"{name}_list", f"List {name}", query=ListQuery, response=list_schema(serializer))
+        @_read(f"{name}_list", f"List {name}", response=[serializer])
         def get(self, request: Request) -> HttpResponse:
             return self.paginated_response(list_rows(self.user), serializer.represent, BY_NAME)
 
@@ -102,7 +102,7 @@ def _named_routes(
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodesView(ApiView):
-    @_read("nodes_list", "List nodes", query=NodesQuery, response=list_schema(representations.Node))
+    @_read("nodes_list", "List nodes", query=NodesQuery, response=[representations.Node])
     def get(self, request: Request) -> HttpResponse:
         """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
         rows = list_nodes(self.user)
@@ -125,7 +125,7 @@ class NodeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpusView(ApiView):
-    @_read("gpus_list", "List GPUs", query=GpusQuery, response=list_schema(representations.Gpu))
+    @_read("gpus_list", "List GPUs", query=GpusQuery, response=[representations.Gpu])
     def get(self, request: Request) -> HttpResponse:
         """GPUs with their allocated part and the visible jobs that hold them."""
         rows = list_gpus(self.user)

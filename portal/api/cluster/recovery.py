@@ -14,7 +14,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import OLDEST
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.api.serializers.cluster import NODE_STATES
 from portal.api.serializers.references import Reference, UserReference
 from portal.errors import NotFound
@@ -106,8 +106,7 @@ class OrphanContainersView(ApiView):
     @_admin(
         "recovery_containers",
         "List unknown containers",
-        query=ListQuery,
-        response=list_schema(OrphanContainer),
+        response=[OrphanContainer],
         detail="Containers that wait for a decision or are being stopped.",
     )
     def get(self, request: Request) -> HttpResponse:

@@ -12,7 +12,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.models import RegistryLogin
 from portal.services.accounts.tokens import Scope
 from portal.services.images.registries import (
@@ -54,12 +54,7 @@ class RegistryLoginDetail(ResponseSerializer):
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistriesView(ApiView):
-    @_admin(
-        "registries_list",
-        "List logins to registries",
-        query=ListQuery,
-        response=list_schema(RegistryLoginDetail),
-    )
+    @_admin("registries_list", "List logins to registries", response=[RegistryLoginDetail])
     def get(self, request: Request) -> HttpResponse:
         """Logins by host, without passwords."""
         return self.paginated_response(

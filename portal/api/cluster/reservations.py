@@ -18,7 +18,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
 )
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.serializers.references import Reference
 from portal.errors import InvalidRequest, PreconditionFailed
 from portal.models import NodePool
@@ -170,9 +170,7 @@ class BaseReservationView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationsView(BaseReservationView):
-    @_read(
-        "reservations_list", "List reservations", query=ReservationsQuery, response=list_schema(Reservation)
-    )
+    @_read("reservations_list", "List reservations", query=ReservationsQuery, response=[Reservation])
     def get(self, request: Request) -> HttpResponse:
         """Reservations, newest first, with the jobs that still block them."""
         rows = list_reservations(self.user)

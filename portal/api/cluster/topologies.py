@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import NameField, ReasonBody, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.api.serializers.cluster import Topology
 from portal.domain.labels import KEY_PATTERN, MAX_KEY_LENGTH, MAX_LEVELS
 from portal.models import Topology as TopologyRow
@@ -50,7 +50,7 @@ class _BaseTopologyView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TopologiesView(_BaseTopologyView):
-    @_read("topologies_list", "List topologies", query=ListQuery, response=list_schema(Topology))
+    @_read("topologies_list", "List topologies", response=[Topology])
     def get(self, request: Request) -> HttpResponse:
         """Topologies by name, each with the number of nodes that have its labels."""
         count_nodes = labelled_node_counter(self.user)

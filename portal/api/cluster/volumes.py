@@ -20,7 +20,7 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
 )
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers.references import Reference
 from portal.domain.volumes import VolumeKind, VolumeScope
@@ -122,7 +122,7 @@ class _BaseVolumeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
-    @_read("volumes_list", "List volumes", query=ListQuery, response=list_schema(Volume))
+    @_read("volumes_list", "List volumes", response=[Volume])
     def get(self, request: Request) -> HttpResponse:
         """Volumes by name."""
         return self.paginated_response(list_volumes(self.user), Volume.represent, Order("name"))

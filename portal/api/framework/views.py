@@ -47,7 +47,10 @@ log = logging.getLogger(__name__)
 ENTITY_TAGS_PATTERN = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
 """The value of If-Match (RFC 9110, section 13.1.1): ``*`` or a list of entity tags."""
 
-ResponseSchema = type[serializers.BaseSerializer[Any]] | type[str] | None
+ResponseSchema = (
+    type[serializers.BaseSerializer[Any]] | list[type[serializers.Serializer[Any]]] | type[str] | None
+)
+"""A list of one serializer is a page of a list; None is an empty answer."""
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
@@ -79,7 +82,7 @@ class ListQuery(StrictSerializer):
     cursor = StrictCharField(required=False, max_length=2000, help_text="From the previous page's `next`.")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Operation:
     """The declaration of one method of an ApiView, which guards and documents it; used as a decorator.
 
@@ -106,6 +109,12 @@ class Operation:
     error_statuses: Sequence[int] = ()
     media_type: str = "application/json"
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.response, list):
+            (item,) = self.response
+            self.response = list_schema(item)
+            self.query = self.query or ListQuery
 
     def __call__(self, method: _Method) -> _Method:
         method.operation = self  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.api.serializers.idle import IdleExemption
 from portal.selectors.jobs.idle import active_exemptions
 from portal.services.accounts.tokens import Scope
@@ -20,8 +20,7 @@ class IdleExemptionsView(ApiView):
         "List the reasons that keep idle workspaces",
         tag="workspaces",
         scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(IdleExemption),
+        response=[IdleExemption],
     )
     def get(self, request: Request) -> HttpResponse:
         """Exemptions, newest first."""

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST, OLDEST, Order
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.jobs.job_requests import JobBody, build_job_request, check_job_request
 from portal.api.serializers import jobs as representations
 from portal.domain.states import JobKind, JobState
@@ -117,7 +117,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobsView(ApiView):
-    @_read("jobs_list", "List jobs", query=JobsQuery, response=list_schema(representations.Job))
+    @_read("jobs_list", "List jobs", query=JobsQuery, response=[representations.Job])
     def get(self, request: Request) -> HttpResponse:
         """Jobs, by default newest first."""
         rows = list_jobs(self.user, build_filter(self.query))
@@ -158,12 +158,7 @@ class JobView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobEventsView(ApiView):
-    @_read(
-        "jobs_events",
-        "List a job's events",
-        query=ListQuery,
-        response=list_schema(representations.TimelineEvent),
-    )
+    @_read("jobs_events", "List a job's events", response=[representations.TimelineEvent])
     def get(self, request: Request, job: str) -> HttpResponse:
         """Events, oldest first."""
         events = job_events(get_job(self.user, job))

@@ -17,7 +17,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
 )
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.serializers.jobs import ExtensionDetail, ExtensionSummary
 from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.models import TimeLimitExtension, User
@@ -67,10 +67,7 @@ def _represent_result(user: User, _row: object, extension: TimeLimitExtension) -
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionsView(ApiView):
     @_read(
-        "extensions_list",
-        "List requests for more time",
-        query=ExtensionsQuery,
-        response=list_schema(ExtensionSummary),
+        "extensions_list", "List requests for more time", query=ExtensionsQuery, response=[ExtensionSummary]
     )
     def get(self, request: Request) -> HttpResponse:
         """Requests, newest first."""

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, Permission, access_policy, require_permission
 from portal.api.framework.request_parsing import EmptyBody, QueryBooleanField, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.jobs.job_requests import WorkspaceBody, build_job_request, check_job_request
 from portal.api.jobs.jobs import ORDERS, build_filter
 from portal.api.serializers import jobs as representations
@@ -55,12 +55,7 @@ def get_workspace(user: User, public_id: str) -> Job:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspacesView(ApiView):
-    @_read(
-        "workspaces_list",
-        "List workspaces",
-        query=WorkspacesQuery,
-        response=list_schema(representations.Workspace),
-    )
+    @_read("workspaces_list", "List workspaces", query=WorkspacesQuery, response=[representations.Workspace])
     def get(self, request: Request) -> HttpResponse:
         """Workspaces, by default newest first."""
         rows = list_workspaces(self.user, build_filter(self.query))

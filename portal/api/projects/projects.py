@@ -27,7 +27,7 @@ from portal.api.framework.request_parsing import (
     StrictCharField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers import projects as representations
 from portal.api.serializers.users import ROLES
@@ -123,9 +123,7 @@ def represent_current(user: User, key: str) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectsView(ApiView):
-    @_read(
-        "projects_list", "List projects", query=ProjectsQuery, response=list_schema(representations.Project)
-    )
+    @_read("projects_list", "List projects", query=ProjectsQuery, response=[representations.Project])
     def get(self, request: Request) -> HttpResponse:
         """Projects by name."""
         rows = list_projects(self.user, archived=self.query["archived"])
@@ -187,12 +185,7 @@ class ProjectView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class MembersView(ApiView):
-    @_read(
-        "members_list",
-        "List a project's members",
-        query=ListQuery,
-        response=list_schema(representations.Member),
-    )
+    @_read("members_list", "List a project's members", response=[representations.Member])
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
         row = get_project(self.user, project)

@@ -16,7 +16,7 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, ListQuery, operation
 from portal.api.serializers.projects import QuotaChangeDetail, QuotaDetail
 from portal.errors import Conflict, NotFound, PreconditionFailed
 from portal.models import NodePool, Project, Quota, User
@@ -129,7 +129,7 @@ class QuotasView(ApiView):
         "quotas_list",
         "List quotas",
         query=QuotasQuery,
-        response=list_schema(QuotaDetail),
+        response=[QuotaDetail],
         detail="Quotas of the projects you may see. Where none was set, defaults stand: nothing guaranteed, "
         "no limit, weight 1.",
     )
@@ -141,12 +141,7 @@ class QuotasView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectQuotasView(ApiView):
-    @_read(
-        "project_quotas_list",
-        "List a project's quotas, one for each pool",
-        query=ListQuery,
-        response=list_schema(QuotaDetail),
-    )
+    @_read("project_quotas_list", "List a project's quotas, one for each pool", response=[QuotaDetail])
     def get(self, request: Request, project: str) -> HttpResponse:
         """A quota for every pool; defaults where none was set."""
         found = get_project(self.user, project)
@@ -191,9 +186,7 @@ def _quota_route(route: str, name: str, what: str) -> URLPattern:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotaChangesView(BaseQuotaView):
-    @_read(
-        "quota_changes", "List a quota's changes", query=ListQuery, response=list_schema(QuotaChangeDetail)
-    )
+    @_read("quota_changes", "List a quota's changes", response=[QuotaChangeDetail])
     def get(self, request: Request, quota: str) -> HttpResponse:
         """Changes, newest first; they are never deleted."""
         changes = list_quota_changes(self.get_quota(quota=quota))
@@ -203,11 +196,7 @@ class QuotaChangesView(BaseQuotaView):
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotaUndoView(BaseQuotaView):
     @operation(
-        "quota_undo",
-        "Undo the newest change of a quota",
-        body=UndoBody,
-        error_statuses=[409],
-        **_WRITE,
+        "quota_undo", "Undo the newest change of a quota", body=UndoBody, error_statuses=[409], **_WRITE
     )
     def post(self, request: Request, quota: str) -> HttpResponse:
         """The restored quota; the undo is a change of its own."""

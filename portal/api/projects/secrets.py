@@ -13,7 +13,7 @@ from portal.access import AccessPolicy, Permission, access_policy, require_permi
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.api.serializers.references import Reference
 from portal.domain.secrets import MAX_VALUE_BYTES
 from portal.models import Project, User
@@ -56,14 +56,7 @@ def _secret_routes(
 
     @access_policy(AccessPolicy.SIGNED_IN)
     class SecretsView(ApiView):
-        @operation(
-            f"{name}_list",
-            f"List {whose} secrets",
-            tag=tag,
-            scope=Scope.READ,
-            query=ListQuery,
-            response=list_schema(Secret),
-        )
+        @operation(f"{name}_list", f"List {whose} secrets", tag=tag, scope=Scope.READ, response=[Secret])
         def get(self, request: Request, **keys: str) -> HttpResponse:
             """Secrets by name, without values; those of a project for users who may run jobs in it."""
             owner = get_owner(self.user, **keys)

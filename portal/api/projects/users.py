@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy, roles_by_project
 from portal.api.framework.request_parsing import NonBlankCharField, StrictIntegerField, StrictSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.api.serializers.users import SCOPES, Authentication, CurrentUser, NewToken, Token
 from portal.selectors.projects.projects import list_projects
 from portal.services.accounts.tokens import (
@@ -58,8 +58,7 @@ class TokensView(ApiView):
         "List my tokens",
         tag="tokens",
         scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(Token),
+        response=[Token],
         detail="With a token: only tokens whose scopes it has too.",
     )
     def get(self, request: Request) -> HttpResponse:

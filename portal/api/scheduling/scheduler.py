@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ApiView, operation
 from portal.models import User
 from portal.selectors.scheduling.cycles import SchedulerHealth, failed_cycles, scheduler_health
 from portal.selectors.scheduling.forecasts import forecast_accuracy
@@ -111,8 +111,7 @@ class FailedCyclesView(ApiView):
     @_admin(
         "failed_cycles_list",
         "List failed cycles",
-        query=ListQuery,
-        response=list_schema(FailedSchedulingCycle),
+        response=[FailedSchedulingCycle],
         detail="A snapshot or a policy that the scheduler rejects, or an internal error. The newest 20 of the "
         "last 30 days are kept.",
     )
