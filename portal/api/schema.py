@@ -22,7 +22,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.problems import MEDIA_TYPE
 from portal.api.framework.request_parsing import STORABLE_PATTERN
-from portal.api.framework.views import ApiView, operation, status_description
+from portal.api.framework.views import SignedInView, operation, status_description
 from portal.services.accounts.tokens import Scope
 
 SWAGGER_DIST = "drf_spectacular_sidecar/swagger-ui-dist"
@@ -134,11 +134,9 @@ def openapi_document() -> dict[str, Any]:
     return described
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class SchemaView(ApiView):
+class SchemaView(SignedInView):
     @operation("schema", "This document", tag="schema", scope=Scope.READ, response=None)
     def get(self, request: Request) -> HttpResponse:
-        """OpenAPI 3.1 as JSON."""
         return self.json_response(openapi_document())
 
 

@@ -10,12 +10,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from agents.xid_catalog import XidSeverity
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import AdminView, ListQuery, operation
 from portal.api.serializers.references import Reference, UserReference
 from portal.models import GpuAlert
 from portal.models.alerts import AlertKind
@@ -90,8 +89,7 @@ class Alert(_Acknowledged):
         return AlertView(row).meaning
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AlertsView(ApiView):
+class AlertsView(AdminView):
     @operation(
         "alerts_list", "List GPU alerts", tag="nodes", scope=Scope.ADMIN, query=AlertsQuery, response=[Alert]
     )
@@ -122,8 +120,7 @@ class InvalidRowSummary(_Acknowledged):
     )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class InvalidRowsView(ApiView):
+class InvalidRowsView(AdminView):
     @operation(
         "invalid_rows_list",
         "List invalid rows",
@@ -134,7 +131,6 @@ class InvalidRowsView(ApiView):
         detail="Jobs that depend on an invalid row get the verdict `invalid_data`; all others are scheduled.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Invalid rows, newest first."""
         return self.paginated_response(
             invalid_rows(resolved=self.query["resolved"]), InvalidRowSummary.represent, NEWEST
         )

@@ -12,11 +12,10 @@ from django.urls import URLPattern, path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import OLDEST, Order
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node, User
@@ -81,14 +80,12 @@ def _named_routes(
 ) -> list[URLPattern]:
     """Return the routes of the list by name, and of one row by id or name."""
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class RowsView(ApiView):
+    class RowsView(SignedInView):
         @_read(f"{name}_list", f"List {name}", response=[serializer])
         def get(self, request: Request) -> HttpResponse:
             return self.paginated_response(list_rows(self.user), serializer.represent, BY_NAME)
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class RowView(ApiView):
+    class RowView(SignedInView):
         @_read(f"{name}_get", f"Get {singular}", response=serializer)
         def get(self, request: Request, **keys: str) -> HttpResponse:
             (key,) = keys.values()
@@ -100,8 +97,7 @@ def _named_routes(
     ]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class NodesView(ApiView):
+class NodesView(SignedInView):
     @_read("nodes_list", "List nodes", query=NodesQuery, response=[representations.Node])
     def get(self, request: Request) -> HttpResponse:
         """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
@@ -115,16 +111,14 @@ class NodesView(ApiView):
         return self.paginated_batch(rows, partial(represent_nodes, self.user), BY_NAME)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class NodeView(ApiView):
+class NodeView(SignedInView):
     @_read("nodes_get", "Get a node", response=representations.Node)
     def get(self, request: Request, node: str) -> HttpResponse:
         """A node by id or name."""
         return self.json_response(represent_nodes(self.user, [get_by_key(list_nodes(self.user), node)])[0])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class GpusView(ApiView):
+class GpusView(SignedInView):
     @_read("gpus_list", "List GPUs", query=GpusQuery, response=[representations.Gpu])
     def get(self, request: Request) -> HttpResponse:
         """GPUs with their allocated part and the visible jobs that hold them."""
@@ -140,11 +134,9 @@ class GpusView(ApiView):
         return self.paginated_batch(rows, partial(represent_gpus, self.user), OLDEST)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class GpuView(ApiView):
+class GpuView(SignedInView):
     @_read("gpus_get", "Get a GPU", response=representations.Gpu)
     def get(self, request: Request, uuid: str) -> HttpResponse:
-        """A GPU by UUID."""
         return self.json_response(represent_gpus(self.user, [get_gpu(self.user, uuid)])[0])
 
 

@@ -10,7 +10,6 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.cluster.inventory import get_gpu, represent_gpus, represent_nodes
 from portal.api.framework.request_parsing import (
     EmptyBody,
@@ -20,7 +19,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
 )
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import AdminView, operation
 from portal.api.serializers import cluster as representations
 from portal.domain.labels import MAX_LABEL_LENGTH
 from portal.domain.node_operations import OperationKind
@@ -228,8 +227,7 @@ RETURN_GPU = action_route(
 )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AgentRolloutsView(ApiView):
+class AgentRolloutsView(AdminView):
     @_admin(
         "rollouts_start",
         "Upgrade the agents of all nodes",
@@ -242,28 +240,23 @@ class AgentRolloutsView(ApiView):
         "with `nothing_to_upgrade`.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The started rollout."""
         return self.idempotent_response(
             lambda: representations.AgentRollout.represent(do_upgrade_all(self.user))
         )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AgentRolloutView(ApiView):
+class AgentRolloutView(AdminView):
     @_admin("rollouts_get", "Get an upgrade of all nodes", response=representations.AgentRollout)
     def get(self, request: Request, rollout: str) -> HttpResponse:
-        """The rollout with the status of every node."""
         row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
             raise NotFound("There is no such upgrade.")
         return self.json_response(representations.AgentRollout.represent(row))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class NodeOperationView(ApiView):
+class NodeOperationView(AdminView):
     @_admin("nodes_operation_get", "Get an operation on a node", response=representations.NodeOperation)
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
-        """The operation with its finished steps."""
         row = _get_node(self.user, node).operations.filter(public_id=operation_id).first()
         if row is None:
             raise NotFound("There is no such test of this node.")

@@ -10,11 +10,10 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import OLDEST
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import AdminView, operation
 from portal.api.serializers.cluster import NODE_STATES
 from portal.api.serializers.references import Reference, UserReference
 from portal.errors import NotFound
@@ -88,8 +87,7 @@ def _serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
     return list(map(OrphanContainer.represent, orphan_views(rows)))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class RecoveryView(ApiView):
+class RecoveryView(AdminView):
     @_admin(
         "recovery_get",
         "Get the progress of the recovery after a restore",
@@ -97,12 +95,10 @@ class RecoveryView(ApiView):
         detail="After `manage.py restore` no job starts until every node is reconciled with the database or fenced.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Progress by node."""
         return self.json_response(RecoveryStatus.represent(recovery_status()))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class OrphanContainersView(ApiView):
+class OrphanContainersView(AdminView):
     @_admin(
         "recovery_containers",
         "List unknown containers",
@@ -110,7 +106,6 @@ class OrphanContainersView(ApiView):
         detail="Containers that wait for a decision or are being stopped.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Unknown containers, oldest first."""
         return self.paginated_batch(open_orphans(), _serialize_containers, OLDEST)
 
 

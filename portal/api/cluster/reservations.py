@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, require_admin
+from portal.access import require_admin
 from portal.api.framework.request_parsing import (
     EmptyBody,
     StrictBooleanField,
@@ -18,7 +18,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
 )
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers.references import Reference
 from portal.errors import InvalidRequest, PreconditionFailed
 from portal.models import NodePool
@@ -125,7 +125,7 @@ def _etag_of(row: ReservationRow) -> str:
     return f'"{row.public_id}-{row.version}"'
 
 
-class BaseReservationView(ApiView):
+class BaseReservationView(SignedInView):
     """Base of reservation routes."""
 
     def serialize(self, row: ReservationRow) -> dict[str, Any]:
@@ -168,7 +168,6 @@ class BaseReservationView(ApiView):
         return get_by_key(list_pools(self.user), given["pool"])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class ReservationsView(BaseReservationView):
     @_read("reservations_list", "List reservations", query=ReservationsQuery, response=[Reservation])
     def get(self, request: Request) -> HttpResponse:
@@ -194,18 +193,15 @@ class ReservationsView(BaseReservationView):
         "has one of the nodes at that time.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new reservation."""
         require_admin(self.user, "reserve nodes")  # before any lookup
         return self.idempotent_response(
             lambda: self.serialize(do_save_reservation(self.user, self.build_input()))
         )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
     @_read("reservations_get", "Get a reservation", response=Reservation)
     def get(self, request: Request, reservation: str) -> HttpResponse:
-        """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
         return self.json_response(self.serialize(row), headers={"ETag": _etag_of(row)})
 
@@ -220,7 +216,6 @@ class ReservationDetailView(BaseReservationView):
         detail="Changes only the given fields. The start of an active reservation does not change.",
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
-        """The changed reservation."""
         require_admin(self.user, "reserve nodes")  # before any lookup
         row = get_reservation(self.user, reservation)
         if not self.if_match(_etag_of(row)):
@@ -240,12 +235,10 @@ class ReservationDetailView(BaseReservationView):
         detail="It can be restored until its end.",
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
-        """Empty."""
         do_cancel_reservation(self.user, get_reservation(self.user, reservation))
         return self.no_content()
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class ReservationRestoreView(BaseReservationView):
     @_admin(
         "reservations_restore",
@@ -255,8 +248,6 @@ class ReservationRestoreView(BaseReservationView):
         idempotent=True,
     )
     def post(self, request: Request, reservation: str) -> HttpResponse:
-        """The restored reservation."""
-
         def work() -> dict[str, Any]:
             row = get_reservation(self.user, reservation)
             return self.serialize(do_restore_reservation(self.user, row))

@@ -9,10 +9,9 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import NameField, ReasonBody, StrictCharField
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.cluster import Topology
 from portal.domain.labels import KEY_PATTERN, MAX_KEY_LENGTH, MAX_LEVELS
 from portal.models import Topology as TopologyRow
@@ -43,12 +42,11 @@ class TopologyBody(LevelsBody):
     name = NameField()
 
 
-class _BaseTopologyView(ApiView):
+class _BaseTopologyView(SignedInView):
     def serialize(self, row: TopologyRow) -> dict[str, Any]:
         return Topology.represent(row, labelled_node_counter(self.user))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class TopologiesView(_BaseTopologyView):
     @_read("topologies_list", "List topologies", response=[Topology])
     def get(self, request: Request) -> HttpResponse:
@@ -67,8 +65,6 @@ class TopologiesView(_BaseTopologyView):
         idempotent=True,
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new topology."""
-
         def work() -> dict[str, Any]:
             row = do_save_topology(
                 self.user, self.body["name"], self.body["levels"], reason=self.body["reason"]
@@ -78,7 +74,6 @@ class TopologiesView(_BaseTopologyView):
         return self.idempotent_response(work)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class TopologyView(_BaseTopologyView):
     @_read("topologies_get", "Get a topology", response=Topology)
     def get(self, request: Request, topology: str) -> HttpResponse:
@@ -94,7 +89,6 @@ class TopologyView(_BaseTopologyView):
         detail="Running jobs stay on their nodes. A pending job that requests a removed level can never start.",
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
-        """The topology with these levels."""
         row = get_topology(self.user, topology)
         saved = do_save_topology(self.user, row.name, self.body["levels"], row, reason=self.body["reason"])
         return self.json_response(self.serialize(saved))
@@ -108,6 +102,5 @@ class TopologyView(_BaseTopologyView):
         detail="Rejected with `topology_in_use` while pending jobs have a constraint on it.",
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
-        """Empty."""
         do_delete_topology(self.user, get_topology(self.user, topology))
         return self.no_content()

@@ -10,7 +10,7 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, require_admin, visible_nodes, visible_projects
+from portal.access import require_admin, visible_nodes, visible_projects
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import (
     NameField,
@@ -20,7 +20,7 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
 )
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers.references import Reference
 from portal.domain.volumes import VolumeKind, VolumeScope
@@ -93,7 +93,7 @@ class Volume(ResponseSerializer):
     created_at = serializers.DateTimeField()
 
 
-class _BaseVolumeView(ApiView):
+class _BaseVolumeView(SignedInView):
     def build_input(self, name: str, kind: str) -> VolumeInput:
         """Return the input of the service, with names resolved to rows."""
         require_admin(self.user, "change volumes")
@@ -120,11 +120,9 @@ class _BaseVolumeView(ApiView):
         return found
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
     @_read("volumes_list", "List volumes", response=[Volume])
     def get(self, request: Request) -> HttpResponse:
-        """Volumes by name."""
         return self.paginated_response(list_volumes(self.user), Volume.represent, Order("name"))
 
     @_admin(
@@ -137,8 +135,6 @@ class VolumesView(_BaseVolumeView):
         detail="A node mounts only paths that its own settings allow (`allowed_mount_roots`).",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new volume."""
-
         def work() -> dict[str, Any]:
             words = self.build_input(self.body["name"], self.body["kind"])
             return Volume.represent(do_save_volume(self.user, words, reason=self.body["reason"]))
@@ -146,7 +142,6 @@ class VolumesView(_BaseVolumeView):
         return self.idempotent_response(work)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
     @_read("volumes_get", "Get a volume", response=Volume)
     def get(self, request: Request, volume: str) -> HttpResponse:
@@ -162,7 +157,6 @@ class VolumeView(_BaseVolumeView):
         "that lose access are held, cancelled or stopped, according to `queued_jobs` and `running_jobs`.",
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
-        """The changed volume."""
         row = get_volume(self.user, volume)
         words = self.build_input(row.name, row.kind)
         saved = do_save_volume(
@@ -179,6 +173,5 @@ class VolumeView(_BaseVolumeView):
         detail="Its files are kept. Rejected with `volume_in_use` while active jobs use it.",
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
-        """Empty."""
         do_delete_volume(self.user, get_volume(self.user, volume))
         return self.no_content()

@@ -10,9 +10,8 @@ from django.urls import URLPattern, path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import EmptyBody, StrictSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import AdminView, ApiView, operation
 from portal.models import Job, User
 from portal.services.accounts.tokens import Scope
 
@@ -28,7 +27,7 @@ def action_route(
     *,
     represent: Callable[[User, Any, Any], dict[str, Any]],
     response: type[serializers.Serializer[Any]],
-    policy: AccessPolicy = AccessPolicy.ADMIN,
+    base: type[ApiView] = AdminView,
     tag: str = "cluster",
     scope: Scope = Scope.ADMIN,
     scope_by_job_kind: bool = False,
@@ -40,10 +39,10 @@ def action_route(
 ) -> URLPattern:
     """Return the route of an action below ``route``, whose only parameter is the key for ``get_row``.
 
-    ``perform`` gets the user, the row and the fields of the body as keywords; ``represent`` gets the user, the
-    row and the result of ``perform`` and returns the response body. An ``idempotent`` POST is done at most once
-    per Idempotency-Key. ``scope_by_job_kind`` is for rows that are jobs or have a ``job``. Further options
-    are those of ``operation``.
+    ``base`` declares the access policy. ``perform`` gets the user, the row and the fields of the body as keywords;
+    ``represent`` gets the user, the row and the result of ``perform`` and returns the response body. An
+    ``idempotent`` POST is done at most once per Idempotency-Key. ``scope_by_job_kind`` is for rows that are jobs or
+    have a ``job``. Further options are those of ``operation``.
     """
 
     idempotent = idempotent and method == "post"
@@ -74,5 +73,5 @@ def action_route(
         detail=detail,
         **options,
     )
-    view: type[ApiView] = type("RowActionView", (ApiView,), {method: declare(handle)})
-    return path(f"{route}{segment}/", access_policy(policy)(view).as_view())
+    view: type[ApiView] = type("RowActionView", (base,), {method: declare(handle)})
+    return path(f"{route}{segment}/", view.as_view())

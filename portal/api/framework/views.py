@@ -20,7 +20,7 @@ from rest_framework.exceptions import Throttled
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from portal.access import AccessPolicy, enforce, require_user
+from portal.access import AccessPolicy, access_policy, enforce, require_user
 from portal.api.framework import pagination, problems
 from portal.api.framework.authentication import (
     BearerTokenAuthentication,
@@ -164,7 +164,7 @@ operation = Operation
 
 
 class ApiView(APIView):
-    """A REST view; requests need ``@access_policy(...)`` on it and ``@operation(...)`` on the method."""
+    """A REST view; requests need an access policy on it or its base, and ``@operation(...)`` on the method."""
 
     checks_policy_itself = True  # tokens are authenticated first; see portal.policy_middleware
 
@@ -214,7 +214,7 @@ class ApiView(APIView):
         serialize: Callable[[_Row], Any],
         order: pagination.Order = pagination.NEWEST,
     ) -> HttpResponse:
-        return self.json_response(pagination.paginate(self.request, rows, order, self.query, serialize))
+        return self.paginated_batch(rows, lambda found: list(map(serialize, found)), order)
 
     def paginated_batch(
         self,
@@ -223,9 +223,7 @@ class ApiView(APIView):
         order: pagination.Order = pagination.NEWEST,
     ) -> HttpResponse:
         """Return a page whose rows are serialized together, to read what belongs to them in one query."""
-        found: list[_Row] = []
-        page = pagination.paginate(self.request, rows, order, self.query, found.append)
-        return self.json_response({**page, "items": serialize_all(found)})
+        return self.json_response(pagination.paginate(self.request, rows, order, self.query, serialize_all))
 
     def require_scope_of(self, job: Job) -> None:
         """Raise Forbidden unless the token, if any, has the scope of the job's kind."""
@@ -325,6 +323,16 @@ class ApiView(APIView):
             wait_s = rate_limits.consume(each, who)
             if wait_s > 0:
                 raise Throttled(wait_s)
+
+
+@access_policy(AccessPolicy.SIGNED_IN)
+class SignedInView(ApiView):
+    """A view for everybody who is signed in; selectors and services decide about each row."""
+
+
+@access_policy(AccessPolicy.ADMIN)
+class AdminView(ApiView):
+    """A view for administrators."""
 
 
 @cache

@@ -1,15 +1,19 @@
-"""REST actions on jobs and workspaces, such as cancelling a job."""
+"""REST actions on jobs and workspaces, such as cancelling a job, and exemptions of idle workspaces."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+from django.http import HttpResponse
+from django.urls import path
 from rest_framework import serializers
+from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, require_permission
+from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.jobs import represent_job
 from portal.api.jobs.workspaces import get_workspace
 from portal.api.serializers.idle import IdleExemption
@@ -17,7 +21,7 @@ from portal.api.serializers.jobs import JobDetail, Workspace
 from portal.domain.signals import SIGNALS
 from portal.models import IdleExemption as IdleExemptionRow
 from portal.models import Job, User
-from portal.selectors.jobs.idle import get_exemption
+from portal.selectors.jobs.idle import active_exemptions, get_exemption
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.signals import do_send_signal
@@ -79,11 +83,23 @@ def _represent_exemption(user: User, _row: object, exemption: IdleExemptionRow) 
     return IdleExemption.represent(get_exemption(user, exemption.public_id))
 
 
+class IdleExemptionsView(SignedInView):
+    @operation(
+        "idle_exemptions_list",
+        "List the reasons that keep idle workspaces",
+        tag="workspaces",
+        scope=Scope.READ,
+        response=[IdleExemption],
+    )
+    def get(self, request: Request) -> HttpResponse:
+        return self.paginated_response(active_exemptions(self.user), IdleExemption.represent)
+
+
 _job_action = partial(
     action_route,
     "jobs/<slug:job>/",
     get_job,
-    policy=AccessPolicy.SIGNED_IN,
+    base=SignedInView,
     tag="jobs",
     scope=Scope.JOBS,
     scope_by_job_kind=True,
@@ -97,12 +113,13 @@ _workspace_action = partial(
     action_route,
     "workspaces/<slug:workspace>/",
     get_workspace,
-    policy=AccessPolicy.SIGNED_IN,
+    base=SignedInView,
     tag="workspaces",
     scope=Scope.WORKSPACES,
     response=Workspace,
 )
 ROUTES = [
+    path("idle-exemptions/", IdleExemptionsView.as_view()),
     _job_action(
         "cancel",
         "jobs_cancel",
@@ -178,7 +195,7 @@ ROUTES = [
         do_revoke_exemption,
         represent=_represent_exemption,
         response=IdleExemption,
-        policy=AccessPolicy.SIGNED_IN,
+        base=SignedInView,
         tag="workspaces",
         scope=Scope.WORKSPACES,
         idempotent=False,

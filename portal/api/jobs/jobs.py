@@ -9,10 +9,9 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST, OLDEST, Order
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, build_job_request, check_job_request
 from portal.api.serializers import jobs as representations
 from portal.domain.states import JobKind, JobState
@@ -53,17 +52,11 @@ ORDERS = {
 }
 
 
-class JobsQuery(ListQuery):
-    """Filters and order of the job list."""
+class JobFilterQuery(ListQuery):
+    """Filters and order of lists of jobs and workspaces."""
 
     state = serializers.ListField(
         child=serializers.ChoiceField(representations.STATES),
-        required=False,
-        default=list,
-        help_text="Repeatable.",
-    )
-    kind = serializers.ListField(
-        child=serializers.ChoiceField(representations.KINDS),
         required=False,
         default=list,
         help_text="Repeatable.",
@@ -76,6 +69,17 @@ class JobsQuery(ListQuery):
     )
     live = QueryBooleanField(required=False, default=None, help_text="true: not ended; false: ended.")
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
+
+
+class JobsQuery(JobFilterQuery):
+    """Filters and order of the job list."""
+
+    kind = serializers.ListField(
+        child=serializers.ChoiceField(representations.KINDS),
+        required=False,
+        default=list,
+        help_text="Repeatable.",
+    )
 
 
 def build_filter(query: dict[str, Any]) -> JobFilter:
@@ -115,11 +119,9 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
     return representations.JobDetail.represent(row, context)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobsView(ApiView):
+class JobsView(SignedInView):
     @_read("jobs_list", "List jobs", query=JobsQuery, response=[representations.Job])
     def get(self, request: Request) -> HttpResponse:
-        """Jobs, by default newest first."""
         rows = list_jobs(self.user, build_filter(self.query))
         return self.paginated_response(rows, representations.Job.represent, ORDERS[self.query["order"]])
 
@@ -148,18 +150,14 @@ class JobsView(ApiView):
         )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobView(ApiView):
+class JobView(SignedInView):
     @_read("jobs_get", "Get a job", response=representations.JobDetail)
     def get(self, request: Request, job: str) -> HttpResponse:
-        """The job with verdict, attempts, tasks and timeline."""
         return self.json_response(represent_job(self.user, get_job(self.user, job)))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobEventsView(ApiView):
+class JobEventsView(SignedInView):
     @_read("jobs_events", "List a job's events", response=[representations.TimelineEvent])
     def get(self, request: Request, job: str) -> HttpResponse:
-        """Events, oldest first."""
         events = job_events(get_job(self.user, job))
         return self.paginated_response(events, representations.TimelineEvent.represent, OLDEST)

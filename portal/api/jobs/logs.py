@@ -9,10 +9,9 @@ from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.errors import InvalidRequest
 from portal.log_download import log_download_response
 from portal.models import User
@@ -142,8 +141,7 @@ class LogMatches(ResponseSerializer):
         return f"{result.next.rank}:{result.next.offset}" if result.next else None
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobLogsView(ApiView):
+class JobLogsView(SignedInView):
     @_read(
         "jobs_logs",
         "Read a job's log",
@@ -153,7 +151,6 @@ class JobLogsView(ApiView):
         "that is no end, and `lost` says when the node cannot be reached for more.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Complete lines of one rank."""
         if "tail" in self.query and "offset" in self.query:
             raise InvalidRequest(fields={"tail": "Ask for the last lines or for an offset, not both."})
         log = requested_log(self.user, job, self.query)
@@ -166,8 +163,7 @@ class JobLogsView(ApiView):
         return self.json_response(LogPage.represent(piece, context))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobLogFileView(ApiView):
+class JobLogFileView(SignedInView):
     @_read(
         "jobs_log_file",
         "Download a rank's log",
@@ -222,8 +218,7 @@ def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResul
     return search(logs, sought, start, query["limit"])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobLogSearchView(ApiView):
+class JobLogSearchView(SignedInView):
     @_read(
         "jobs_log_search",
         "Search a job's logs",
@@ -234,5 +229,4 @@ class JobLogSearchView(ApiView):
         "until that is null. A pattern that takes too long on a few lines is refused.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Matches with rank and offset."""
         return self.json_response(LogMatches.represent(search_log(self.user, job, self.query)))

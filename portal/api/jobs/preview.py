@@ -9,9 +9,8 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
 from portal.api.serializers.references import Reference
 from portal.selectors.jobs.jobs import visible_job_ids
@@ -74,8 +73,7 @@ class JobPreview(ResponseSerializer):
     )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobPreviewView(ApiView):
+class JobPreviewView(SignedInView):
     @operation(
         "jobs_preview",
         "Would this start now",

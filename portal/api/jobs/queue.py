@@ -8,11 +8,10 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework import pagination
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.jobs import StartInterval, with_forecast
 from portal.api.serializers.references import Reference, UserReference
 from portal.models import Job, JobVerdict, Project, User
@@ -100,8 +99,7 @@ class QueuePage(ResponseSerializer):
     )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class QueueView(ApiView):
+class QueueView(SignedInView):
     @operation(
         "queue",
         "Who comes next",
@@ -113,7 +111,6 @@ class QueueView(ApiView):
         "Jobs of projects that one may not see stand there without a name.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Pending jobs from an offset on."""
         visibility, limit, offset = visibility_of(self.user), self.query["limit"], self.query["offset"]
         rows = pending_jobs(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
         total = rows.count()

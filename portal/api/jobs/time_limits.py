@@ -9,7 +9,6 @@ from django.http import HttpResponse
 from django.urls import path
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import (
     QueryBooleanField,
     StrictCharField,
@@ -17,7 +16,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
 )
 from portal.api.framework.row_actions import action_route
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers.jobs import ExtensionDetail, ExtensionSummary
 from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.models import TimeLimitExtension, User
@@ -64,19 +63,16 @@ def _represent_result(user: User, _row: object, extension: TimeLimitExtension) -
     return represent_extension(user, get_extension(user, extension.public_id))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ExtensionsView(ApiView):
+class ExtensionsView(SignedInView):
     @_read(
         "extensions_list", "List requests for more time", query=ExtensionsQuery, response=[ExtensionSummary]
     )
     def get(self, request: Request) -> HttpResponse:
-        """Requests, newest first."""
         rows = list_extensions(self.user, pending_only=self.query["waiting"])
         return self.paginated_response(rows, ExtensionSummary.represent)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ExtensionView(ApiView):
+class ExtensionView(SignedInView):
     @_read("extensions_get", "Get a request for more time", response=ExtensionDetail)
     def get(self, request: Request, extension: str) -> HttpResponse:
         return self.json_response(represent_extension(self.user, get_extension(self.user, extension)))
@@ -84,7 +80,7 @@ class ExtensionView(ApiView):
 
 _action = partial(
     action_route,
-    policy=AccessPolicy.SIGNED_IN,
+    base=SignedInView,
     tag="jobs",
     scope=Scope.JOBS,
     scope_by_job_kind=True,

@@ -7,14 +7,13 @@ from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
-from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission
-from portal.api.framework.request_parsing import EmptyBody, QueryBooleanField, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.access import Permission, require_permission
+from portal.api.framework.request_parsing import EmptyBody
+from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import WorkspaceBody, build_job_request, check_job_request
-from portal.api.jobs.jobs import ORDERS, build_filter
+from portal.api.jobs.jobs import ORDERS, JobFilterQuery, build_filter
 from portal.api.serializers import jobs as representations
 from portal.errors import NotFound
 from portal.models import Job, User
@@ -28,23 +27,6 @@ _read = partial(operation, tag="workspaces", scope=Scope.READ)
 _write = partial(operation, tag="workspaces", scope=Scope.WORKSPACES)
 
 
-class WorkspacesQuery(ListQuery):
-    """Filters of the workspace list."""
-
-    state = serializers.ListField(
-        child=serializers.ChoiceField(representations.STATES),
-        required=False,
-        default=list,
-        help_text="Repeatable.",
-    )
-    project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
-    owner = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
-    pool = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
-    search = StrictCharField(required=False, default="", max_length=100)
-    live = QueryBooleanField(required=False, default=None)
-    order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
-
-
 def get_workspace(user: User, public_id: str) -> Job:
     """Return the workspace if the user may see it. Raise NotFound otherwise."""
     row = list_workspaces(user).filter(public_id=public_id).first()
@@ -53,11 +35,9 @@ def get_workspace(user: User, public_id: str) -> Job:
     return row
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspacesView(ApiView):
-    @_read("workspaces_list", "List workspaces", query=WorkspacesQuery, response=[representations.Workspace])
+class WorkspacesView(SignedInView):
+    @_read("workspaces_list", "List workspaces", query=JobFilterQuery, response=[representations.Workspace])
     def get(self, request: Request) -> HttpResponse:
-        """Workspaces, by default newest first."""
         rows = list_workspaces(self.user, build_filter(self.query))
         return self.paginated_response(rows, representations.Workspace.represent, ORDERS[self.query["order"]])
 
@@ -82,16 +62,13 @@ class WorkspacesView(ApiView):
         )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceView(ApiView):
+class WorkspaceView(SignedInView):
     @_read("workspaces_get", "Get a workspace", response=representations.Workspace)
     def get(self, request: Request, workspace: str) -> HttpResponse:
-        """The workspace with its readiness and URL."""
         return self.json_response(representations.Workspace.represent(get_workspace(self.user, workspace)))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceOpenView(ApiView):
+class WorkspaceOpenView(SignedInView):
     @_write(
         "workspaces_open",
         "Open a workspace",

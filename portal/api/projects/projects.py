@@ -12,9 +12,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import (
-    AccessPolicy,
     Permission,
-    access_policy,
     require_permission,
     roles_by_project,
     visible_projects,
@@ -27,7 +25,7 @@ from portal.api.framework.request_parsing import (
     StrictCharField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers import projects as representations
 from portal.api.serializers.users import ROLES
@@ -121,11 +119,9 @@ def represent_current(user: User, key: str) -> dict[str, Any]:
     return represent_projects(user, [get_project(user, key)])[0]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectsView(ApiView):
+class ProjectsView(SignedInView):
     @_read("projects_list", "List projects", query=ProjectsQuery, response=[representations.Project])
     def get(self, request: Request) -> HttpResponse:
-        """Projects by name."""
         rows = list_projects(self.user, archived=self.query["archived"])
         if "search" in self.query:
             text = self.query["search"]
@@ -142,8 +138,6 @@ class ProjectsView(ApiView):
         detail="Administrators make top-level projects; managers make projects below their own.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new project."""
-
         def work() -> dict[str, Any]:
             parent = find_parent(self.user, self.body["parent"])
             row = do_create_project(
@@ -154,8 +148,7 @@ class ProjectsView(ApiView):
         return self.idempotent_response(work)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectView(ApiView):
+class ProjectView(SignedInView):
     @_read("projects_get", "Get a project", response=representations.Project)
     def get(self, request: Request, project: str) -> HttpResponse:
         """A project by id or name."""
@@ -172,7 +165,6 @@ class ProjectView(ApiView):
         "`egress_allow`.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
-        """The changed project."""
         row = get_project(self.user, project)
         changes = {key: value for key, value in self.body.items() if key not in AffectedJobsFields().fields}
         if "parent" in changes:
@@ -183,8 +175,7 @@ class ProjectView(ApiView):
         return self.json_response(represent_current(self.user, row.public_id))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class MembersView(ApiView):
+class MembersView(SignedInView):
     @_read("members_list", "List a project's members", response=[representations.Member])
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
@@ -194,8 +185,7 @@ class MembersView(ApiView):
         )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class MemberView(ApiView):
+class MemberView(SignedInView):
     @_write("members_put", "Set a person's role", body=MemberBody, response=representations.Member)
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
         """The member with this role, added if new."""

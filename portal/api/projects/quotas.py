@@ -9,14 +9,14 @@ from django.http import HttpResponse
 from django.urls import URLPattern, path
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, require_admin
+from portal.access import require_admin
 from portal.api.framework.request_parsing import (
     StrictCharField,
     StrictFloatField,
     StrictIntegerField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, ListQuery, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers.projects import QuotaChangeDetail, QuotaDetail
 from portal.errors import Conflict, NotFound, PreconditionFailed
 from portal.models import NodePool, Project, Quota, User
@@ -80,7 +80,7 @@ def default_quota(project: Project, pool: NodePool) -> Quota:
     return Quota(public_id=public_id, project=project, pool=pool, version=0)
 
 
-class BaseQuotaView(ApiView):
+class BaseQuotaView(SignedInView):
     """Base of routes of one quota: lookup, and changes under an entity tag."""
 
     def get_quota(self, **where: str) -> Quota:
@@ -123,8 +123,7 @@ class BaseQuotaView(ApiView):
         return self.etag_response(changed)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class QuotasView(ApiView):
+class QuotasView(SignedInView):
     @_read(
         "quotas_list",
         "List quotas",
@@ -134,13 +133,11 @@ class QuotasView(ApiView):
         "no limit, weight 1.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Quotas that were set, newest first."""
         rows = list_quotas(self.user, project=self.query["project"], pool=self.query["pool"])
         return self.paginated_response(rows, QuotaDetail.represent)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectQuotasView(ApiView):
+class ProjectQuotasView(SignedInView):
     @_read("project_quotas_list", "List a project's quotas, one for each pool", response=[QuotaDetail])
     def get(self, request: Request, project: str) -> HttpResponse:
         """A quota for every pool; defaults where none was set."""
@@ -165,7 +162,6 @@ _WRITE: dict[str, Any] = {
 def _quota_route(route: str, name: str, what: str) -> URLPattern:
     """Return the route of the quota that the path names."""
 
-    @access_policy(AccessPolicy.SIGNED_IN)
     class QuotaView(BaseQuotaView):
         @_read(f"{name}_get", f"Get {what}", response=QuotaDetail)
         def get(self, request: Request, **keys: str) -> HttpResponse:
@@ -184,7 +180,6 @@ def _quota_route(route: str, name: str, what: str) -> URLPattern:
     return path(route, QuotaView.as_view())
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class QuotaChangesView(BaseQuotaView):
     @_read("quota_changes", "List a quota's changes", response=[QuotaChangeDetail])
     def get(self, request: Request, quota: str) -> HttpResponse:
@@ -193,7 +188,6 @@ class QuotaChangesView(BaseQuotaView):
         return self.paginated_response(changes, QuotaChangeDetail.represent)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class QuotaUndoView(BaseQuotaView):
     @operation(
         "quota_undo", "Undo the newest change of a quota", body=UndoBody, error_statuses=[409], **_WRITE

@@ -9,11 +9,11 @@ from django.urls import URLPattern, path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_secrets
+from portal.access import Permission, require_permission, visible_secrets
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.references import Reference
 from portal.domain.secrets import MAX_VALUE_BYTES
 from portal.models import Project, User
@@ -54,8 +54,7 @@ def _secret_routes(
     ``get_owner`` gets the user and the keys in the path.
     """
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class SecretsView(ApiView):
+    class SecretsView(SignedInView):
         @operation(f"{name}_list", f"List {whose} secrets", tag=tag, scope=Scope.READ, response=[Secret])
         def get(self, request: Request, **keys: str) -> HttpResponse:
             """Secrets by name, without values; those of a project for users who may run jobs in it."""
@@ -67,8 +66,7 @@ def _secret_routes(
                 rows = visible_secrets(self.user).filter(owner=owner)
             return self.paginated_response(rows, Secret.represent, Order("name"))
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class SecretView(ApiView):
+    class SecretView(SignedInView):
         @operation(
             f"{name}_put",
             f"Write a secret{of}",

@@ -9,10 +9,9 @@ from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.errors import InvalidRequest
 from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
 from portal.services.accounts.tokens import Scope
@@ -51,8 +50,7 @@ class UsageReport(ResponseSerializer):
     items = UsageItem(many=True)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class UsageView(ApiView):
+class UsageView(SignedInView):
     @operation(
         "usage",
         "GPU-hours by project, person, pool or day",

@@ -8,9 +8,9 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, roles_by_project
+from portal.access import roles_by_project
 from portal.api.framework.request_parsing import NonBlankCharField, StrictIntegerField, StrictSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.users import SCOPES, Authentication, CurrentUser, NewToken, Token
 from portal.selectors.projects.projects import list_projects
 from portal.services.accounts.tokens import (
@@ -26,8 +26,7 @@ from portal.valkey import rate_limits
 _write = partial(operation, tag="tokens", scope=Scope.TOKENS)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class CurrentUserView(ApiView):
+class CurrentUserView(SignedInView):
     @operation("me", "Who am I", tag="me", scope=Scope.READ, response=CurrentUser)
     def get(self, request: Request) -> HttpResponse:
         """Account, projects with roles, and the scopes of this authentication."""
@@ -51,8 +50,7 @@ class NewTokenBody(StrictSerializer):
     days = StrictIntegerField(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class TokensView(ApiView):
+class TokensView(SignedInView):
     @operation(
         "tokens_list",
         "List my tokens",
@@ -84,8 +82,7 @@ class TokensView(ApiView):
         return self.json_response(NewToken.represent(row, text), 201)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class TokenView(ApiView):
+class TokenView(SignedInView):
     @_write(
         "tokens_revoke",
         "Revoke a token",

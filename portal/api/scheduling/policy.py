@@ -11,10 +11,10 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_admin, require_permission
+from portal.access import Permission, require_admin, require_permission
 from portal.api.framework.request_parsing import ReasonBody
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import ApiView, SignedInView, operation
 from portal.api.serializers.idle import IdleSettingDetail
 from portal.api.serializers.references import Reference
 from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, setting_names
@@ -165,8 +165,7 @@ def _policy_route(
         document = _document(owner)
         return view.json_response(document, headers={"ETag": document["etag"]})
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class PolicyView(ApiView):
+    class PolicyView(SignedInView):
         @operation(f"{name}_get", f"Get the {what}", tag="policy", scope=Scope.READ, response=response)
         def get(self, request: Request, **keys: str) -> HttpResponse:
             return etag_response(self, get_owner(self.user, **keys))

@@ -10,9 +10,8 @@ from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import AdminView, SignedInView, operation
 from portal.models import User
 from portal.selectors.scheduling.cycles import SchedulerHealth, failed_cycles, scheduler_health
 from portal.selectors.scheduling.forecasts import forecast_accuracy
@@ -92,8 +91,7 @@ class FailedSchedulingCycle(ResponseSerializer):
     size_bytes = serializers.IntegerField(help_text="0: the input could not be saved.")
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class SchedulerView(ApiView):
+class SchedulerView(SignedInView):
     @operation(
         "scheduler_get",
         "Get the status of the scheduler",
@@ -106,8 +104,7 @@ class SchedulerView(ApiView):
         return self.json_response(SchedulerStatus.represent(scheduler_health(), self.user))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class FailedCyclesView(ApiView):
+class FailedCyclesView(AdminView):
     @_admin(
         "failed_cycles_list",
         "List failed cycles",
@@ -116,12 +113,10 @@ class FailedCyclesView(ApiView):
         "last 30 days are kept.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Failed cycles, newest first."""
         return self.paginated_response(failed_cycles(), FailedSchedulingCycle.represent)
 
 
-@access_policy(AccessPolicy.ADMIN)
-class FailedCycleView(ApiView):
+class FailedCycleView(AdminView):
     @_admin(
         "failed_cycles_download",
         "Download a failed cycle",
