@@ -14,8 +14,8 @@ from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
-from portal.api.jobs.jobs import represent_job
-from portal.api.jobs.workspaces import get_workspace
+from portal.api.jobs.jobs import represent_current_job, represent_job
+from portal.api.jobs.workspaces import get_workspace, represent_workspace
 from portal.api.serializers.idle import IdleExemption
 from portal.api.serializers.jobs import JobDetail, Workspace
 from portal.domain.signals import SIGNALS
@@ -63,22 +63,6 @@ def _resubmit_job(user: User, job: Job) -> Job:
     return do_resubmit_job(user, job)
 
 
-def _represent_job(user: User, job: Job, _result: object) -> dict[str, Any]:
-    return represent_job(user, get_job(user, job.public_id))
-
-
-def _represent_new_job(user: User, _old: Job, new: Job) -> dict[str, Any]:
-    return _represent_job(user, new, None)
-
-
-def _represent_workspace(user: User, job: Job, _result: object) -> dict[str, Any]:
-    return Workspace.represent(get_workspace(user, job.public_id))
-
-
-def _represent_new_workspace(user: User, _old: Job, new: Job) -> dict[str, Any]:
-    return _represent_workspace(user, new, None)
-
-
 def _represent_exemption(user: User, _row: object, exemption: IdleExemptionRow) -> dict[str, Any]:
     return IdleExemption.represent(get_exemption(user, exemption.public_id))
 
@@ -103,7 +87,7 @@ _job_action = partial(
     tag="jobs",
     scope=Scope.JOBS,
     scope_by_job_kind=True,
-    represent=_represent_job,
+    represent=lambda user, job, _result: represent_current_job(user, job),
     response=JobDetail,
     idempotent=False,
     error_statuses=[409],
@@ -149,7 +133,7 @@ ROUTES = [
         "Submit an ended job again",
         "",
         _resubmit_job,
-        represent=_represent_new_job,
+        represent=lambda user, _old, new: represent_current_job(user, new),
         status=201,
         rate=rate_limits.JOB_SUBMITS,
         idempotent=True,
@@ -207,7 +191,7 @@ ROUTES = [
         "Stop a workspace",
         "Its GPUs go back; its home stays. Repeatable.",
         do_cancel_job,
-        represent=_represent_workspace,
+        represent=lambda user, job, _result: represent_workspace(user, job),
         idempotent=False,
     ),
     _workspace_action(
@@ -216,7 +200,7 @@ ROUTES = [
         "Start a stopped workspace again",
         "",
         do_resubmit_job,
-        represent=_represent_new_workspace,
+        represent=lambda user, _old, new: represent_workspace(user, new),
         status=201,
         rate=rate_limits.JOB_SUBMITS,
     ),

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from portal.api.framework.pagination import NEWEST, OLDEST, Order
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
 from portal.api.framework.views import ListQuery, SignedInView, operation
-from portal.api.jobs.job_requests import JobBody, build_job_request, check_job_request
+from portal.api.jobs.job_requests import JobBody, submit_response
 from portal.api.serializers import jobs as representations
 from portal.domain.states import JobKind, JobState
 from portal.models import Job, User
@@ -33,9 +33,6 @@ from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.submission import (
-    do_submit_job,
-)
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
 
@@ -119,6 +116,11 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
     return representations.JobDetail.represent(row, context)
 
 
+def represent_current_job(user: User, row: Job) -> dict[str, Any]:
+    """Return the job as stored now."""
+    return represent_job(user, get_job(user, row.public_id))
+
+
 class JobsView(SignedInView):
     @_read("jobs_list", "List jobs", query=JobsQuery, response=[representations.Job])
     def get(self, request: Request) -> HttpResponse:
@@ -140,14 +142,7 @@ class JobsView(SignedInView):
     )
     def post(self, request: Request) -> HttpResponse:
         """The new job, PENDING."""
-
-        def work() -> dict[str, Any]:
-            job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, JobBody))
-            return represent_job(self.user, get_job(self.user, job.public_id))
-
-        return self.idempotent_response(
-            work, precheck=lambda: check_job_request(self.user, self.raw_body, JobBody)
-        )
+        return submit_response(self, JobBody, represent_current_job)
 
 
 class JobView(SignedInView):

@@ -12,14 +12,13 @@ from rest_framework.request import Request
 from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import EmptyBody
 from portal.api.framework.views import SignedInView, operation
-from portal.api.jobs.job_requests import WorkspaceBody, build_job_request, check_job_request
+from portal.api.jobs.job_requests import WorkspaceBody, submit_response
 from portal.api.jobs.jobs import ORDERS, JobFilterQuery, build_filter
 from portal.api.serializers import jobs as representations
 from portal.errors import NotFound
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import list_workspaces
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.submission import do_submit_job
 from portal.services.workspaces.access import do_open_workspace
 from portal.valkey import rate_limits
 
@@ -33,6 +32,11 @@ def get_workspace(user: User, public_id: str) -> Job:
     if row is None:
         raise NotFound("There is no such workspace.")
     return row
+
+
+def represent_workspace(user: User, row: Job) -> dict[str, Any]:
+    """Return the workspace as stored now."""
+    return representations.Workspace.represent(get_workspace(user, row.public_id))
 
 
 class WorkspacesView(SignedInView):
@@ -52,14 +56,7 @@ class WorkspacesView(SignedInView):
     )
     def post(self, request: Request) -> HttpResponse:
         """The new workspace, pending; it can be opened once it is ready."""
-
-        def work() -> dict[str, Any]:
-            job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, WorkspaceBody))
-            return representations.Workspace.represent(get_workspace(self.user, job.public_id))
-
-        return self.idempotent_response(
-            work, precheck=lambda: check_job_request(self.user, self.raw_body, WorkspaceBody)
-        )
+        return submit_response(self, WorkspaceBody, represent_workspace)
 
 
 class WorkspaceView(SignedInView):

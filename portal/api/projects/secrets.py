@@ -43,7 +43,7 @@ def _secret_routes(
     prefix: str,
     name: str,
     tag: str,
-    whose: str,
+    owner_label: str,
     of: str,
     detail: str,
     scope: Scope,
@@ -55,7 +55,9 @@ def _secret_routes(
     """
 
     class SecretsView(SignedInView):
-        @operation(f"{name}_list", f"List {whose} secrets", tag=tag, scope=Scope.READ, response=[Secret])
+        @operation(
+            f"{name}_list", f"List {owner_label} secrets", tag=tag, scope=Scope.READ, response=[Secret]
+        )
         def get(self, request: Request, **keys: str) -> HttpResponse:
             """Secrets by name, without values; those of a project for users who may run jobs in it."""
             owner = get_owner(self.user, **keys)
