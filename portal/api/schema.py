@@ -22,7 +22,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.framework.problems import MEDIA_TYPE
 from portal.api.framework.request_parsing import STORABLE_PATTERN
-from portal.api.framework.views import ApiView, operation, status_description
+from portal.api.framework.views import SignedInView, operation, status_description
 from portal.services.accounts.tokens import Scope
 
 SWAGGER_DIST = "drf_spectacular_sidecar/swagger-ui-dist"
@@ -50,10 +50,7 @@ class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-
         return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}
 
 
-class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
-    """Document that bodies with unknown fields are refused."""
-
-    target_class = "portal.api.framework.request_parsing.StrictSerializer"
+class _ClosedSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
     match_subclasses = True
 
     def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
@@ -63,18 +60,21 @@ class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-unt
         return {**described, "additionalProperties": False}
 
 
-class ResponseSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+class StrictSerializerSchema(_ClosedSchema):  # type: ignore[no-untyped-call]
+    """Document that bodies with unknown fields are refused."""
+
+    target_class = "portal.api.framework.request_parsing.StrictSerializer"
+
+
+class ResponseSerializerSchema(_ClosedSchema):  # type: ignore[no-untyped-call]
     """Document that answers have all described properties and no others."""
 
     target_class = "portal.api.framework.responses.ResponseSerializer"
-    match_subclasses = True
 
     def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
-        described: dict[str, Any] = auto_schema._map_serializer(
-            self.target, direction, bypass_extensions=True
-        )
+        described = super().map_serializer(auto_schema, direction)
         required = sorted(set(described.get("properties", {})) - self.target.optional_fields)
-        return {**described, "required": required, "additionalProperties": False}
+        return {**described, "required": required}
 
 
 def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any]:
@@ -134,11 +134,9 @@ def openapi_document() -> dict[str, Any]:
     return described
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class SchemaView(ApiView):
+class SchemaView(SignedInView):
     @operation("schema", "This document", tag="schema", scope=Scope.READ, response=None)
     def get(self, request: Request) -> HttpResponse:
-        """OpenAPI 3.1 as JSON."""
         return self.json_response(openapi_document())
 
 

@@ -10,10 +10,9 @@ from portal.access import AccessPolicy, access_policy
 from portal.api import schema
 from portal.api.cluster import (
     alerts,
-    environments,
     inventory,
-    node_network,
     node_operations,
+    pools_and_environments,
     recovery,
     registries,
     reservations,
@@ -21,11 +20,10 @@ from portal.api.cluster import (
     volumes,
 )
 from portal.api.framework import problems
-from portal.api.jobs import idle, jobs, logs, preview, queue, signals, time_limits, workspaces
+from portal.api.jobs import actions, jobs, logs, preview, queue, time_limits, workspaces
 from portal.api.monitoring import health, metrics
 from portal.api.projects import projects, quotas, secrets, usage, users
-from portal.api.scheduling import policy as policy_routes
-from portal.api.scheduling import scheduler
+from portal.api.scheduling import policy, scheduler
 
 V1: list[URLPattern | URLResolver] = [
     path("me/", users.CurrentUserView.as_view()),
@@ -35,35 +33,13 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/<slug:project>/", projects.ProjectView.as_view()),
     path("projects/<slug:project>/members/", projects.MembersView.as_view()),
     path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
-    path("projects/<slug:project>/quotas/", quotas.ProjectQuotasView.as_view()),
-    path("projects/<slug:project>/quotas/<slug:pool>/", quotas.ProjectQuotaView.as_view()),
-    path("projects/<slug:project>/secrets/", secrets.ProjectSecretsView.as_view()),
-    path("projects/<slug:project>/secrets/<slug:secret>/", secrets.ProjectSecretView.as_view()),
-    path("secrets/", secrets.SecretsView.as_view()),
-    path("secrets/<slug:secret>/", secrets.SecretView.as_view()),
-    path("quotas/", quotas.QuotasView.as_view()),
-    path("quotas/<slug:quota>/", quotas.QuotaView.as_view()),
-    path("quotas/<slug:quota>/changes/", quotas.QuotaChangesView.as_view()),
-    path("quotas/<slug:quota>/undo/", quotas.QuotaUndoView.as_view()),
+    *quotas.ROUTES,
+    *secrets.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
-    path("jobs/<slug:job>/cancel/", jobs.JobCancelView.as_view()),
-    path("jobs/<slug:job>/hold/", jobs.JobHoldView.as_view()),
-    path("jobs/<slug:job>/release/", jobs.JobReleaseView.as_view()),
-    path("jobs/<slug:job>/suspend/", jobs.JobSuspendView.as_view()),
-    path("jobs/<slug:job>/resume/", jobs.JobResumeView.as_view()),
-    path("jobs/<slug:job>/resubmit/", jobs.JobResubmitView.as_view()),
-    path("jobs/<slug:job>/extend/", time_limits.JobExtendView.as_view()),
-    path("jobs/<slug:job>/snooze/", idle.JobSnoozeView.as_view()),
-    path("jobs/<slug:job>/signal/", signals.JobSignalView.as_view()),
-    path("jobs/<slug:job>/idle-exemption/", idle.JobIdleExemptionView.as_view()),
-    path("idle-exemptions/", idle.IdleExemptionsView.as_view()),
-    path("idle-exemptions/<slug:exemption>/revoke/", idle.IdleExemptionRevokeView.as_view()),
-    path("extensions/", time_limits.ExtensionsView.as_view()),
-    path("extensions/<slug:extension>/", time_limits.ExtensionView.as_view()),
-    path("extensions/<slug:extension>/grant/", time_limits.ExtensionGrantView.as_view()),
-    path("extensions/<slug:extension>/refuse/", time_limits.ExtensionRefuseView.as_view()),
+    *actions.ROUTES,
+    *time_limits.ROUTES,
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileView.as_view()),
@@ -71,18 +47,12 @@ V1: list[URLPattern | URLResolver] = [
     path("workspaces/", workspaces.WorkspacesView.as_view()),
     path("workspaces/<slug:workspace>/", workspaces.WorkspaceView.as_view()),
     path("workspaces/<slug:workspace>/open/", workspaces.WorkspaceOpenView.as_view()),
-    path("workspaces/<slug:workspace>/stop/", workspaces.WorkspaceStopView.as_view()),
-    path("workspaces/<slug:workspace>/resubmit/", workspaces.WorkspaceResubmitView.as_view()),
     path("queue/", queue.QueueView.as_view()),
     *inventory.ROUTES,
-    node_network.ROUTE,
-    path("projects/<slug:project>/policy/", policy_routes.ProjectPolicyView.as_view()),
-    path("pools/<slug:pool>/policy/", policy_routes.PoolPolicyView.as_view()),
-    path("policy/", policy_routes.ClusterPolicyView.as_view()),
+    *pools_and_environments.ROUTES,
+    *policy.ROUTES,
     *node_operations.ROUTES,
-    path("reservations/", reservations.ReservationsView.as_view()),
-    path("reservations/<slug:reservation>/", reservations.ReservationDetailView.as_view()),
-    path("reservations/<slug:reservation>/restore/", reservations.ReservationRestoreView.as_view()),
+    *reservations.ROUTES,
     path("registries/", registries.RegistriesView.as_view()),
     path("registries/<slug:registry>/", registries.RegistryView.as_view()),
     path("topologies/", topologies.TopologiesView.as_view()),
@@ -93,11 +63,7 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/", scheduler.SchedulerView.as_view()),
     path("scheduler/failed-cycles/", scheduler.FailedCyclesView.as_view()),
     path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
-    path("alerts/", alerts.AlertsView.as_view()),
-    path("alerts/<slug:alert>/acknowledge/", alerts.AlertAcknowledgeView.as_view()),
-    path("scheduler/invalid-rows/", alerts.InvalidRowsView.as_view()),
-    path("scheduler/invalid-rows/<slug:row>/acknowledge/", alerts.InvalidRowAcknowledgeView.as_view()),
-    *environments.ROUTES,
+    *alerts.ROUTES,
     path("usage/", usage.UsageView.as_view()),
 ]
 

@@ -94,9 +94,7 @@ class WorkspaceIdleState:
 
 class IdleStep(StrEnum):
     NOTHING = "nothing"
-    START_COUNTDOWN = (
-        "start_countdown"  # notify its users, also of the suspension time if there is one
-    )
+    START_COUNTDOWN = "start_countdown"  # notify its users, also of the suspension time if there is one
     CANCEL_COUNTDOWN = "cancel_countdown"  # it is active, exempt, or not known to be idle any more
     SUSPEND = "suspend"
 

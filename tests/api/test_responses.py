@@ -107,3 +107,16 @@ def test_an_answer_that_is_not_as_described_fails_its_test(body: Any, problem: s
     answer.wsgi_request = SimpleNamespace(resolver_match=match)
     with pytest.raises(AssertionError, match=problem) if problem else nullcontext():
         check_described("get", answer)
+
+
+class Seen(ResponseSerializer):
+    reader = serializers.CharField(source="context.name", allow_null=True)
+    parts = Part(many=True, source="context.parts")
+    word = serializers.CharField()
+
+
+def test_a_source_may_be_in_the_context() -> None:
+    context = SimpleNamespace(name="ada", parts=[], word="not read")
+    assert Seen.represent(SimpleNamespace(word="a"), context) == {"reader": "ada", "parts": [], "word": "a"}
+    nobody = SimpleNamespace(name=None, parts=None)
+    assert Seen.compose(nobody, word="b") == {"reader": None, "parts": None, "word": "b"}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.http import HttpResponse
+from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
 from agents.xid_catalog import XidSeverity
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import AdminView, ListQuery, operation
 from portal.api.serializers.references import Reference, UserReference
 from portal.models import GpuAlert
 from portal.models.alerts import AlertKind
@@ -86,38 +89,15 @@ class Alert(_Acknowledged):
         return AlertView(row).meaning
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AlertsView(ApiView):
+class AlertsView(AdminView):
     @operation(
-        "alerts_list",
-        "List GPU alerts",
-        tag="nodes",
-        scope=Scope.ADMIN,
-        query=AlertsQuery,
-        response=list_schema(Alert),
+        "alerts_list", "List GPU alerts", tag="nodes", scope=Scope.ADMIN, query=AlertsQuery, response=[Alert]
     )
     def get(self, request: Request) -> HttpResponse:
         """Alerts, newest first; by default only unacknowledged ones."""
         return self.paginated_response(
             alerts(acknowledged=self.query["acknowledged"]), Alert.represent, NEWEST
         )
-
-
-@access_policy(AccessPolicy.ADMIN)
-class AlertAcknowledgeView(ApiView):
-    @operation(
-        "alerts_acknowledge",
-        "Acknowledge a GPU alert",
-        tag="nodes",
-        scope=Scope.ADMIN,
-        body=AcknowledgeBody,
-        response=Alert,
-        error_statuses=[409],
-        detail="The next event creates a new alert. A quarantined GPU stays so until it is returned to service.",
-    )
-    def post(self, request: Request, alert: str) -> HttpResponse:
-        """The acknowledged alert."""
-        return self.json_response(Alert.represent(do_acknowledge_alert(self.user, alert, self.body["note"])))
 
 
 class InvalidRowsQuery(ListQuery):
@@ -140,38 +120,51 @@ class InvalidRowSummary(_Acknowledged):
     )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class InvalidRowsView(ApiView):
+class InvalidRowsView(AdminView):
     @operation(
         "invalid_rows_list",
         "List invalid rows",
         tag="scheduler",
         scope=Scope.ADMIN,
         query=InvalidRowsQuery,
-        response=list_schema(InvalidRowSummary),
+        response=[InvalidRowSummary],
         detail="Jobs that depend on an invalid row get the verdict `invalid_data`; all others are scheduled.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Invalid rows, newest first."""
         return self.paginated_response(
             invalid_rows(resolved=self.query["resolved"]), InvalidRowSummary.represent, NEWEST
         )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class InvalidRowAcknowledgeView(ApiView):
-    @operation(
-        "invalid_rows_acknowledge",
-        "Acknowledge an invalid row",
-        tag="scheduler",
-        scope=Scope.ADMIN,
-        body=AcknowledgeBody,
-        response=InvalidRowSummary,
-        error_statuses=[409],
+_action = partial(
+    action_route,
+    get_row=lambda user, public_id: public_id,
+    segment="acknowledge",
+    body=AcknowledgeBody,
+    idempotent=False,
+    error_statuses=[409],
+)
+ROUTES = [
+    path("alerts/", AlertsView.as_view()),
+    _action(
+        "alerts/<slug:alert>/",
+        name="alerts_acknowledge",
+        summary="Acknowledge a GPU alert",
+        detail="The next event creates a new alert. A quarantined GPU stays so until it is returned to service.",
+        perform=lambda user, alert, note: do_acknowledge_alert(user, alert, note),
+        represent=lambda user, _key, alert: Alert.represent(alert),
+        response=Alert,
+        tag="nodes",
+    ),
+    path("scheduler/invalid-rows/", InvalidRowsView.as_view()),
+    _action(
+        "scheduler/invalid-rows/<slug:row>/",
+        name="invalid_rows_acknowledge",
+        summary="Acknowledge an invalid row",
         detail="The alert is resolved when the row is valid.",
-    )
-    def post(self, request: Request, row: str) -> HttpResponse:
-        """The acknowledged row."""
-        return self.json_response(
-            InvalidRowSummary.represent(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
-        )
+        perform=lambda user, row, note: do_acknowledge_invalid_row(user, row, note),
+        represent=lambda user, _key, row: InvalidRowSummary.represent(row),
+        response=InvalidRowSummary,
+        tag="scheduler",
+    ),
+]

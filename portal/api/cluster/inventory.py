@@ -12,11 +12,10 @@ from django.urls import URLPattern, path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import OLDEST, Order
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node, User
@@ -31,8 +30,9 @@ from portal.selectors.nodes.nodes import (
 )
 from portal.services.accounts.tokens import Scope
 
+_read = partial(operation, tag="cluster", scope=Scope.READ)
+
 BY_NAME = Order("name")
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
 
 
 class NodesQuery(ListQuery):
@@ -80,15 +80,13 @@ def _named_routes(
 ) -> list[URLPattern]:
     """Return the routes of the list by name, and of one row by id or name."""
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class RowsView(ApiView):
-        @operation(f"{name}_list", f"List {name}", query=ListQuery, response=list_schema(serializer), **_READ)
+    class RowsView(SignedInView):
+        @_read(f"{name}_list", f"List {name}", response=[serializer])
         def get(self, request: Request) -> HttpResponse:
             return self.paginated_response(list_rows(self.user), serializer.represent, BY_NAME)
 
-    @access_policy(AccessPolicy.SIGNED_IN)
-    class RowView(ApiView):
-        @operation(f"{name}_get", f"Get {singular}", response=serializer, **_READ)
+    class RowView(SignedInView):
+        @_read(f"{name}_get", f"Get {singular}", response=serializer)
         def get(self, request: Request, **keys: str) -> HttpResponse:
             (key,) = keys.values()
             return self.json_response(serializer.represent(get_by_key(list_rows(self.user), key)))
@@ -99,11 +97,8 @@ def _named_routes(
     ]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class NodesView(ApiView):
-    @operation(
-        "nodes_list", "List nodes", query=NodesQuery, response=list_schema(representations.Node), **_READ
-    )
+class NodesView(SignedInView):
+    @_read("nodes_list", "List nodes", query=NodesQuery, response=[representations.Node])
     def get(self, request: Request) -> HttpResponse:
         """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
         rows = list_nodes(self.user)
@@ -116,17 +111,15 @@ class NodesView(ApiView):
         return self.paginated_batch(rows, partial(represent_nodes, self.user), BY_NAME)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class NodeView(ApiView):
-    @operation("nodes_get", "Get a node", response=representations.Node, **_READ)
+class NodeView(SignedInView):
+    @_read("nodes_get", "Get a node", response=representations.Node)
     def get(self, request: Request, node: str) -> HttpResponse:
         """A node by id or name."""
         return self.json_response(represent_nodes(self.user, [get_by_key(list_nodes(self.user), node)])[0])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class GpusView(ApiView):
-    @operation("gpus_list", "List GPUs", query=GpusQuery, response=list_schema(representations.Gpu), **_READ)
+class GpusView(SignedInView):
+    @_read("gpus_list", "List GPUs", query=GpusQuery, response=[representations.Gpu])
     def get(self, request: Request) -> HttpResponse:
         """GPUs with their allocated part and the visible jobs that hold them."""
         rows = list_gpus(self.user)
@@ -141,11 +134,9 @@ class GpusView(ApiView):
         return self.paginated_batch(rows, partial(represent_gpus, self.user), OLDEST)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class GpuView(ApiView):
-    @operation("gpus_get", "Get a GPU", response=representations.Gpu, **_READ)
+class GpuView(SignedInView):
+    @_read("gpus_get", "Get a GPU", response=representations.Gpu)
     def get(self, request: Request, uuid: str) -> HttpResponse:
-        """A GPU by UUID."""
         return self.json_response(represent_gpus(self.user, [get_gpu(self.user, uuid)])[0])
 
 

@@ -10,9 +10,7 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.cluster.inventory import get_gpu, represent_gpus, represent_nodes
-from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework.request_parsing import (
     EmptyBody,
     ReasonBody,
@@ -20,7 +18,8 @@ from portal.api.framework.request_parsing import (
     StrictCharField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import AdminView, operation
 from portal.api.serializers import cluster as representations
 from portal.domain.labels import MAX_LABEL_LENGTH
 from portal.domain.node_operations import OperationKind
@@ -36,6 +35,8 @@ from portal.services.nodes.nodes import do_fence_node, do_set_node_state, do_unc
 from portal.services.nodes.operations import do_request_operation, do_start_connection_test, do_upgrade_all
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
+
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
 
 
 class UncordonBody(ReasonBody):
@@ -92,31 +93,36 @@ def _represent_gpu(user: User, gpu: Gpu, _result: object) -> dict[str, Any]:
     return represent_gpus(user, [Gpu.objects.select_related("node__pool").get(pk=gpu.pk)])[0]
 
 
-_CHANGE: dict[str, Any] = {
-    "represent": _represent_node,
-    "response": representations.Node,
-    "body": ReasonBody,
-}
-_START: dict[str, Any] = {
-    "represent": _represent_operation,
-    "response": representations.NodeOperation,
-    "status": 201,
-}
+_change = partial(
+    action_route,
+    "nodes/<slug:node>/",
+    _get_node,
+    represent=_represent_node,
+    response=representations.Node,
+    body=ReasonBody,
+)
+_start = partial(
+    action_route,
+    "nodes/<slug:node>/",
+    _get_node,
+    represent=_represent_operation,
+    response=representations.NodeOperation,
+    status=201,
+)
 _STEPS = (
     " Finished steps appear under operations/{id}/. If such an operation is in progress, it is returned instead of a "
     "second one. Rejected with `node_unreachable` while the node is unreachable."
 )
 
-NODE_ACTIONS = (
-    RowAction(
+NODE_ACTIONS = [
+    _change(
         "cordon",
         "nodes_cordon",
         "Cordon a node",
         "The node gets no new work; running tasks stay. Idempotent.",
         partial(do_set_node_state, state=NodeState.CORDONED),
-        **_CHANGE,
     ),
-    RowAction(
+    _change(
         "uncordon",
         "nodes_uncordon",
         "Return a node to service",
@@ -125,114 +131,106 @@ NODE_ACTIONS = (
         "`force` skips the check. Rejected with `node_unreachable` while the node is unreachable (except with "
         "`force`), and with `node_never_connected` if it has never connected.",
         do_uncordon_node,
-        _represent_returning_node,
-        representations.ReturningNode,
-        UncordonBody,
+        represent=_represent_returning_node,
+        response=representations.ReturningNode,
+        body=UncordonBody,
     ),
-    RowAction(
+    _change(
         "drain",
         "nodes_drain",
         "Drain a node",
         "The node gets no new work, and its jobs are evicted and requeued. Idempotent.",
         partial(do_set_node_state, state=NodeState.DRAINED),
-        **_CHANGE,
     ),
-    RowAction(
+    _change(
         "retire",
         "nodes_retire",
         "Retire a node",
         "Rejected with `node_busy` while tasks hold its GPUs.",
         partial(do_set_node_state, state=NodeState.RETIRED),
-        **_CHANGE,
     ),
-    RowAction(
+    _change(
         "fence",
         "nodes_fence",
         "Declare an unreachable node fenced",
         "Its tasks end, its GPUs are released, and jobs may start elsewhere, without confirmation by the node. "
         "Rejected with `node_reachable` while the node is reachable.",
         do_fence_node,
-        **_CHANGE | {"body": FenceBody},
+        body=FenceBody,
     ),
-    RowAction(
+    _change(
         "clear-quarantine",
         "nodes_clear_quarantine",
         "Clear the quarantine of a node",
         "The node gets new work immediately, and its next quarantine is short again. Idempotent.",
         do_clear_node_quarantine,
-        **_CHANGE,
     ),
-    RowAction(
+    _change(
         "labels",
         "nodes_labels_put",
         "Set the labels of a node",
         "Replaces all labels. Running tasks stay.",
         do_set_labels,
         method="put",
-        **_CHANGE | {"body": NodeLabelsBody},
+        body=NodeLabelsBody,
     ),
-    RowAction(
+    _change(
         "interface",
         "nodes_interface_put",
         "Choose the interface of a node for gangs",
         "Applies to gangs that start afterwards.",
         lambda user, node, interface, reason: do_set_interface(user, node, interface, reason=reason),
         method="put",
-        **_CHANGE | {"body": InterfaceBody},
+        body=InterfaceBody,
     ),
-    RowAction(
+    _start(
         "test",
         "nodes_test",
         "Test the connection of a node",
         "Finished steps appear under operations/{id}/.",
         do_start_connection_test,
-        **_START,
     ),
-    RowAction(
+    _start(
         "upgrade",
         "nodes_upgrade",
         "Upgrade the agent of a node",
         "Running tasks continue." + _STEPS,
         partial(do_request_operation, kind=OperationKind.UPGRADE),
-        **_START,
     ),
-    RowAction(
+    _start(
         "check",
         "nodes_check",
         "Check the requirements of a node",
         "Returns a message for each requirement." + _STEPS,
         partial(do_request_operation, kind=OperationKind.PREFLIGHT),
-        **_START,
     ),
-    RowAction(
+    _start(
         "gc",
         "nodes_gc",
         "Clean up a node",
         "Removes unused data and reports what was removed." + _STEPS,
         partial(do_request_operation, kind=OperationKind.GC),
-        **_START,
     ),
-)
-RETURN_GPU = RowAction(
+]
+RETURN_GPU = action_route(
+    "gpus/<slug:uuid>/",
+    get_gpu,
     "return-to-service",
     "gpus_return_to_service",
     "Return a lost or quarantined GPU to service",
     "The GPU gets work again; a GPU that its node no longer reports is deleted. Rejected with `gpu_lost` while the "
     "node reports that it does not respond. Idempotent.",
     do_return_gpu_to_service,
-    _represent_gpu,
-    representations.Gpu,
-    ReasonBody,
+    represent=_represent_gpu,
+    response=representations.Gpu,
+    body=ReasonBody,
 )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AgentRolloutsView(ApiView):
-    @operation(
+class AgentRolloutsView(AdminView):
+    @_admin(
         "rollouts_start",
         "Upgrade the agents of all nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
         body=EmptyBody,
         response=representations.AgentRollout,
         status=201,
@@ -242,40 +240,23 @@ class AgentRolloutsView(ApiView):
         "with `nothing_to_upgrade`.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The started rollout."""
         return self.idempotent_response(
             lambda: representations.AgentRollout.represent(do_upgrade_all(self.user))
         )
 
 
-@access_policy(AccessPolicy.ADMIN)
-class AgentRolloutView(ApiView):
-    @operation(
-        "rollouts_get",
-        "Get an upgrade of all nodes",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        response=representations.AgentRollout,
-    )
+class AgentRolloutView(AdminView):
+    @_admin("rollouts_get", "Get an upgrade of all nodes", response=representations.AgentRollout)
     def get(self, request: Request, rollout: str) -> HttpResponse:
-        """The rollout with the status of every node."""
         row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
             raise NotFound("There is no such upgrade.")
         return self.json_response(representations.AgentRollout.represent(row))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class NodeOperationView(ApiView):
-    @operation(
-        "nodes_operation_get",
-        "Get an operation on a node",
-        tag="cluster",
-        scope=Scope.ADMIN,
-        response=representations.NodeOperation,
-    )
+class NodeOperationView(AdminView):
+    @_admin("nodes_operation_get", "Get an operation on a node", response=representations.NodeOperation)
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
-        """The operation with its finished steps."""
         row = _get_node(self.user, node).operations.filter(public_id=operation_id).first()
         if row is None:
             raise NotFound("There is no such test of this node.")
@@ -283,8 +264,8 @@ class NodeOperationView(ApiView):
 
 
 ROUTES = [
-    *(action_route("nodes/<slug:node>/", _get_node, action) for action in NODE_ACTIONS),
-    action_route("gpus/<slug:uuid>/", get_gpu, RETURN_GPU),
+    *NODE_ACTIONS,
+    RETURN_GPU,
     path("nodes/<slug:node>/operations/<slug:operation_id>/", NodeOperationView.as_view()),
     path("rollouts/", AgentRolloutsView.as_view()),
     path("rollouts/<slug:rollout>/", AgentRolloutView.as_view()),

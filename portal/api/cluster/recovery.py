@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -9,11 +10,10 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
-from portal.api.cluster.row_actions import RowAction, action_route
 from portal.api.framework.pagination import OLDEST
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import AdminView, operation
 from portal.api.serializers.cluster import NODE_STATES
 from portal.api.serializers.references import Reference, UserReference
 from portal.errors import NotFound
@@ -23,7 +23,7 @@ from portal.selectors.nodes.recovery import UnreconciledNode, open_orphans, orph
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
 
 
 class UnreconciledNodeDetail(ResponseSerializer):
@@ -87,32 +87,25 @@ def _serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
     return list(map(OrphanContainer.represent, orphan_views(rows)))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class RecoveryView(ApiView):
-    @operation(
+class RecoveryView(AdminView):
+    @_admin(
         "recovery_get",
         "Get the progress of the recovery after a restore",
         response=RecoveryStatus,
         detail="After `manage.py restore` no job starts until every node is reconciled with the database or fenced.",
-        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
-        """Progress by node."""
         return self.json_response(RecoveryStatus.represent(recovery_status()))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class OrphanContainersView(ApiView):
-    @operation(
+class OrphanContainersView(AdminView):
+    @_admin(
         "recovery_containers",
         "List unknown containers",
-        query=ListQuery,
-        response=list_schema(OrphanContainer),
+        response=[OrphanContainer],
         detail="Containers that wait for a decision or are being stopped.",
-        **_ADMIN,
     )
     def get(self, request: Request) -> HttpResponse:
-        """Unknown containers, oldest first."""
         return self.paginated_batch(open_orphans(), _serialize_containers, OLDEST)
 
 
@@ -127,8 +120,17 @@ def _represent_container(user: User, row: Row, _result: object) -> dict[str, Any
     return _serialize_containers([_get_container(user, row.public_id)])[0]
 
 
-CONTAINER_ACTIONS = (
-    RowAction(
+_container_action = partial(
+    action_route,
+    "recovery/containers/<slug:container>/",
+    _get_container,
+    represent=_represent_container,
+    response=OrphanContainer,
+)
+ROUTES = [
+    path("recovery/", RecoveryView.as_view()),
+    path("recovery/containers/", OrphanContainersView.as_view()),
+    _container_action(
         "adopt",
         "recovery_adopt",
         "Adopt an unknown container",
@@ -136,24 +138,12 @@ CONTAINER_ACTIONS = (
         "you, together with the other ranks of its attempt. Rejected with `gpu_taken`, `job_running`, `job_ended` or "
         "`attempt_ended` if the database contradicts it.",
         do_adopt_orphan,
-        _represent_container,
-        OrphanContainer,
     ),
-    RowAction(
+    _container_action(
         "stop",
         "recovery_stop",
         "Stop an unknown container",
         "Stops its whole attempt for good; `removed_at` is set when its node reports that it no longer runs.",
         do_stop_orphan,
-        _represent_container,
-        OrphanContainer,
-    ),
-)
-ROUTES = [
-    path("recovery/", RecoveryView.as_view()),
-    path("recovery/containers/", OrphanContainersView.as_view()),
-    *(
-        action_route("recovery/containers/<slug:container>/", _get_container, action)
-        for action in CONTAINER_ACTIONS
     ),
 ]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import AdminView, operation
 from portal.models import RegistryLogin
 from portal.services.accounts.tokens import Scope
 from portal.services.images.registries import (
@@ -24,7 +23,7 @@ from portal.services.images.registries import (
     get_login,
 )
 
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
 
 
 class RegistryLoginBody(StrictSerializer):
@@ -52,38 +51,27 @@ class RegistryLoginDetail(ResponseSerializer):
     changed_by = serializers.CharField()
 
 
-@access_policy(AccessPolicy.ADMIN)
-class RegistriesView(ApiView):
-    @operation(
-        "registries_list",
-        "List logins to registries",
-        query=ListQuery,
-        response=list_schema(RegistryLoginDetail),
-        **_ADMIN,
-    )
+class RegistriesView(AdminView):
+    @_admin("registries_list", "List logins to registries", response=[RegistryLoginDetail])
     def get(self, request: Request) -> HttpResponse:
-        """Logins by host, without passwords."""
         return self.paginated_response(
             RegistryLogin.objects.all(), RegistryLoginDetail.represent, Order("host")
         )
 
-    @operation(
+    @_admin(
         "registries_save",
         "Save the login of a registry",
         body=RegistryLoginBody,
         response=RegistryLoginDetail,
         detail="Replaces an existing login of this host. Nodes use it for the next image that they pull.",
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
-        """The login without its password."""
         row = do_save_login(self.user, self.body["host"], self.body["username"], self.body["password"])
         return self.json_response(RegistryLoginDetail.represent(row))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class RegistryView(ApiView):
-    @operation("registries_remove", "Delete the login of a registry", response=None, status=204, **_ADMIN)
+class RegistryView(AdminView):
+    @_admin("registries_remove", "Delete the login of a registry", response=None, status=204)
     def delete(self, request: Request, registry: str) -> HttpResponse:
         """Images that nodes have already pulled are kept."""
         do_delete_login(self.user, get_login(registry))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
+from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, require_admin
+from portal.access import require_admin
 from portal.api.framework.request_parsing import (
-    EmptyBody,
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
     StrictSerializer,
 )
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers.references import Reference
 from portal.errors import InvalidRequest, PreconditionFailed
-from portal.models import NodePool
+from portal.models import NodePool, User
 from portal.models import Reservation as ReservationRow
 from portal.selectors.lookup import get_by_key
 from portal.selectors.nodes.nodes import list_pools
@@ -44,8 +46,12 @@ from portal.services.cluster.reservations import (
     reservable_nodes,
 )
 
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+_read = partial(operation, tag="cluster", scope=Scope.READ)
+
+
+_KEPT_FIELDS = ("name", "starts_at", "ends_at", "reason", "drain_at_start")
+"""Fields that a change keeps when its body omits them."""
 
 
 class ReservationsQuery(ListQuery):
@@ -125,13 +131,14 @@ def _etag_of(row: ReservationRow) -> str:
     return f'"{row.public_id}-{row.version}"'
 
 
-class BaseReservationView(ApiView):
-    """Base of reservation routes."""
+def represent_reservation(user: User, row: ReservationRow) -> dict[str, Any]:
+    """Return the reservation as the user may see it."""
+    rows = [get_reservation(user, row.public_id)]
+    return Reservation.represent(reservation_views(user, rows)[0])
 
-    def serialize(self, row: ReservationRow) -> dict[str, Any]:
-        """Return the reservation as the user may see it."""
-        rows = [get_reservation(self.user, row.public_id)]
-        return Reservation.represent(reservation_views(self.user, rows)[0])
+
+class BaseReservationView(SignedInView):
+    """Base of reservation routes."""
 
     def build_input(self, row: ReservationRow | None = None) -> ReservationInput:
         """Return the input of the service; fields that the body omits keep their value in ``row``."""
@@ -139,8 +146,9 @@ class BaseReservationView(ApiView):
         if {"nodes", "count"} <= set(given):
             raise InvalidRequest(fields={"count": "Give either nodes or count."})
         pool = self._pool(given, row)
-        begin = given["starts_at"] if "starts_at" in given or row is None else row.starts_at
-        end = given["ends_at"] if "ends_at" in given or row is None else row.ends_at
+        stored = {name: getattr(row, name) for name in _KEPT_FIELDS} if row is not None else {}
+        values: dict[str, Any] = {"reason": "", "drain_at_start": False, **stored, **given}
+        begin, end = values["starts_at"], values["ends_at"]
         if "count" in given:
             nodes = (
                 choose_nodes(pool, given["count"], begin, end, row)
@@ -157,10 +165,9 @@ class BaseReservationView(ApiView):
             projects = get_projects(given.get("projects", []))
         else:
             projects = list(row.projects.all())
-        name = given["name"] if "name" in given or row is None else row.name
-        reason = given.get("reason", "" if row is None else row.reason)
-        drain_at_start = given.get("drain_at_start", row is not None and row.drain_at_start)
-        return ReservationInput(name, pool, nodes, projects, begin, end, reason, drain_at_start)
+        return ReservationInput(
+            values["name"], pool, nodes, projects, begin, end, values["reason"], values["drain_at_start"]
+        )
 
     def _pool(self, given: dict[str, Any], row: ReservationRow | None) -> NodePool:
         if "pool" not in given and row is not None:
@@ -168,15 +175,8 @@ class BaseReservationView(ApiView):
         return get_by_key(list_pools(self.user), given["pool"])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class ReservationsView(BaseReservationView):
-    @operation(
-        "reservations_list",
-        "List reservations",
-        query=ReservationsQuery,
-        response=list_schema(Reservation),
-        **_READ,
-    )
+    @_read("reservations_list", "List reservations", query=ReservationsQuery, response=[Reservation])
     def get(self, request: Request) -> HttpResponse:
         """Reservations, newest first, with the jobs that still block them."""
         rows = list_reservations(self.user)
@@ -187,7 +187,7 @@ class ReservationsView(BaseReservationView):
             lambda found: list(map(Reservation.represent, reservation_views(self.user, found))),
         )
 
-    @operation(
+    @_admin(
         "reservations_create",
         "Reserve nodes",
         body=ReservationBody,
@@ -198,25 +198,21 @@ class ReservationsView(BaseReservationView):
         detail="Jobs of other projects start there only if their time limit ends before the reservation starts. "
         "Running jobs stay, unless `drain_at_start` is set. Rejected with `already_reserved` if another reservation "
         "has one of the nodes at that time.",
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new reservation."""
         require_admin(self.user, "reserve nodes")  # before any lookup
         return self.idempotent_response(
-            lambda: self.serialize(do_save_reservation(self.user, self.build_input()))
+            lambda: represent_reservation(self.user, do_save_reservation(self.user, self.build_input()))
         )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
-    @operation("reservations_get", "Get a reservation", response=Reservation, **_READ)
+    @_read("reservations_get", "Get a reservation", response=Reservation)
     def get(self, request: Request, reservation: str) -> HttpResponse:
-        """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
-        return self.json_response(self.serialize(row), headers={"ETag": _etag_of(row)})
+        return self.json_response(represent_reservation(self.user, row), headers={"ETag": _etag_of(row)})
 
-    @operation(
+    @_admin(
         "reservations_change",
         "Change a reservation",
         body=ReservationBody,
@@ -225,50 +221,44 @@ class ReservationDetailView(BaseReservationView):
         if_match=True,
         error_statuses=[409],
         detail="Changes only the given fields. The start of an active reservation does not change.",
-        **_ADMIN,
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
-        """The changed reservation."""
         require_admin(self.user, "reserve nodes")  # before any lookup
         row = get_reservation(self.user, reservation)
         if not self.if_match(_etag_of(row)):
             raise PreconditionFailed(
                 "Another user changed this reservation while you were editing it.",
-                details={"current": self.serialize(row)},
+                details={"current": represent_reservation(self.user, row)},
             )
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
-        return self.json_response(self.serialize(saved), headers={"ETag": _etag_of(saved)})
+        return self.json_response(represent_reservation(self.user, saved), headers={"ETag": _etag_of(saved)})
 
-    @operation(
+    @_admin(
         "reservations_cancel",
         "Cancel a reservation",
         response=None,
         status=204,
         error_statuses=[409],
         detail="It can be restored until its end.",
-        **_ADMIN,
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
-        """Empty."""
         do_cancel_reservation(self.user, get_reservation(self.user, reservation))
         return self.no_content()
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ReservationRestoreView(BaseReservationView):
-    @operation(
+ROUTES = [
+    path("reservations/", ReservationsView.as_view()),
+    path("reservations/<slug:reservation>/", ReservationDetailView.as_view()),
+    action_route(
+        "reservations/<slug:reservation>/",
+        get_reservation,
+        "restore",
         "reservations_restore",
         "Restore a cancelled reservation",
-        body=EmptyBody,
+        "",
+        do_restore_reservation,
+        represent=lambda user, _row, restored: represent_reservation(user, restored),
         response=Reservation,
-        idempotent=True,
-        **_ADMIN,
-    )
-    def post(self, request: Request, reservation: str) -> HttpResponse:
-        """The restored reservation."""
-
-        def work() -> dict[str, Any]:
-            row = get_reservation(self.user, reservation)
-            return self.serialize(do_restore_reservation(self.user, row))
-
-        return self.idempotent_response(work, 200)
+        base=SignedInView,
+    ),
+]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import NameField, ReasonBody, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.cluster import Topology
 from portal.domain.labels import KEY_PATTERN, MAX_KEY_LENGTH, MAX_LEVELS
 from portal.models import Topology as TopologyRow
@@ -19,8 +19,8 @@ from portal.selectors.nodes.topologies import get_topology, labelled_node_counte
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.topologies import do_delete_topology, do_save_topology
 
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+_read = partial(operation, tag="cluster", scope=Scope.READ)
 
 
 class LevelsBody(ReasonBody):
@@ -42,14 +42,13 @@ class TopologyBody(LevelsBody):
     name = NameField()
 
 
-class _BaseTopologyView(ApiView):
+class _BaseTopologyView(SignedInView):
     def serialize(self, row: TopologyRow) -> dict[str, Any]:
         return Topology.represent(row, labelled_node_counter(self.user))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class TopologiesView(_BaseTopologyView):
-    @operation("topologies_list", "List topologies", query=ListQuery, response=list_schema(Topology), **_READ)
+    @_read("topologies_list", "List topologies", response=[Topology])
     def get(self, request: Request) -> HttpResponse:
         """Topologies by name, each with the number of nodes that have its labels."""
         count_nodes = labelled_node_counter(self.user)
@@ -57,18 +56,15 @@ class TopologiesView(_BaseTopologyView):
             list_topologies(self.user), lambda row: Topology.represent(row, count_nodes), Order("name")
         )
 
-    @operation(
+    @_admin(
         "topologies_create",
         "Add a topology",
         body=TopologyBody,
         response=Topology,
         status=201,
         idempotent=True,
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new topology."""
-
         def work() -> dict[str, Any]:
             row = do_save_topology(
                 self.user, self.body["name"], self.body["levels"], reason=self.body["reason"]
@@ -78,38 +74,33 @@ class TopologiesView(_BaseTopologyView):
         return self.idempotent_response(work)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class TopologyView(_BaseTopologyView):
-    @operation("topologies_get", "Get a topology", response=Topology, **_READ)
+    @_read("topologies_get", "Get a topology", response=Topology)
     def get(self, request: Request, topology: str) -> HttpResponse:
         """A topology by id or name."""
         row = get_topology(self.user, topology)
         return self.json_response(self.serialize(row))
 
-    @operation(
+    @_admin(
         "topologies_put",
         "Change the levels of a topology",
         body=LevelsBody,
         response=Topology,
         detail="Running jobs stay on their nodes. A pending job that requests a removed level can never start.",
-        **_ADMIN,
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
-        """The topology with these levels."""
         row = get_topology(self.user, topology)
         saved = do_save_topology(self.user, row.name, self.body["levels"], row, reason=self.body["reason"])
         return self.json_response(self.serialize(saved))
 
-    @operation(
+    @_admin(
         "topologies_remove",
         "Remove a topology",
         response=None,
         status=204,
         error_statuses=[409],
         detail="Rejected with `topology_in_use` while pending jobs have a constraint on it.",
-        **_ADMIN,
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
-        """Empty."""
         do_delete_topology(self.user, get_topology(self.user, topology))
         return self.no_content()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
@@ -9,7 +10,7 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, require_admin, visible_nodes, visible_projects
+from portal.access import require_admin, visible_nodes, visible_projects
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import (
     NameField,
@@ -19,7 +20,7 @@ from portal.api.framework.request_parsing import (
     StrictIntegerField,
 )
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers.references import Reference
 from portal.domain.volumes import VolumeKind, VolumeScope
@@ -30,8 +31,8 @@ from portal.selectors.volumes import get_volume, list_volumes
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
 
-_READ: dict[str, Any] = {"tag": "cluster", "scope": Scope.READ}
-_ADMIN: dict[str, Any] = {"tag": "cluster", "scope": Scope.ADMIN}
+_admin = partial(operation, tag="cluster", scope=Scope.ADMIN)
+_read = partial(operation, tag="cluster", scope=Scope.READ)
 
 
 class VolumeFields(ReasonBody):
@@ -93,7 +94,7 @@ class Volume(ResponseSerializer):
     created_at = serializers.DateTimeField()
 
 
-class _BaseVolumeView(ApiView):
+class _BaseVolumeView(SignedInView):
     def build_input(self, name: str, kind: str) -> VolumeInput:
         """Return the input of the service, with names resolved to rows."""
         require_admin(self.user, "change volumes")
@@ -120,14 +121,12 @@ class _BaseVolumeView(ApiView):
         return found
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
-    @operation("volumes_list", "List volumes", query=ListQuery, response=list_schema(Volume), **_READ)
+    @_read("volumes_list", "List volumes", response=[Volume])
     def get(self, request: Request) -> HttpResponse:
-        """Volumes by name."""
         return self.paginated_response(list_volumes(self.user), Volume.represent, Order("name"))
 
-    @operation(
+    @_admin(
         "volumes_create",
         "Declare a volume",
         body=VolumeBody,
@@ -135,11 +134,8 @@ class VolumesView(_BaseVolumeView):
         status=201,
         idempotent=True,
         detail="A node mounts only paths that its own settings allow (`allowed_mount_roots`).",
-        **_ADMIN,
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new volume."""
-
         def work() -> dict[str, Any]:
             words = self.build_input(self.body["name"], self.body["kind"])
             return Volume.represent(do_save_volume(self.user, words, reason=self.body["reason"]))
@@ -147,24 +143,21 @@ class VolumesView(_BaseVolumeView):
         return self.idempotent_response(work)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
-    @operation("volumes_get", "Get a volume", response=Volume, **_READ)
+    @_read("volumes_get", "Get a volume", response=Volume)
     def get(self, request: Request, volume: str) -> HttpResponse:
         """A volume by id or name."""
         return self.json_response(Volume.represent(get_volume(self.user, volume)))
 
-    @operation(
+    @_admin(
         "volumes_put",
         "Change a volume",
         body=VolumeChangeBody,
         response=Volume,
         detail="Name and kind do not change. Running jobs keep the volume as it was at their start. Jobs of projects "
         "that lose access are held, cancelled or stopped, according to `queued_jobs` and `running_jobs`.",
-        **_ADMIN,
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
-        """The changed volume."""
         row = get_volume(self.user, volume)
         words = self.build_input(row.name, row.kind)
         saved = do_save_volume(
@@ -172,16 +165,14 @@ class VolumeView(_BaseVolumeView):
         )
         return self.json_response(Volume.represent(saved))
 
-    @operation(
+    @_admin(
         "volumes_remove",
         "Delete a volume",
         response=None,
         status=204,
         error_statuses=[409],
         detail="Its files are kept. Rejected with `volume_in_use` while active jobs use it.",
-        **_ADMIN,
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
-        """Empty."""
         do_delete_volume(self.user, get_volume(self.user, volume))
         return self.no_content()

@@ -59,7 +59,7 @@ def paginate(
     rows: QuerySet[_Row],
     order: Order,
     query: Mapping[str, Any],
-    serialize: Callable[[_Row], Any],
+    serialize_all: Callable[[list[_Row]], list[Any]],
 ) -> dict[str, Any]:
     """Return ``{"items": [...], "next": URI reference or null}`` from one query."""
     limit = query.get("limit") or DEFAULT_LIMIT
@@ -74,7 +74,7 @@ def paginate(
     if len(found) > limit:
         found = found[:limit]
         following = _next_link(request, _encode_cursor(found[-1], order, request))
-    return {"items": [serialize(row) for row in found], "next": following}
+    return {"items": serialize_all(found), "next": following}
 
 
 def _encode_cursor(last: Model, order: Order, request: Request) -> str:

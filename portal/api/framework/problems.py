@@ -88,13 +88,13 @@ def response_for(failure: Exception) -> HttpResponse | None:
                 code = "malformed"
             return problem_response(failure.status_code, code, str(failure.detail))
         case Http404():
-            return problem_response(404, CODES[404], MESSAGES[404])
+            return response_for_status(404)
         case PermissionDenied():
-            return problem_response(403, CODES[403], MESSAGES[403])
+            return response_for_status(403)
         case RequestDataTooBig():
-            return problem_response(413, CODES[413], MESSAGES[413])
+            return response_for_status(413)
         case SuspiciousOperation():
-            return problem_response(400, CODES[400], MESSAGES[400])
+            return response_for_status(400)
         case OperationalError() | InterfaceError():
             log.warning("the database does not answer: %s", failure)
             return _error_response(ServiceUnavailable("The database does not answer. Try again in a moment."))

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from inspect import getattr_static
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 from django.db.models import Manager
@@ -19,7 +20,8 @@ class ResponseSerializer(serializers.Serializer[Any]):
     """An answer, or a part of one.
 
     Each field is read from the attribute path ``source``, by default the field's name; ``"*"`` is the row
-    itself, and None on the way gives None. A static method ``get_<field>(row, context)`` replaces the read.
+    itself, a path that begins with ``context.`` is read from the context, and None on the way gives None.
+    A static method ``get_<field>(row, context)`` replaces the read.
     A dict stands for a nested serializer as it is: JSON columns are stored as they are served.
     The OpenAPI document requires every property except ``optional_fields`` and allows no others.
     """
@@ -31,6 +33,11 @@ class ResponseSerializer(serializers.Serializer[Any]):
     def represent(cls, row: Any, context: Any = None) -> dict[str, Any]:
         """Return the JSON object of ``row``. Every ``get_`` method, also of nested rows, gets ``context``."""
         raise NotImplementedError
+
+    @classmethod
+    def compose(cls, context: Any = None, **values: Any) -> dict[str, Any]:
+        """Return the JSON object of a row with these attributes."""
+        return cls.represent(SimpleNamespace(**values), context)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -61,6 +68,8 @@ def _compile(declaration: type[ResponseSerializer]) -> Callable[..., dict[str, A
             compute.append((name, getter.__func__, to_json))
         elif head == "*":
             compute.append((name, lambda row, context: row, to_json))
+        elif head == "context":
+            compute.append((name, _read_context(_follow(path, to_json)), None))
         else:
             read[name] = head
             if path:
@@ -123,6 +132,10 @@ def _follow(path: list[str], to_json: _Convert | None) -> _Convert:
         return value if to_json is None else to_json(value, context)
 
     return follow
+
+
+def _read_context(follow: _Convert) -> _Convert:
+    return lambda row, context: follow(context, context)
 
 
 def _field_conversion(field: Any) -> _Convert | None:

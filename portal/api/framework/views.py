@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from rest_framework.exceptions import Throttled
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from portal.access import AccessPolicy, enforce, require_user
+from portal.access import AccessPolicy, access_policy, enforce, require_user
 from portal.api.framework import pagination, problems
 from portal.api.framework.authentication import (
     BearerTokenAuthentication,
@@ -47,7 +47,10 @@ log = logging.getLogger(__name__)
 ENTITY_TAGS_PATTERN = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
 """The value of If-Match (RFC 9110, section 13.1.1): ``*`` or a list of entity tags."""
 
-ResponseSchema = type[serializers.BaseSerializer[Any]] | type[str] | None
+ResponseSchema = (
+    type[serializers.BaseSerializer[Any]] | list[type[serializers.Serializer[Any]]] | type[str] | None
+)
+"""A list of one serializer is a page of a list; None is an empty answer."""
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
@@ -79,100 +82,89 @@ class ListQuery(StrictSerializer):
     cursor = StrictCharField(required=False, max_length=2000, help_text="From the previous page's `next`.")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Operation:
-    """The declaration of one method of a view."""
+    """The declaration of one method of an ApiView, which guards and documents it; used as a decorator.
 
-    scope: Scope | None
-    query: type[StrictSerializer] | None
-    body: type[StrictSerializer] | None
-    partial: bool
-    rate: RateLimit | None
-    idempotent: bool
-    scope_by_job_kind: bool
-
-
-def operation(
-    name: str,
-    summary: str,
-    *,
-    tag: str,
-    scope: Scope | None,
-    scope_by_job_kind: bool = False,
-    response: ResponseSchema,
-    status: int = 200,
-    query: type[StrictSerializer] | None = None,
-    body: type[StrictSerializer] | None = None,
-    partial: bool = False,
-    rate: RateLimit | None = None,
-    idempotent: bool = False,
-    if_match: bool = False,
-    error_statuses: Sequence[int] = (),
-    media_type: str = "application/json",
-    detail: str = "",
-) -> Callable[[_Method], _Method]:
-    """Declare a method of an ApiView. ``scope`` is the scope that a token needs (None on public routes).
-
-    ``scope_by_job_kind`` is for actions on one job that need the scope of the job's kind: the method calls
-    ``require_scope_of`` with the job. ``partial`` reads the body as a patch of the given fields.
-    ``error_statuses`` are statuses beyond those that follow from the rest of the declaration.
+    ``scope`` is the scope that a token needs (None on public routes). ``scope_by_job_kind`` is for actions on one
+    job that need the scope of the job's kind: the method calls ``require_scope_of`` with the job. ``partial`` reads
+    the body as a patch of the given fields. ``error_statuses`` are statuses beyond those that follow from the rest
+    of the declaration and from path parameters.
     """
-    headers = []
-    if idempotent:
-        headers.append(
-            _header_parameter(
-                "Idempotency-Key",
-                "The same key and body give the same answer again.",
-                pattern=f"^{idempotency.KEY_PATTERN}$",
-            )
-        )
-    if if_match:
-        meaning = "The ETag that was read; 428 without it, 412 when it is stale."
-        headers.append(_header_parameter("If-Match", meaning, required=True, pattern=ENTITY_TAGS_PATTERN))
-    codes = {400, 405, 422, 429, 503, *error_statuses}
-    codes |= {401, 403} if scope is not None else set()
-    codes |= {413, 415} if body is not None else set()
-    codes |= {409} if idempotent else set()
-    codes |= {412, 428} if if_match else set()
-    good = (
-        OpenApiResponse(response, description="Done.") if response else OpenApiResponse(description="Done.")
-    )
-    responses: dict[Any, Any] = {(status, media_type) if response else status: good}
-    for code in sorted(codes):
-        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(
-            Problem, description=status_description(code)
-        )
-    scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
-    if scope_by_job_kind:
-        scope_line = "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
 
-    def declare(method: _Method) -> _Method:
-        method.operation = Operation(  # type: ignore[attr-defined]
-            scope=scope,
-            query=query,
-            body=body,
-            partial=partial,
-            rate=rate,
-            idempotent=idempotent,
-            scope_by_job_kind=scope_by_job_kind,
-        )
-        parameters: list[Any] = [*headers, *([query] if query else [])]
+    name: str
+    summary: str
+    _: KW_ONLY
+    tag: str
+    scope: Scope | None
+    scope_by_job_kind: bool = False
+    response: ResponseSchema
+    status: int = 200
+    query: type[StrictSerializer] | None = None
+    body: type[StrictSerializer] | None = None
+    partial: bool = False
+    rate: RateLimit | None = None
+    idempotent: bool = False
+    if_match: bool = False
+    error_statuses: Sequence[int] = ()
+    media_type: str = "application/json"
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.response, list):
+            (item,) = self.response
+            self.response = list_schema(item)
+            self.query = self.query or ListQuery
+
+    def __call__(self, method: _Method) -> _Method:
+        method.operation = self  # type: ignore[attr-defined]
         described: Callable[[_Method], _Method] = extend_schema(
-            operation_id=name,
-            summary=summary,
-            description=(detail or summary) + scope_line,
-            tags=[tag],
-            parameters=parameters,
-            request=_request_schema(body, partial),
-            responses=responses,
+            operation_id=self.name,
+            summary=self.summary,
+            description=(self.detail or self.summary) + self._scope_line(),
+            tags=[self.tag],
+            parameters=[*self._headers(), *([self.query] if self.query else [])],
+            request=self.body(partial=True) if self.body and self.partial else self.body,
+            responses=self._responses(),
         )
         return described(method)
 
-    return declare
+    def _scope_line(self) -> str:
+        if self.scope_by_job_kind:
+            return "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
+        return f"\n\nA token needs the scope `{self.scope.value}`." if self.scope else ""
+
+    def _headers(self) -> list[OpenApiParameter]:
+        headers = []
+        if self.idempotent:
+            meaning = "The same key and body give the same answer again."
+            headers.append(_header_parameter("Idempotency-Key", meaning, f"^{idempotency.KEY_PATTERN}$"))
+        if self.if_match:
+            meaning = "The ETag that was read; 428 without it, 412 when it is stale."
+            headers.append(_header_parameter("If-Match", meaning, ENTITY_TAGS_PATTERN, required=True))
+        return headers
+
+    def _responses(self) -> dict[Any, OpenApiResponse]:
+        codes = {400, 405, 422, 429, 503, *self.error_statuses}
+        codes |= {401, 403} if self.scope is not None else set()
+        codes |= {413, 415} if self.body is not None else set()
+        codes |= {409} if self.idempotent else set()
+        codes |= {412, 428} if self.if_match else set()
+        good = OpenApiResponse(self.response or None, description="Done.")
+        responses: dict[Any, OpenApiResponse] = {
+            (self.status, self.media_type) if self.response else self.status: good
+        }
+        for code in sorted(codes):
+            text = status_description(code)
+            responses[code, problems.MEDIA_TYPE] = OpenApiResponse(Problem, description=text)
+        return responses
+
+
+operation = Operation
 
 
 class ApiView(APIView):
-    """A REST view; requests need ``@access_policy(...)`` on it and ``@operation(...)`` on the method."""
+    """A REST view; requests need an access policy on it or its base, and ``@operation(...)`` on the method."""
 
     checks_policy_itself = True  # tokens are authenticated first; see portal.policy_middleware
 
@@ -222,7 +214,7 @@ class ApiView(APIView):
         serialize: Callable[[_Row], Any],
         order: pagination.Order = pagination.NEWEST,
     ) -> HttpResponse:
-        return self.json_response(pagination.paginate(self.request, rows, order, self.query, serialize))
+        return self.paginated_batch(rows, lambda found: list(map(serialize, found)), order)
 
     def paginated_batch(
         self,
@@ -231,9 +223,7 @@ class ApiView(APIView):
         order: pagination.Order = pagination.NEWEST,
     ) -> HttpResponse:
         """Return a page whose rows are serialized together, to read what belongs to them in one query."""
-        found: list[_Row] = []
-        page = pagination.paginate(self.request, rows, order, self.query, found.append)
-        return self.json_response({**page, "items": serialize_all(found)})
+        return self.json_response(pagination.paginate(self.request, rows, order, self.query, serialize_all))
 
     def require_scope_of(self, job: Job) -> None:
         """Raise Forbidden unless the token, if any, has the scope of the job's kind."""
@@ -335,6 +325,16 @@ class ApiView(APIView):
                 raise Throttled(wait_s)
 
 
+@access_policy(AccessPolicy.SIGNED_IN)
+class SignedInView(ApiView):
+    """A view for everybody who is signed in; selectors and services decide about each row."""
+
+
+@access_policy(AccessPolicy.ADMIN)
+class AdminView(ApiView):
+    """A view for administrators."""
+
+
 @cache
 def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
     """Return the schema of one page of a list of ``item``."""
@@ -351,16 +351,8 @@ def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Ser
     )
 
 
-def _request_schema(body: type[StrictSerializer] | None, partial: bool) -> Any:
-    if body is None:
-        return None
-    return body(partial=True) if partial else body
-
-
-def _header_parameter(
-    name: str, meaning: str, *, required: bool = False, pattern: str = ""
-) -> OpenApiParameter:
-    shape: Any = {"type": "string", "pattern": pattern} if pattern else str
+def _header_parameter(name: str, meaning: str, pattern: str, *, required: bool = False) -> OpenApiParameter:
+    shape: Any = {"type": "string", "pattern": pattern}
     return OpenApiParameter(name, shape, OpenApiParameter.HEADER, required=required, description=meaning)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.http import HttpResponse
 from rest_framework import serializers
 
 from agents.launchers import LAUNCHERS
@@ -18,6 +19,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
     read_body,
 )
+from portal.api.framework.views import ApiView
 from portal.domain.job_spec import JobField, JobSpec, job_fields
 from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
@@ -25,7 +27,7 @@ from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
 from portal.selectors.nodes.nodes import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
-from portal.services.jobs.submission import JobRequest, preview_start, validate_request
+from portal.services.jobs.submission import JobRequest, do_submit_job, preview_start, validate_request
 
 ID_OR_NAME = "Id or name."
 REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies")
@@ -186,6 +188,18 @@ def check_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBod
     wanted = build_job_request(user, given, body)
     validate_request(user, wanted)
     preview_start(user, wanted)
+
+
+def submit_response(
+    view: ApiView, body: type[SubmitBody], represent: Callable[[User, Job], dict[str, Any]]
+) -> HttpResponse:
+    """Submit the request in the body of ``view`` at most once per Idempotency-Key, and return the job."""
+    user, given = view.user, view.raw_body
+
+    def work() -> dict[str, Any]:
+        return represent(user, do_submit_job(user, build_job_request(user, given, body)))
+
+    return view.idempotent_response(work, precheck=lambda: check_job_request(user, given, body))
 
 
 def _get_template(user: User, key: str | None) -> Template | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission
 from portal.api.framework.pagination import NEWEST, OLDEST, Order
-from portal.api.framework.request_parsing import EmptyBody, QueryBooleanField, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.jobs.job_requests import JobBody, build_job_request, check_job_request
+from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
+from portal.api.framework.views import ListQuery, SignedInView, operation
+from portal.api.jobs.job_requests import JobBody, submit_response
 from portal.api.serializers import jobs as representations
 from portal.domain.states import JobKind, JobState
 from portal.models import Job, User
@@ -33,16 +33,10 @@ from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.submission import (
-    do_cancel_job,
-    do_hold_job,
-    do_resubmit_job,
-    do_resume_job,
-    do_submit_job,
-    do_suspend_job,
-)
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
+
+_read = partial(operation, tag="jobs", scope=Scope.READ)
 
 TIMELINE_LIMIT = 100
 ORDERS = {
@@ -55,17 +49,11 @@ ORDERS = {
 }
 
 
-class JobsQuery(ListQuery):
-    """Filters and order of the job list."""
+class JobFilterQuery(ListQuery):
+    """Filters and order of lists of jobs and workspaces."""
 
     state = serializers.ListField(
         child=serializers.ChoiceField(representations.STATES),
-        required=False,
-        default=list,
-        help_text="Repeatable.",
-    )
-    kind = serializers.ListField(
-        child=serializers.ChoiceField(representations.KINDS),
         required=False,
         default=list,
         help_text="Repeatable.",
@@ -80,6 +68,17 @@ class JobsQuery(ListQuery):
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
 
 
+class JobsQuery(JobFilterQuery):
+    """Filters and order of the job list."""
+
+    kind = serializers.ListField(
+        child=serializers.ChoiceField(representations.KINDS),
+        required=False,
+        default=list,
+        help_text="Repeatable.",
+    )
+
+
 def build_filter(query: dict[str, Any]) -> JobFilter:
     return JobFilter(
         states=tuple(JobState(word) for word in query["state"]),
@@ -92,48 +91,41 @@ def build_filter(query: dict[str, Any]) -> JobFilter:
     )
 
 
-def serialize_job_detail(user: User, row: Job) -> dict[str, Any]:
+def represent_job(user: User, row: Job) -> dict[str, Any]:
     """Return one job with everything that the user may see of it."""
-    standing = representations.current_verdict(row)
+    verdict = representations.current_verdict(row)
     newest = list(job_events(row).order_by("-id")[:TIMELINE_LIMIT])
-    attempts, preempted_attempts, chain = (
-        list_attempts(row),
-        attempts_preempted_for(row),
-        dependency_chain(row),
-    )
-    moves = forecast_revisions(row)
-    named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
-    ahead = visible_job_ids(user, {*(standing.jobs_ahead if standing else []), *named})
-    return representations.job_detail(
-        row,
+    attempts, preempted_attempts = list_attempts(row), attempts_preempted_for(row)
+    chain, revisions = dependency_chain(row), forecast_revisions(row)
+    ahead = set(verdict.jobs_ahead if verdict else ())
+    for revision in revisions:
+        ahead.update(revision.jobs_ahead_added, revision.jobs_ahead_removed)
+    context = representations.JobContext(
+        seen=visible_job_ids(user, ahead) | visible_related_jobs(user, attempts, preempted_attempts, chain),
         attempts=attempts,
         layouts=compare_job_layouts(row),
-        preempted_jobs=preempted_attempts,
+        preempted_attempts=preempted_attempts,
         chain=chain,
         events=newest[::-1],
-        seen=ahead | visible_related_jobs(user, attempts, preempted_attempts, chain),
-        moves=moves,
-        fair_share_breakdowns=list_breakdowns(user, row) if standing else [],
+        revisions=revisions,
+        breakdowns=list_breakdowns(user, row) if verdict else [],
         private=private_fields(user, row),
         extensions=job_extensions(row),
         idle=idle_status(row, attempts[0] if attempts else None),
     )
+    return representations.JobDetail.represent(row, context)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobsView(ApiView):
-    @operation(
-        "jobs_list",
-        "List jobs",
-        tag="jobs",
-        scope=Scope.READ,
-        query=JobsQuery,
-        response=list_schema(representations.Job),
-    )
+def represent_current_job(user: User, row: Job) -> dict[str, Any]:
+    """Return the job as stored now."""
+    return represent_job(user, get_job(user, row.public_id))
+
+
+class JobsView(SignedInView):
+    @_read("jobs_list", "List jobs", query=JobsQuery, response=[representations.Job])
     def get(self, request: Request) -> HttpResponse:
-        """Jobs, by default newest first."""
         rows = list_jobs(self.user, build_filter(self.query))
-        return self.paginated_response(rows, representations.job, ORDERS[self.query["order"]])
+        return self.paginated_response(rows, representations.Job.represent, ORDERS[self.query["order"]])
 
     @operation(
         "jobs_submit",
@@ -150,157 +142,17 @@ class JobsView(ApiView):
     )
     def post(self, request: Request) -> HttpResponse:
         """The new job, PENDING."""
-
-        def work() -> dict[str, Any]:
-            job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, JobBody))
-            return serialize_job_detail(self.user, get_job(self.user, job.public_id))
-
-        return self.idempotent_response(
-            work, precheck=lambda: check_job_request(self.user, self.raw_body, JobBody)
-        )
+        return submit_response(self, JobBody, represent_current_job)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobView(ApiView):
-    @operation(
-        "jobs_get",
-        "Get a job",
-        tag="jobs",
-        scope=Scope.READ,
-        response=representations.JobDetail,
-        error_statuses=[404],
-    )
+class JobView(SignedInView):
+    @_read("jobs_get", "Get a job", response=representations.JobDetail)
     def get(self, request: Request, job: str) -> HttpResponse:
-        """The job with verdict, attempts, tasks and timeline."""
-        return self.json_response(serialize_job_detail(self.user, get_job(self.user, job)))
+        return self.json_response(represent_job(self.user, get_job(self.user, job)))
 
 
-_ACTION: dict[str, Any] = {
-    "tag": "jobs",
-    "scope": Scope.JOBS,
-    "scope_by_job_kind": True,
-    "body": EmptyBody,
-    "response": representations.JobDetail,
-    "error_statuses": [404, 409],
-}
-
-
-class JobActionView(ApiView):
-    """Base of routes that act on one job."""
-
-    def get_job_for_action(self, public_id: str) -> Job:
-        """Return the job if the user may see it and the token may act on jobs of its kind."""
-        row = get_job(self.user, public_id)
-        self.require_scope_of(row)
-        return row
-
-    def action_response(self, public_id: str) -> HttpResponse:
-        """Return the job after the action."""
-        return self.json_response(serialize_job_detail(self.user, get_job(self.user, public_id)))
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobCancelView(JobActionView):
-    @operation(
-        "jobs_cancel",
-        "Cancel a job",
-        detail="It ends CANCELLED, or stays what it already was. Repeatable.",
-        **_ACTION,
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; it ends once its nodes have stopped it."""
-        do_cancel_job(self.user, self.get_job_for_action(job))
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobHoldView(JobActionView):
-    @operation("jobs_hold", "Hold a waiting job back", **_ACTION)
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, held until it is released."""
-        do_hold_job(self.user, self.get_job_for_action(job), True)
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobReleaseView(JobActionView):
-    @operation("jobs_release", "Release a held job", **_ACTION)
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, which may start in the next cycle."""
-        do_hold_job(self.user, self.get_job_for_action(job), False)
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobSuspendView(JobActionView):
-    @operation(
-        "jobs_suspend",
-        "Suspend a job",
-        detail="It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
-        **_ACTION,
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; it is suspended once its nodes have stopped it."""
-        do_suspend_job(self.user, self.get_job_for_action(job))
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobResumeView(JobActionView):
-    @operation(
-        "jobs_resume",
-        "Resume a suspended job",
-        detail="The same job waits again with the age that it has, and starts as a new attempt.",
-        **_ACTION,
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, pending."""
-        do_resume_job(self.user, self.get_job_for_action(job))
-        return self.action_response(job)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobResubmitView(JobActionView):
-    @operation(
-        "jobs_resubmit",
-        "Submit an ended job again",
-        tag="jobs",
-        scope=Scope.JOBS,
-        scope_by_job_kind=True,
-        body=EmptyBody,
-        response=representations.JobDetail,
-        status=201,
-        rate=rate_limits.JOB_SUBMITS,
-        idempotent=True,
-        error_statuses=[404],
-    )
-    def post(self, request: Request, job: str) -> HttpResponse:
-        """A new job with the same request."""
-        old = self.get_job_for_action(job)
-
-        def work() -> dict[str, Any]:
-            require_permission(
-                self.user, Permission.CONTROL, old
-            )  # The new job copies the environment variables, which may contain secrets.
-            new = do_resubmit_job(self.user, old)
-            return serialize_job_detail(self.user, get_job(self.user, new.public_id))
-
-        return self.idempotent_response(work)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobEventsView(ApiView):
-    @operation(
-        "jobs_events",
-        "List a job's events",
-        tag="jobs",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(representations.TimelineEvent),
-        error_statuses=[404],
-    )
+class JobEventsView(SignedInView):
+    @_read("jobs_events", "List a job's events", response=[representations.TimelineEvent])
     def get(self, request: Request, job: str) -> HttpResponse:
-        """Events, oldest first."""
-        return self.paginated_response(
-            job_events(get_job(self.user, job)), representations.timeline_event, OLDEST
-        )
+        events = job_events(get_job(self.user, job))
+        return self.paginated_response(events, representations.TimelineEvent.represent, OLDEST)

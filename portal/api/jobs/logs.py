@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
-from portal.api.framework.views import ApiView, operation
-from portal.api.serializers.logs import LogMatches, LogPage
-from portal.api.serializers.references import timestamp
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
 from portal.errors import InvalidRequest
 from portal.log_download import log_download_response
 from portal.models import User
@@ -27,7 +26,10 @@ from portal.selectors.logs.search import (
     SearchResult,
     search,
 )
+from portal.selectors.logs.text import LogChunk
 from portal.services.accounts.tokens import Scope
+
+_read = partial(operation, tag="jobs", scope=Scope.READ)
 
 
 class TaskQuery(StrictSerializer):
@@ -68,32 +70,87 @@ def requested_log(user: User, public_id: str, query: dict[str, Any]) -> LogFile:
     return get_log(user, get_job(user, public_id), query["rank"], query.get("attempt"))
 
 
-def serialize_connection_loss(log: LogFile) -> dict[str, Any] | None:
-    """Return the lost connection to the log's node, or null."""
-    if log.connection_loss is None:
-        return None
-    return {
-        "node": log.connection_loss.node,
-        "since": timestamp(log.connection_loss.since),
-        "message": log.connection_loss.message,
-    }
+class LogContext(NamedTuple):
+    """The log of a chunk, and the text of the chunk."""
+
+    log: LogFile
+    text: str
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobLogsView(ApiView):
-    @operation(
+class LogConnectionLoss(ResponseSerializer):
+    """A lost connection to the node of a log."""
+
+    node = serializers.CharField()
+    since = serializers.DateTimeField(allow_null=True)
+    message = serializers.CharField()
+
+
+class LogPage(ResponseSerializer):
+    """A part of a task's log, by byte offsets."""
+
+    text = serializers.CharField(
+        allow_blank=True, source="context.text", help_text="Bytes that are not UTF-8 read as U+FFFD."
+    )
+    offset = serializers.IntegerField(source="start")
+    next_offset = serializers.IntegerField(source="end")
+    size = serializers.IntegerField(source="size_bytes", help_text="Bytes mirrored so far.")
+    complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    dropped = serializers.IntegerField(
+        source="context.log.truncated_bytes", help_text="Bytes after these, beyond what is kept of one log."
+    )
+    removed = serializers.BooleanField(
+        source="context.log.is_expired", help_text="It was here, and is older than logs are kept."
+    )
+    lost = LogConnectionLoss(
+        allow_null=True,
+        source="context.log.connection_loss",
+        help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
+    )
+    attempt = serializers.IntegerField(source="context.log.attempt")
+    rank = serializers.IntegerField(source="context.log.rank")
+
+    @staticmethod
+    def get_complete(chunk: LogChunk, context: LogContext) -> bool:
+        return context.log.complete and chunk.end >= chunk.size_bytes
+
+
+class LogMatch(ResponseSerializer):
+    """A matching line; ``offset`` is its start, as in ``logs/``."""
+
+    rank = serializers.IntegerField()
+    offset = serializers.IntegerField(source="line.cursor")
+    time = serializers.CharField(
+        allow_null=True, source="line.at", help_text="As the node's engine wrote it down."
+    )
+    stream = serializers.CharField(
+        allow_blank=True, source="line.stream", help_text="stdout or stderr; blank where it is not known."
+    )
+    text = serializers.CharField(allow_blank=True, source="line.text")
+
+
+class LogMatches(ResponseSerializer):
+    """Matching lines, ordered by rank and offset."""
+
+    matches = LogMatch(many=True)
+    next = serializers.CharField(
+        allow_null=True, help_text="Where to go on; null: all that is here was searched."
+    )
+
+    @staticmethod
+    def get_next(result: SearchResult, context: None) -> str | None:
+        return f"{result.next.rank}:{result.next.offset}" if result.next else None
+
+
+class JobLogsView(SignedInView):
+    @_read(
         "jobs_logs",
         "Read a job's log",
-        tag="jobs",
-        scope=Scope.READ,
         query=LogQuery,
         response=LogPage,
-        error_statuses=[404],
         detail="Without `offset` from the start. Ask again at `next_offset` until `complete`; an empty piece before "
         "that is no end, and `lost` says when the node cannot be reached for more.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Complete lines of one rank."""
         if "tail" in self.query and "offset" in self.query:
             raise InvalidRequest(fields={"tail": "Ask for the last lines or for an offset, not both."})
         log = requested_log(self.user, job, self.query)
@@ -102,33 +159,17 @@ class JobLogsView(ApiView):
         else:
             piece = text.read_chunk(log, self.query.get("offset", 0), self.query["limit"])
         shown = piece.data if self.query["timestamps"] else text.strip_timestamps(log, piece.data)
-        return self.json_response(
-            {
-                "text": shown.decode("utf-8", "replace"),
-                "offset": piece.start,
-                "next_offset": piece.end,
-                "size": piece.size_bytes,
-                "complete": log.complete and piece.end >= piece.size_bytes,
-                "dropped": log.truncated_bytes,
-                "removed": log.is_expired,
-                "lost": serialize_connection_loss(log),
-                "attempt": log.attempt,
-                "rank": log.rank,
-            }
-        )
+        context = LogContext(log, shown.decode("utf-8", "replace"))
+        return self.json_response(LogPage.represent(piece, context))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobLogFileView(ApiView):
-    @operation(
+class JobLogFileView(SignedInView):
+    @_read(
         "jobs_log_file",
         "Download a rank's log",
-        tag="jobs",
-        scope=Scope.READ,
         query=TaskQuery,
         response=str,
         media_type="text/plain",
-        error_statuses=[404],
         detail="One range (`Range: bytes=`) may be asked for: 206, or 416 beyond the end. Once the log is complete "
         "it has an `ETag` for `If-Range`. Where stamps are left out, a range is counted without them.",
     )
@@ -177,31 +218,15 @@ def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResul
     return search(logs, sought, start, query["limit"])
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobLogSearchView(ApiView):
-    @operation(
+class JobLogSearchView(SignedInView):
+    @_read(
         "jobs_log_search",
         "Search a job's logs",
-        tag="jobs",
-        scope=Scope.READ,
         query=SearchQuery,
         response=LogMatches,
-        error_statuses=[404, 503],
+        error_statuses=[503],
         detail="Also once the container is gone. A search ends after 3 s or 32 MiB: ask again with `after` = `next` "
         "until that is null. A pattern that takes too long on a few lines is refused.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Matches with rank and offset."""
-        found = search_log(self.user, job, self.query)
-        matches = [
-            {
-                "rank": match.rank,
-                "offset": match.line.cursor,
-                "time": match.line.at,
-                "stream": match.line.stream,
-                "text": match.line.text,
-            }
-            for match in found.matches
-        ]
-        on = found.next
-        return self.json_response({"matches": matches, "next": f"{on.rank}:{on.offset}" if on else None})
+        return self.json_response(LogMatches.represent(search_log(self.user, job, self.query)))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from types import SimpleNamespace
 
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
-from portal.api.serializers.references import Reference, reference, timestamp
+from portal.api.serializers.references import Reference
 from portal.selectors.jobs.jobs import visible_job_ids
 from portal.selectors.jobs.preemption_preview import (
-    PreemptionCandidate,
     preemption_candidates,
     total_lost_gpu_seconds,
 )
@@ -24,7 +23,7 @@ from portal.services.jobs.submission import preview_start, validate_request
 from portal.valkey import rate_limits
 
 
-class PreviewInterval(serializers.Serializer[Any]):
+class PreviewInterval(ResponseSerializer):
     """The expected start: 8 of 10 such intervals should contain the actual one."""
 
     p10_at = serializers.DateTimeField()
@@ -32,11 +31,11 @@ class PreviewInterval(serializers.Serializer[Any]):
     p90_at = serializers.DateTimeField()
 
 
-class PreviewVictim(serializers.Serializer[Any]):
+class PreviewVictim(ResponseSerializer):
     """A running job that would be preempted."""
 
     job = Reference(allow_null=True, help_text="null: a job that one may not see.")
-    project = Reference(allow_null=True)
+    project = Reference(allow_null=True, source="job.project")
     reason = serializers.ChoiceField(["reclaimed", "preempted", "migrated", "gang_incomplete"])
     milli = serializers.IntegerField(help_text="What it would give back.")
     lost_gpu_seconds = serializers.FloatField(
@@ -47,7 +46,7 @@ class PreviewVictim(serializers.Serializer[Any]):
     )
 
 
-class JobPreview(serializers.Serializer[Any]):
+class JobPreview(ResponseSerializer):
     """Whether a request fits this cluster, and whether it would start now."""
 
     feasible = serializers.BooleanField(
@@ -74,8 +73,7 @@ class JobPreview(serializers.Serializer[Any]):
     )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class JobPreviewView(ApiView):
+class JobPreviewView(SignedInView):
     @operation(
         "jobs_preview",
         "Would this start now",
@@ -99,37 +97,29 @@ class JobPreviewView(ApiView):
                 **verdict,
                 "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen],
             }
-        leaving = preemption_candidates(self.user, reported.get("victims") or [])
+        victims = preemption_candidates(self.user, reported.get("victims") or [])
         return self.json_response(
-            {
-                "feasible": True,
-                "starts_now": reported.get("starts_now"),
-                "nodes": reported.get("where", []),
-                "verdict": verdict,
-                "alternatives": reported.get("alternatives", []),
-                "interval": _serialize_interval(reported.get("interval")),
-                "interval_missing": reported.get("interval_missing"),
-                "victims": [_serialize_victim(one) for one in leaving],
-                "lost_gpu_seconds": total_lost_gpu_seconds(leaving) if reported else None,
-            }
+            JobPreview.compose(
+                feasible=True,
+                starts_now=reported.get("starts_now"),
+                nodes=reported.get("where", []),
+                verdict=verdict,
+                interval=_interval(reported.get("interval")),
+                interval_missing=reported.get("interval_missing"),
+                victims=victims,
+                lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
+                alternatives=reported.get("alternatives", []),
+            )
         )
 
 
-def _serialize_victim(one: PreemptionCandidate) -> dict[str, Any]:
-    return {
-        "job": reference(one.job),
-        "project": reference(one.job.project) if one.job else None,
-        "reason": one.reason,
-        "milli": one.milli,
-        "lost_gpu_seconds": one.lost_gpu_seconds,
-        "checkpoint_at": timestamp(one.checkpoint_at),
-    }
-
-
-def _serialize_interval(given: dict[str, float] | None) -> dict[str, Any] | None:
+def _interval(given: dict[str, float] | None) -> SimpleNamespace | None:
+    """Return the times of the scheduler's interval, which are in Unix seconds."""
     if given is None:
         return None
-    return {
-        f"{name}_at": timestamp(dt.datetime.fromtimestamp(given[f"{name}_s"], dt.UTC))
-        for name in ("p10", "p50", "p90")
-    }
+    return SimpleNamespace(
+        **{
+            f"{name}_at": dt.datetime.fromtimestamp(given[f"{name}_s"], dt.UTC)
+            for name in ("p10", "p50", "p90")
+        }
+    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework import pagination
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
-from portal.api.framework.views import ApiView, operation
-from portal.api.serializers.jobs import StartInterval, start_interval
-from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
-from portal.models import Job
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
+from portal.api.serializers.jobs import StartInterval, with_forecast
+from portal.api.serializers.references import Reference, UserReference
+from portal.models import Job, JobVerdict, Project, User
 from portal.selectors.scheduling.queue import NO_POSITION, QueueFilter, pending_jobs, with_job_rows
 from portal.services.accounts.tokens import Scope
 from portal.visibility import NameVisibility, visibility_of
@@ -34,7 +33,7 @@ class QueueQuery(StrictSerializer):
     offset = serializers.IntegerField(required=False, min_value=0, max_value=MAX_OFFSET, default=0)
 
 
-class QueuedJob(serializers.Serializer[Any]):
+class QueuedJob(ResponseSerializer):
     """A pending job. Name, project, person and message are null where the reader may not see it."""
 
     position = serializers.IntegerField(
@@ -55,8 +54,42 @@ class QueuedJob(serializers.Serializer[Any]):
     submitted_at = serializers.DateTimeField()
     interval = StartInterval(allow_null=True, help_text="null: no estimate yet.")
 
+    @staticmethod
+    def get_position(row: Job, visibility: NameVisibility) -> int | None:
+        turn = int(getattr(row, "turn", NO_POSITION))
+        return None if turn >= NO_POSITION else turn
 
-class QueuePage(serializers.Serializer[Any]):
+    @staticmethod
+    def get_job(row: Job, visibility: NameVisibility) -> Job | None:
+        return row if visibility.can_name_job(row) else None
+
+    @staticmethod
+    def get_project(row: Job, visibility: NameVisibility) -> Project | None:
+        return row.project if visibility.can_name_job(row) else None
+
+    @staticmethod
+    def get_owner(row: Job, visibility: NameVisibility) -> User | None:
+        return row.owner if visibility.can_name_job(row) else None
+
+    @staticmethod
+    def get_code(row: Job, visibility: NameVisibility) -> str | None:
+        return verdict.code if (verdict := _verdict(row)) else None
+
+    @staticmethod
+    def get_message(row: Job, visibility: NameVisibility) -> str | None:
+        verdict = _verdict(row)
+        return verdict.message if verdict and visibility.can_name_job(row) else None
+
+    @staticmethod
+    def get_interval(row: Job, visibility: NameVisibility) -> JobVerdict | None:
+        return with_forecast(_verdict(row))
+
+
+def _verdict(row: Job) -> JobVerdict | None:
+    return getattr(row, "verdict", None)
+
+
+class QueuePage(ResponseSerializer):
     """A part of the queue. The order changes with each cycle, so pages use offsets."""
 
     total = serializers.IntegerField()
@@ -66,29 +99,7 @@ class QueuePage(serializers.Serializer[Any]):
     )
 
 
-def serialize_queued_job(visibility: NameVisibility, job: Job) -> dict[str, Any]:
-    """Return a pending job as JSON; ``job`` comes from ``with_job_rows``."""
-    seen = visibility.can_name_job(job)
-    verdict = getattr(job, "verdict", None)
-    turn = int(getattr(job, "turn", NO_POSITION))
-    return {
-        "position": None if turn >= NO_POSITION else turn,
-        "job": reference(job) if seen else None,
-        "project": reference(job.project) if seen else None,
-        "owner": user_reference(job.owner) if seen else None,
-        "pool": reference(job.pool),
-        "total_milli": job.total_milli,
-        "priority": job.priority,
-        "held": job.held,
-        "code": verdict.code if verdict else None,
-        "message": verdict.message if verdict and seen else None,
-        "submitted_at": timestamp(job.submitted_at),
-        "interval": start_interval(verdict),
-    }
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class QueueView(ApiView):
+class QueueView(SignedInView):
     @operation(
         "queue",
         "Who comes next",
@@ -100,7 +111,6 @@ class QueueView(ApiView):
         "Jobs of projects that one may not see stand there without a name.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Pending jobs from an offset on."""
         visibility, limit, offset = visibility_of(self.user), self.query["limit"], self.query["offset"]
         rows = pending_jobs(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
         total = rows.count()
@@ -109,7 +119,5 @@ class QueueView(ApiView):
         }
         more = offset + limit < total
         following = f"{request.path}?{urlencode({**kept, 'offset': offset + limit})}" if more else None
-        items = [
-            serialize_queued_job(visibility, job) for job in with_job_rows(rows[offset : offset + limit])
-        ]
-        return self.json_response({"total": total, "items": items, "next": following})
+        items = with_job_rows(rows[offset : offset + limit])
+        return self.json_response(QueuePage.compose(visibility, total=total, items=items, next=following))

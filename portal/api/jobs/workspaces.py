@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
-from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission
-from portal.api.framework.request_parsing import EmptyBody, QueryBooleanField, StrictCharField
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.jobs.job_requests import WorkspaceBody, build_job_request, check_job_request
-from portal.api.jobs.jobs import ORDERS, build_filter
+from portal.access import Permission, require_permission
+from portal.api.framework.request_parsing import EmptyBody
+from portal.api.framework.views import SignedInView, operation
+from portal.api.jobs.job_requests import WorkspaceBody, submit_response
+from portal.api.jobs.jobs import ORDERS, JobFilterQuery, build_filter
 from portal.api.serializers import jobs as representations
 from portal.errors import NotFound
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import list_workspaces
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.submission import do_cancel_job, do_resubmit_job, do_submit_job
-from portal.services.workspaces.access import do_open_workspace, workspace_origin
+from portal.services.workspaces.access import do_open_workspace
 from portal.valkey import rate_limits
 
-
-class WorkspacesQuery(ListQuery):
-    """Filters of the workspace list."""
-
-    state = serializers.ListField(
-        child=serializers.ChoiceField(representations.STATES),
-        required=False,
-        default=list,
-        help_text="Repeatable.",
-    )
-    project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
-    owner = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
-    pool = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
-    search = StrictCharField(required=False, default="", max_length=100)
-    live = QueryBooleanField(required=False, default=None)
-    order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
+_read = partial(operation, tag="workspaces", scope=Scope.READ)
+_write = partial(operation, tag="workspaces", scope=Scope.WORKSPACES)
 
 
 def get_workspace(user: User, public_id: str) -> Job:
@@ -49,31 +34,20 @@ def get_workspace(user: User, public_id: str) -> Job:
     return row
 
 
-def serialize_workspace(row: Job) -> dict[str, Any]:
-    """Return a workspace with its URL."""
-    return representations.workspace(row, workspace_origin(row))
+def represent_workspace(user: User, row: Job) -> dict[str, Any]:
+    """Return the workspace as stored now."""
+    return representations.Workspace.represent(get_workspace(user, row.public_id))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspacesView(ApiView):
-    @operation(
-        "workspaces_list",
-        "List workspaces",
-        tag="workspaces",
-        scope=Scope.READ,
-        query=WorkspacesQuery,
-        response=list_schema(representations.Workspace),
-    )
+class WorkspacesView(SignedInView):
+    @_read("workspaces_list", "List workspaces", query=JobFilterQuery, response=[representations.Workspace])
     def get(self, request: Request) -> HttpResponse:
-        """Workspaces, by default newest first."""
         rows = list_workspaces(self.user, build_filter(self.query))
-        return self.paginated_response(rows, serialize_workspace, ORDERS[self.query["order"]])
+        return self.paginated_response(rows, representations.Workspace.represent, ORDERS[self.query["order"]])
 
-    @operation(
+    @_write(
         "workspaces_launch",
         "Launch a workspace",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
         body=WorkspaceBody,
         response=representations.Workspace,
         status=201,
@@ -82,41 +56,22 @@ class WorkspacesView(ApiView):
     )
     def post(self, request: Request) -> HttpResponse:
         """The new workspace, pending; it can be opened once it is ready."""
-
-        def work() -> dict[str, Any]:
-            job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, WorkspaceBody))
-            return serialize_workspace(get_workspace(self.user, job.public_id))
-
-        return self.idempotent_response(
-            work, precheck=lambda: check_job_request(self.user, self.raw_body, WorkspaceBody)
-        )
+        return submit_response(self, WorkspaceBody, represent_workspace)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceView(ApiView):
-    @operation(
-        "workspaces_get",
-        "Get a workspace",
-        tag="workspaces",
-        scope=Scope.READ,
-        response=representations.Workspace,
-        error_statuses=[404],
-    )
+class WorkspaceView(SignedInView):
+    @_read("workspaces_get", "Get a workspace", response=representations.Workspace)
     def get(self, request: Request, workspace: str) -> HttpResponse:
-        """The workspace with its readiness and URL."""
-        return self.json_response(serialize_workspace(get_workspace(self.user, workspace)))
+        return self.json_response(representations.Workspace.represent(get_workspace(self.user, workspace)))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceOpenView(ApiView):
-    @operation(
+class WorkspaceOpenView(SignedInView):
+    @_write(
         "workspaces_open",
         "Open a workspace",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
         body=EmptyBody,
         response=representations.WorkspaceAccess,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="With a session: a single-use ticket for the browser to post. A ticket is bound to a session, so a "
         "token gets the address of the page that hands a signed-in browser over. Only the owner gets in.",
     )
@@ -126,48 +81,10 @@ class WorkspaceOpenView(ApiView):
         require_permission(self.user, Permission.ENTER, job)
         page = f"{settings.PORTAL_URL}/jobs/{job.public_id}/"
         if self.token is not None:
-            return self.json_response({"post_to": None, "ticket": None, "page": page})
+            return self.json_response(
+                representations.WorkspaceAccess.compose(post_to=None, ticket=None, page=page)
+            )
         post_to, ticket = do_open_workspace(self.user, job, request.session.session_key or "")
-        return self.json_response({"post_to": post_to, "ticket": ticket, "page": page})
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceStopView(ApiView):
-    @operation(
-        "workspaces_stop",
-        "Stop a workspace",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
-        body=EmptyBody,
-        response=representations.Workspace,
-        error_statuses=[404],
-        detail="Its GPUs go back; its home stays. Repeatable.",
-    )
-    def post(self, request: Request, workspace: str) -> HttpResponse:
-        """The workspace; it ends once its node has stopped it."""
-        do_cancel_job(self.user, get_workspace(self.user, workspace))
-        return self.json_response(serialize_workspace(get_workspace(self.user, workspace)))
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class WorkspaceResubmitView(ApiView):
-    @operation(
-        "workspaces_resubmit",
-        "Start a stopped workspace again",
-        tag="workspaces",
-        scope=Scope.WORKSPACES,
-        body=EmptyBody,
-        response=representations.Workspace,
-        status=201,
-        rate=rate_limits.JOB_SUBMITS,
-        idempotent=True,
-        error_statuses=[404],
-    )
-    def post(self, request: Request, workspace: str) -> HttpResponse:
-        """A new workspace with the same request and home volume."""
-
-        def work() -> dict[str, Any]:
-            new = do_resubmit_job(self.user, get_workspace(self.user, workspace))
-            return serialize_workspace(get_workspace(self.user, new.public_id))
-
-        return self.idempotent_response(work)
+        return self.json_response(
+            representations.WorkspaceAccess.compose(post_to=post_to, ticket=ticket, page=page)
+        )

@@ -11,8 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import AdminView, operation
 from portal.domain.cycle_metrics import BUCKETS_S, CYCLE_PHASES, OVERFLOW_BUCKET
 from portal.selectors.metrics import ClusterMetrics, NodeMetrics, collect_metrics
 from portal.services.accounts.tokens import Scope
@@ -133,8 +132,7 @@ def _gauges(name: str, description: str, labels: list[str], values: Mapping[Any,
     return family
 
 
-@access_policy(AccessPolicy.ADMIN)
-class MetricsView(ApiView):
+class MetricsView(AdminView):
     @operation(
         "metrics",
         "Get metrics for Prometheus",
@@ -145,7 +143,6 @@ class MetricsView(ApiView):
         detail="In Prometheus's text format. For administrators; a token needs only the scope `metrics`.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Current metrics in Prometheus's text format."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(DatabaseMetricsCollector(collect_metrics()))
         answer = HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE)

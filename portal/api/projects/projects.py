@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.db.models import Q
@@ -11,14 +12,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import (
-    AccessPolicy,
     Permission,
-    access_policy,
     require_permission,
     roles_by_project,
     visible_projects,
 )
-from portal.api.framework import pagination
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import (
     NameField,
@@ -27,7 +25,7 @@ from portal.api.framework.request_parsing import (
     StrictCharField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers import projects as representations
 from portal.api.serializers.users import ROLES
@@ -48,6 +46,9 @@ from portal.services.projects.projects import (
     do_remove_member,
     do_set_member,
 )
+
+_write = partial(operation, tag="projects", scope=Scope.PROJECTS)
+_read = partial(operation, tag="projects", scope=Scope.READ)
 
 
 class ProjectsQuery(ListQuery):
@@ -102,40 +103,34 @@ def find_parent(user: User, key: str | None) -> Project | None:
     return found
 
 
-def serialize_current(user: User, key: str) -> dict[str, Any]:
+def represent_projects(user: User, rows: list[Project]) -> list[dict[str, Any]]:
+    """Return the projects with the user's roles and their counts."""
+    roles, counts = roles_by_project(user), project_counts(rows)
+    return [
+        representations.Project.represent(
+            row, representations.ProjectContext(roles.get(row.pk), counts[row.pk])
+        )
+        for row in rows
+    ]
+
+
+def represent_current(user: User, key: str) -> dict[str, Any]:
     """Return the project as stored now."""
-    row = get_project(user, key)
-    return representations.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
+    return represent_projects(user, [get_project(user, key)])[0]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectsView(ApiView):
-    @operation(
-        "projects_list",
-        "List projects",
-        tag="projects",
-        scope=Scope.READ,
-        query=ProjectsQuery,
-        response=list_schema(representations.Project),
-    )
+class ProjectsView(SignedInView):
+    @_read("projects_list", "List projects", query=ProjectsQuery, response=[representations.Project])
     def get(self, request: Request) -> HttpResponse:
-        """Projects by name."""
-        roles = roles_by_project(self.user)
         rows = list_projects(self.user, archived=self.query["archived"])
         if "search" in self.query:
             text = self.query["search"]
             rows = rows.filter(Q(name__icontains=text) | Q(title__icontains=text))
-        found: list[Project] = []
-        page = pagination.paginate(request, rows, Order("name"), self.query, found.append)
-        counts = project_counts(found)
-        items = [representations.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
-        return self.json_response({**page, "items": items})
+        return self.paginated_batch(rows, partial(represent_projects, self.user), Order("name"))
 
-    @operation(
+    @_write(
         "projects_create",
         "Make a project",
-        tag="projects",
-        scope=Scope.PROJECTS,
         body=ProjectBody,
         response=representations.Project,
         status=201,
@@ -143,46 +138,33 @@ class ProjectsView(ApiView):
         detail="Administrators make top-level projects; managers make projects below their own.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The new project."""
-
         def work() -> dict[str, Any]:
             parent = find_parent(self.user, self.body["parent"])
             row = do_create_project(
                 self.user, name=self.body["name"], title=self.body["title"], parent=parent
             )
-            return serialize_current(self.user, row.public_id)
+            return represent_current(self.user, row.public_id)
 
         return self.idempotent_response(work)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectView(ApiView):
-    @operation(
-        "projects_get",
-        "Get a project",
-        tag="projects",
-        scope=Scope.READ,
-        response=representations.Project,
-        error_statuses=[404],
-    )
+class ProjectView(SignedInView):
+    @_read("projects_get", "Get a project", response=representations.Project)
     def get(self, request: Request, project: str) -> HttpResponse:
         """A project by id or name."""
-        return self.json_response(serialize_current(self.user, project))
+        return self.json_response(represent_current(self.user, project))
 
-    @operation(
+    @_write(
         "projects_change",
         "Change a project",
-        tag="projects",
-        scope=Scope.PROJECTS,
         body=ProjectChangeBody,
         partial=True,
         response=representations.Project,
-        error_statuses=[404, 409],
+        error_statuses=[409],
         detail="Managers change the title; administrators also rename, move and archive, and set "
         "`egress_allow`.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
-        """The changed project."""
         row = get_project(self.user, project)
         changes = {key: value for key, value in self.body.items() if key not in AffectedJobsFields().fields}
         if "parent" in changes:
@@ -190,37 +172,21 @@ class ProjectView(ApiView):
         if "archived" in changes:
             changes["archived_at"] = timezone.now() if changes.pop("archived") else None
         do_change_project(self.user, row, choice=parse_job_choice(self.body), **changes)
-        return self.json_response(serialize_current(self.user, row.public_id))
+        return self.json_response(represent_current(self.user, row.public_id))
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class MembersView(ApiView):
-    @operation(
-        "members_list",
-        "List a project's members",
-        tag="projects",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(representations.Member),
-        error_statuses=[404],
-    )
+class MembersView(SignedInView):
+    @_read("members_list", "List a project's members", response=[representations.Member])
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
         row = get_project(self.user, project)
-        return self.paginated_response(list_members(row), representations.member, Order("user__username"))
+        return self.paginated_response(
+            list_members(row), representations.Member.represent, Order("user__username")
+        )
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class MemberView(ApiView):
-    @operation(
-        "members_put",
-        "Set a person's role",
-        tag="projects",
-        scope=Scope.PROJECTS,
-        body=MemberBody,
-        response=representations.Member,
-        error_statuses=[404],
-    )
+class MemberView(SignedInView):
+    @_write("members_put", "Set a person's role", body=MemberBody, response=representations.Member)
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
         """The member with this role, added if new."""
         row = get_project(self.user, project)
@@ -228,17 +194,14 @@ class MemberView(ApiView):
         member = do_set_member(
             self.user, row, get_user(user), Role(self.body["role"]), choice=parse_job_choice(self.body)
         )
-        return self.json_response(representations.member(member))
+        return self.json_response(representations.Member.represent(member))
 
-    @operation(
+    @_write(
         "members_delete",
         "Take a person out",
-        tag="projects",
-        scope=Scope.PROJECTS,
         query=AffectedJobsFields,
         response=None,
         status=204,
-        error_statuses=[404],
         detail="By default queued jobs of this person are held and running ones finish.",
     )
     def delete(self, request: Request, project: str, user: str) -> HttpResponse:

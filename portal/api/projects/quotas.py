@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from django.db.models import Model
 from django.http import HttpResponse
+from django.urls import URLPattern, path
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, require_admin
-from portal.api.framework.pagination import NEWEST
+from portal.access import require_admin
 from portal.api.framework.request_parsing import (
     StrictCharField,
     StrictFloatField,
     StrictIntegerField,
     StrictSerializer,
 )
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers import projects as representations
+from portal.api.framework.views import ListQuery, SignedInView, operation
+from portal.api.serializers.projects import QuotaChangeDetail, QuotaDetail
 from portal.errors import Conflict, NotFound, PreconditionFailed
-from portal.models import NodePool, Project, Quota
+from portal.models import NodePool, Project, Quota, User
 from portal.selectors.projects.projects import get_pool, get_project, list_quota_changes, list_quotas
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.projects import (
-    DEFAULT_QUOTA_VALUES,
     MAX_MILLI,
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -33,6 +31,8 @@ from portal.services.projects.projects import (
     do_undo_quota_change,
     quota_values,
 )
+
+_read = partial(operation, tag="quotas", scope=Scope.READ)
 
 
 class QuotasQuery(ListQuery):
@@ -69,217 +69,146 @@ class UndoBody(StrictSerializer):
     reason = StrictCharField(required=False, max_length=500, allow_blank=True, default="")
 
 
-@dataclass(frozen=True)
-class QuotaTarget:
-    """A project and a pool, with their quota if one was set."""
-
-    project: Project
-    pool: NodePool
-    quota: Quota | None
-
-    @property
-    def etag(self) -> str:
-        """The entity tag of the current quota."""
-        return self.quota.etag if self.quota else representations.unset_etag(self.project, self.pool)
-
-    def representation(self) -> dict[str, Any]:
-        """The current quota, set or default."""
-        return (
-            representations.quota(self.quota)
-            if self.quota
-            else representations.default_quota(self.project, self.pool)
-        )
+def current_quota(user: User, project: Project, pool: NodePool) -> Quota:
+    """Return the quota of a project in a pool; where none was set, an unsaved one with the defaults."""
+    found = list_quotas(user).filter(project=project, pool=pool).first()
+    return found or default_quota(project, pool)
 
 
-class BaseQuotaView(ApiView):
+def default_quota(project: Project, pool: NodePool) -> Quota:
+    public_id = f"{project.public_id}.{pool.public_id}"  # for its entity tag
+    return Quota(public_id=public_id, project=project, pool=pool, version=0)
+
+
+class BaseQuotaView(SignedInView):
     """Base of routes of one quota: lookup, and changes under an entity tag."""
 
-    def get_target(self, **where: str) -> QuotaTarget:
+    def get_quota(self, **where: str) -> Quota:
         """Return the quota that the path names by its id, or by project and pool."""
-        if "quota" in where:
-            row = list_quotas(self.user).filter(public_id=where["quota"]).first()
-            if row is None:
-                raise NotFound("There is no such quota.")
-            return QuotaTarget(row.project, row.pool, row)
-        project = get_project(self.user, where["project"])
-        pool = get_pool(where["pool"])
-        return QuotaTarget(project, pool, list_quotas(self.user).filter(project=project, pool=pool).first())
+        if "quota" not in where:
+            return current_quota(self.user, get_project(self.user, where["project"]), get_pool(where["pool"]))
+        row = list_quotas(self.user).filter(public_id=where["quota"]).first()
+        if row is None:
+            raise NotFound("There is no such quota.")
+        return row
 
-    def etag_response(self, target: QuotaTarget, status: int = 200) -> HttpResponse:
-        """Return the current quota with its ETag."""
-        return self.json_response(target.representation(), status, {"ETag": target.etag})
+    def etag_response(self, row: Quota) -> HttpResponse:
+        """Return the quota with its ETag."""
+        return self.json_response(QuotaDetail.represent(row), headers={"ETag": row.etag})
 
-    def check_etag(self, target: QuotaTarget) -> int:
-        """Return the version in If-Match. Raise PreconditionRequired or, if outdated, PreconditionFailed."""
+    def check_etag(self, row: Quota) -> None:
+        """Raise PreconditionRequired without If-Match, PreconditionFailed if it is outdated."""
         require_admin(self.user, "change quotas")
-        if not self.if_match(target.etag):
-            raise self.stale_error(target)
-        return target.quota.version if target.quota else 0
+        if not self.if_match(row.etag):
+            raise self.stale_error(row)
 
-    def stale_error(self, target: QuotaTarget) -> PreconditionFailed:
+    def stale_error(self, row: Quota) -> PreconditionFailed:
         """Return the refusal of an edit of an outdated version, with the current quota."""
         return PreconditionFailed(
             "Another user changed this quota while you were editing it.",
-            details={"current": target.representation()},
+            details={"current": QuotaDetail.represent(row)},
         )
 
-    def set_quota(self, target: QuotaTarget, numbers: dict[str, Any]) -> HttpResponse:
+    def set_quota(self, row: Quota, numbers: dict[str, Any]) -> HttpResponse:
         """Set the quota if its version is the one in If-Match."""
-        version = self.check_etag(target)
+        self.check_etag(row)
         reason = numbers.pop("reason", "")
-        kept = {"user_limit_milli": target.quota.user_limit_milli if target.quota else None}
+        values = QuotaValues(**({"user_limit_milli": row.user_limit_milli} | numbers))
         try:
-            row = do_change_quota(
-                self.user,
-                target.project,
-                target.pool,
-                QuotaValues(**(kept | numbers)),
-                version=version,
-                reason=reason,
+            changed = do_change_quota(
+                self.user, row.project, row.pool, values, version=row.version, reason=reason
             )
         except PreconditionFailed as lost:
-            now = list_quotas(self.user).filter(project=target.project, pool=target.pool).first()
-            raise self.stale_error(QuotaTarget(target.project, target.pool, now)) from lost
-        return self.etag_response(QuotaTarget(target.project, target.pool, row))
-
-    def undo_change(self, target: QuotaTarget) -> HttpResponse:
-        """Restore the values before the newest change."""
-        self.check_etag(target)
-        newest = list_quota_changes(target.quota).first() if target.quota else None
-        if newest is None:
-            raise Conflict("There is no change to undo.", code="nothing_to_undo")
-        row = do_undo_quota_change(self.user, newest, reason=self.body["reason"])
-        return self.etag_response(QuotaTarget(target.project, target.pool, row))
-
-    def patch_quota(self, target: QuotaTarget) -> HttpResponse:
-        """Change only the given values."""
-        standing = quota_values(target.quota) if target.quota else DEFAULT_QUOTA_VALUES
-        return self.set_quota(target, {**standing, **self.body})
+            raise self.stale_error(current_quota(self.user, row.project, row.pool)) from lost
+        return self.etag_response(changed)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class QuotasView(ApiView):
-    @operation(
+class QuotasView(SignedInView):
+    @_read(
         "quotas_list",
         "List quotas",
-        tag="quotas",
-        scope=Scope.READ,
         query=QuotasQuery,
-        response=list_schema(representations.QuotaDetail),
+        response=[QuotaDetail],
         detail="Quotas of the projects you may see. Where none was set, defaults stand: nothing guaranteed, "
         "no limit, weight 1.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Quotas that were set, newest first."""
         rows = list_quotas(self.user, project=self.query["project"], pool=self.query["pool"])
-        return self.paginated_response(rows, representations.quota, NEWEST)
+        return self.paginated_response(rows, QuotaDetail.represent)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectQuotasView(ApiView):
-    @operation(
-        "project_quotas_list",
-        "List a project's quotas, one for each pool",
-        tag="quotas",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(representations.QuotaDetail),
-        error_statuses=[404],
-    )
+class ProjectQuotasView(SignedInView):
+    @_read("project_quotas_list", "List a project's quotas, one for each pool", response=[QuotaDetail])
     def get(self, request: Request, project: str) -> HttpResponse:
         """A quota for every pool; defaults where none was set."""
         found = get_project(self.user, project)
         rows = {row.pool_id: row for row in list_quotas(self.user).filter(project=found)}
-
-        def one(pool: Model) -> dict[str, Any]:
-            assert isinstance(pool, NodePool)  # noqa: S101
-            return QuotaTarget(found, pool, rows.get(pool.pk)).representation()
-
-        return self.paginated_response(NodePool.objects.all(), one, NEWEST)
+        return self.paginated_response(
+            NodePool.objects.all(),
+            lambda pool: QuotaDetail.represent(rows.get(pool.pk) or default_quota(found, pool)),
+        )
 
 
-_READ: dict[str, Any] = {
-    "tag": "quotas",
-    "scope": Scope.READ,
-    "response": representations.QuotaDetail,
-    "error_statuses": [404],
-}
 _WRITE: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.QUOTAS,
-    "response": representations.QuotaDetail,
+    "response": QuotaDetail,
     "if_match": True,
-    "error_statuses": [404],
     "detail": "Needs If-Match with the ETag you read. Effective at the next scheduling cycle; lowering it "
     "below what is used stops nothing, it only keeps more from starting.",
 }
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class QuotaView(BaseQuotaView):
-    @operation("quotas_get", "Get a quota", **_READ)
-    def get(self, request: Request, quota: str) -> HttpResponse:
-        """The quota with its ETag."""
-        return self.etag_response(self.get_target(quota=quota))
+def _quota_route(route: str, name: str, what: str) -> URLPattern:
+    """Return the route of the quota that the path names."""
 
-    @operation("quotas_put", "Set a quota", body=QuotaBody, **_WRITE)
-    def put(self, request: Request, quota: str) -> HttpResponse:
-        """All values are required."""
-        return self.set_quota(self.get_target(quota=quota), self.body)
+    class QuotaView(BaseQuotaView):
+        @_read(f"{name}_get", f"Get {what}", response=QuotaDetail)
+        def get(self, request: Request, **keys: str) -> HttpResponse:
+            return self.etag_response(self.get_quota(**keys))
 
-    @operation("quotas_patch", "Change a quota", body=QuotaBody, partial=True, **_WRITE)
-    def patch(self, request: Request, quota: str) -> HttpResponse:
-        """Changes the given values."""
-        return self.patch_quota(self.get_target(quota=quota))
+        @operation(f"{name}_put", f"Set {what}", body=QuotaBody, **_WRITE)
+        def put(self, request: Request, **keys: str) -> HttpResponse:
+            return self.set_quota(self.get_quota(**keys), self.body)
 
+        @operation(f"{name}_patch", f"Change {what}", body=QuotaBody, partial=True, **_WRITE)
+        def patch(self, request: Request, **keys: str) -> HttpResponse:
+            """Change only the given values."""
+            row = self.get_quota(**keys)
+            return self.set_quota(row, {**quota_values(row), **self.body})
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectQuotaView(BaseQuotaView):
-    @operation("project_quota_get", "Get a project's quota in a pool", **_READ)
-    def get(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """The quota with its ETag; defaults where none was set."""
-        return self.etag_response(self.get_target(project=project, pool=pool))
-
-    @operation("project_quota_put", "Set a project's quota in a pool", body=QuotaBody, **_WRITE)
-    def put(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """All values are required."""
-        return self.set_quota(self.get_target(project=project, pool=pool), self.body)
-
-    @operation(
-        "project_quota_patch", "Change a project's quota in a pool", body=QuotaBody, partial=True, **_WRITE
-    )
-    def patch(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """Changes the given values."""
-        return self.patch_quota(self.get_target(project=project, pool=pool))
+    return path(route, QuotaView.as_view())
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class QuotaChangesView(BaseQuotaView):
-    @operation(
-        "quota_changes",
-        "List a quota's changes",
-        tag="quotas",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(representations.QuotaChangeDetail),
-        error_statuses=[404],
-    )
+    @_read("quota_changes", "List a quota's changes", response=[QuotaChangeDetail])
     def get(self, request: Request, quota: str) -> HttpResponse:
         """Changes, newest first; they are never deleted."""
-        found = self.get_target(quota=quota).quota
-        if found is None:
-            raise NotFound("There is no such quota.")
-        return self.paginated_response(list_quota_changes(found), representations.quota_change, NEWEST)
+        changes = list_quota_changes(self.get_quota(quota=quota))
+        return self.paginated_response(changes, QuotaChangeDetail.represent)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
 class QuotaUndoView(BaseQuotaView):
     @operation(
-        "quota_undo",
-        "Undo the newest change of a quota",
-        body=UndoBody,
-        **{**_WRITE, "error_statuses": [404, 409]},
+        "quota_undo", "Undo the newest change of a quota", body=UndoBody, error_statuses=[409], **_WRITE
     )
     def post(self, request: Request, quota: str) -> HttpResponse:
         """The restored quota; the undo is a change of its own."""
-        return self.undo_change(self.get_target(quota=quota))
+        row = self.get_quota(quota=quota)
+        self.check_etag(row)
+        newest = list_quota_changes(row).first()
+        if newest is None:
+            raise Conflict("There is no change to undo.", code="nothing_to_undo")
+        return self.etag_response(do_undo_quota_change(self.user, newest, reason=self.body["reason"]))
+
+
+ROUTES = [
+    path("projects/<slug:project>/quotas/", ProjectQuotasView.as_view()),
+    _quota_route(
+        "projects/<slug:project>/quotas/<slug:pool>/", "project_quota", "a project's quota in a pool"
+    ),
+    path("quotas/", QuotasView.as_view()),
+    _quota_route("quotas/<slug:quota>/", "quotas", "a quota"),
+    path("quotas/<slug:quota>/changes/", QuotaChangesView.as_view()),
+    path("quotas/<slug:quota>/undo/", QuotaUndoView.as_view()),
+]

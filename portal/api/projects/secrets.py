@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.http import HttpResponse
+from django.urls import URLPattern, path
+from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_secrets
+from portal.access import Permission, require_permission, visible_secrets
 from portal.api.framework.pagination import Order
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
-from portal.api.serializers.secrets import Secret
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
+from portal.api.serializers.references import Reference
 from portal.domain.secrets import MAX_VALUE_BYTES
+from portal.models import Project, User
 from portal.selectors.projects.projects import get_project
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.secrets import do_delete_secret, do_save_secret
@@ -22,101 +28,91 @@ class SecretValueBody(StrictSerializer):
     value = StrictCharField(max_length=MAX_VALUE_BYTES, help_text="Write-only: no response returns it.")
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class SecretsView(ApiView):
-    @operation(
-        "secrets_list",
-        "List personal secrets",
-        tag="people",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(Secret),
-    )
-    def get(self, request: Request) -> HttpResponse:
-        """Secrets of the user by name, without values."""
-        return self.paginated_response(
-            visible_secrets(self.user).filter(owner=self.user), Secret.represent, Order("name")
+class Secret(ResponseSerializer):
+    """A secret, without its value."""
+
+    id = serializers.CharField(source="public_id")
+    name = serializers.CharField(help_text="Jobs refer to it by this name.")
+    project = Reference(allow_null=True, help_text="null: a personal secret.")
+    created_at = serializers.DateTimeField()
+    changed_at = serializers.DateTimeField(help_text="When the value was last written.")
+    changed_by = serializers.CharField()
+
+
+def _secret_routes(
+    prefix: str,
+    name: str,
+    tag: str,
+    owner_label: str,
+    of: str,
+    detail: str,
+    scope: Scope,
+    get_owner: Callable[..., User | Project],
+) -> list[URLPattern]:
+    """Return the routes of the secrets of the user, or of the project that the path names.
+
+    ``get_owner`` gets the user and the keys in the path.
+    """
+
+    class SecretsView(SignedInView):
+        @operation(
+            f"{name}_list", f"List {owner_label} secrets", tag=tag, scope=Scope.READ, response=[Secret]
         )
+        def get(self, request: Request, **keys: str) -> HttpResponse:
+            """Secrets by name, without values; those of a project for users who may run jobs in it."""
+            owner = get_owner(self.user, **keys)
+            if isinstance(owner, Project):
+                require_permission(self.user, Permission.SUBMIT, owner)
+                rows = visible_secrets(self.user).filter(project=owner)
+            else:
+                rows = visible_secrets(self.user).filter(owner=owner)
+            return self.paginated_response(rows, Secret.represent, Order("name"))
 
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class SecretView(ApiView):
-    @operation(
-        "secrets_put",
-        "Write a secret",
-        tag="people",
-        scope=Scope.ADMIN,
-        body=SecretValueBody,
-        response=Secret,
-        detail="Replaces a secret of that name. Jobs get the new value with their next attempt.",
-    )
-    def put(self, request: Request, secret: str) -> HttpResponse:
-        """The secret, without its value."""
-        row = do_save_secret(self.user, self.user, secret, self.body["value"])
-        return self.json_response(Secret.represent(row))
-
-    @operation(
-        "secrets_remove",
-        "Delete a secret",
-        tag="people",
-        scope=Scope.ADMIN,
-        response=None,
-        status=204,
-        error_statuses=[404],
-    )
-    def delete(self, request: Request, secret: str) -> HttpResponse:
-        """Running jobs keep the value; new starts of jobs that name the secret fail."""
-        do_delete_secret(self.user, self.user, secret)
-        return self.no_content()
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectSecretsView(ApiView):
-    @operation(
-        "project_secrets_list",
-        "List a project's secrets",
-        tag="projects",
-        scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(Secret),
-        error_statuses=[403, 404],
-    )
-    def get(self, request: Request, project: str) -> HttpResponse:
-        """Secrets by name, without values; for users who may run jobs in the project."""
-        row = get_project(self.user, project)
-        require_permission(self.user, Permission.SUBMIT, row)
-        return self.paginated_response(
-            visible_secrets(self.user).filter(project=row), Secret.represent, Order("name")
+    class SecretView(SignedInView):
+        @operation(
+            f"{name}_put",
+            f"Write a secret{of}",
+            tag=tag,
+            scope=scope,
+            body=SecretValueBody,
+            response=Secret,
+            detail=detail,
         )
+        def put(self, request: Request, secret: str, **keys: str) -> HttpResponse:
+            row = do_save_secret(self.user, get_owner(self.user, **keys), secret, self.body["value"])
+            return self.json_response(Secret.represent(row))
+
+        @operation(f"{name}_remove", f"Delete a secret{of}", tag=tag, scope=scope, response=None, status=204)
+        def delete(self, request: Request, secret: str, **keys: str) -> HttpResponse:
+            """Running jobs keep the value; new starts of jobs that name the secret fail."""
+            do_delete_secret(self.user, get_owner(self.user, **keys), secret)
+            return self.no_content()
+
+    return [
+        path(f"{prefix}secrets/", SecretsView.as_view()),
+        path(f"{prefix}secrets/<slug:secret>/", SecretView.as_view()),
+    ]
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectSecretView(ApiView):
-    @operation(
-        "project_secrets_put",
-        "Write a secret of a project",
-        tag="projects",
-        scope=Scope.PROJECTS,
-        body=SecretValueBody,
-        response=Secret,
-        error_statuses=[404],
-        detail="For managers of the project; every job of the project may use it.",
-    )
-    def put(self, request: Request, project: str, secret: str) -> HttpResponse:
-        """The secret, without its value."""
-        row = do_save_secret(self.user, get_project(self.user, project), secret, self.body["value"])
-        return self.json_response(Secret.represent(row))
-
-    @operation(
-        "project_secrets_remove",
-        "Delete a secret of a project",
-        tag="projects",
-        scope=Scope.PROJECTS,
-        response=None,
-        status=204,
-        error_statuses=[404],
-    )
-    def delete(self, request: Request, project: str, secret: str) -> HttpResponse:
-        """Running jobs keep the value; new starts of jobs that name the secret fail."""
-        do_delete_secret(self.user, get_project(self.user, project), secret)
-        return self.no_content()
+ROUTES = [
+    *_secret_routes(
+        "",
+        "secrets",
+        "people",
+        "personal",
+        "",
+        "Replaces a secret of that name. Jobs get the new value with their next attempt.",
+        Scope.ADMIN,
+        lambda user: user,
+    ),
+    *_secret_routes(
+        "projects/<slug:project>/",
+        "project_secrets",
+        "projects",
+        "a project's",
+        " of a project",
+        "For managers of the project; every job of the project may use it.",
+        Scope.PROJECTS,
+        lambda user, project: get_project(user, project),
+    ),
+]

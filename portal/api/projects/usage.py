@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import asdict
-from typing import Any
 
 from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
-from portal.api.framework.views import ApiView, operation
-from portal.api.serializers.references import timestamp
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
 from portal.errors import InvalidRequest
 from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
 from portal.services.accounts.tokens import Scope
@@ -34,7 +31,7 @@ class UsageQuery(StrictSerializer):
     user = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
 
 
-class UsageItem(serializers.Serializer[Any]):
+class UsageItem(ResponseSerializer):
     """One group with its total."""
 
     key = serializers.CharField(help_text="Public id, or the date of a day of UTC.")
@@ -43,7 +40,7 @@ class UsageItem(serializers.Serializer[Any]):
     jobs = serializers.IntegerField()
 
 
-class UsageReport(serializers.Serializer[Any]):
+class UsageReport(ResponseSerializer):
     """GPU-hours of a period."""
 
     start = serializers.DateTimeField()
@@ -53,8 +50,7 @@ class UsageReport(serializers.Serializer[Any]):
     items = UsageItem(many=True)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class UsageView(ApiView):
+class UsageView(SignedInView):
     @operation(
         "usage",
         "GPU-hours by project, person, pool or day",
@@ -75,14 +71,9 @@ class UsageView(ApiView):
             raise InvalidRequest(fields={"start": f"At most {MAX_PERIOD.days} days at once."})
         by = UsageGrouping(self.query["by"])
         rows = gpu_hours_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
+        total = round(sum(row.gpu_hours for row in rows), 6)
         return self.json_response(
-            {
-                "start": timestamp(start),
-                "end": timestamp(end),
-                "by": by.value,
-                "total_gpu_hours": round(sum(row.gpu_hours for row in rows), 6),
-                "items": [asdict(row) for row in rows],
-            }
+            UsageReport.compose(start=start, end=end, by=by.value, total_gpu_hours=total, items=rows)
         )
 
 

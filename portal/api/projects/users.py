@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy, roles_by_project
+from portal.access import roles_by_project
 from portal.api.framework.request_parsing import NonBlankCharField, StrictIntegerField, StrictSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.users import SCOPES, Authentication, CurrentUser, NewToken, Token
 from portal.selectors.projects.projects import list_projects
 from portal.services.accounts.tokens import (
@@ -21,9 +23,10 @@ from portal.services.accounts.tokens import (
 )
 from portal.valkey import rate_limits
 
+_write = partial(operation, tag="tokens", scope=Scope.TOKENS)
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class CurrentUserView(ApiView):
+
+class CurrentUserView(SignedInView):
     @operation("me", "Who am I", tag="me", scope=Scope.READ, response=CurrentUser)
     def get(self, request: Request) -> HttpResponse:
         """Account, projects with roles, and the scopes of this authentication."""
@@ -47,26 +50,22 @@ class NewTokenBody(StrictSerializer):
     days = StrictIntegerField(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class TokensView(ApiView):
+class TokensView(SignedInView):
     @operation(
         "tokens_list",
         "List my tokens",
         tag="tokens",
         scope=Scope.READ,
-        query=ListQuery,
-        response=list_schema(Token),
+        response=[Token],
         detail="With a token: only tokens whose scopes it has too.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Tokens, newest first, including revoked and expired ones."""
         return self.paginated_response(visible_tokens(self.user, self.token), Token.represent)
 
-    @operation(
+    @_write(
         "tokens_create",
         "Make a token",
-        tag="tokens",
-        scope=Scope.TOKENS,
         body=NewTokenBody,
         response=NewToken,
         status=201,
@@ -83,16 +82,12 @@ class TokensView(ApiView):
         return self.json_response(NewToken.represent(row, text), 201)
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class TokenView(ApiView):
-    @operation(
+class TokenView(SignedInView):
+    @_write(
         "tokens_revoke",
         "Revoke a token",
-        tag="tokens",
-        scope=Scope.TOKENS,
         response=None,
         status=204,
-        error_statuses=[404],
         detail="Effective at once. A token cannot revoke one with scopes that it lacks.",
     )
     def delete(self, request: Request, token: str) -> HttpResponse:

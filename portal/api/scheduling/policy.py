@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from django.http import HttpResponse
+from django.urls import URLPattern, path
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_admin, require_permission
+from portal.access import Permission, require_admin, require_permission
 from portal.api.framework.request_parsing import ReasonBody
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, operation
+from portal.api.framework.views import ApiView, SignedInView, operation
 from portal.api.serializers.idle import IdleSettingDetail
 from portal.api.serializers.references import Reference
 from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, setting_names
@@ -134,31 +135,6 @@ class ProjectPolicyDocument(ResponseSerializer):
     settings = ProjectSetting(many=True)
 
 
-class BasePolicyView(ApiView):
-    """Base of the policy routes; the owner of a policy is a pool, a project, or the cluster (None)."""
-
-    def policy_response(self, owner: NodePool | Project | None) -> HttpResponse:
-        """Return the current settings with their ETag."""
-        document = _document(owner)
-        return self.json_response(document, headers={"ETag": document["etag"]})
-
-    def update_policy(self, owner: NodePool | Project | None) -> HttpResponse:
-        """Change settings if their version is the one in If-Match."""
-        if isinstance(owner, Project):
-            require_permission(self.user, Permission.MANAGE, owner)
-        else:
-            require_admin(self.user, "change the policy")
-        document = _document(owner)
-        if not self.if_match(document["etag"]):
-            raise _stale_error(owner)
-        settings, reason = self.body.get("settings", {}), self.body["reason"]
-        try:
-            do_change_policy(self.user, owner, settings, version=document["version"], reason=reason)
-        except PreconditionFailed as lost:
-            raise _stale_error(owner) from lost
-        return self.policy_response(owner)
-
-
 def _document(owner: NodePool | Project | None) -> dict[str, Any]:
     if isinstance(owner, Project):
         return ProjectPolicyDocument.represent(project_settings_sheet(owner))
@@ -171,79 +147,88 @@ def _stale_error(owner: NodePool | Project | None) -> PreconditionFailed:
     )
 
 
-_READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ}
-_WRITE: dict[str, Any] = {"tag": "policy", "if_match": True}
+def _policy_route(
+    prefix: str,
+    name: str,
+    what: str,
+    get_owner: Callable[..., NodePool | Project | None],
+    body: type[PolicyBody],
+    response: type[ResponseSerializer],
+    detail: str,
+) -> URLPattern:
+    """Return the route of the settings of a pool, a project, or the cluster.
+
+    ``get_owner`` gets the user and the key in the path; it returns None for the cluster.
+    """
+
+    def etag_response(view: ApiView, owner: NodePool | Project | None) -> HttpResponse:
+        document = _document(owner)
+        return view.json_response(document, headers={"ETag": document["etag"]})
+
+    class PolicyView(SignedInView):
+        @operation(f"{name}_get", f"Get the {what}", tag="policy", scope=Scope.READ, response=response)
+        def get(self, request: Request, **keys: str) -> HttpResponse:
+            return etag_response(self, get_owner(self.user, **keys))
+
+        @operation(
+            f"{name}_change",
+            f"Change the {what}",
+            tag="policy",
+            scope=Scope.PROJECTS if body is ProjectPolicyBody else Scope.ADMIN,
+            body=body,
+            response=response,
+            if_match=True,
+            detail=detail,
+        )
+        def patch(self, request: Request, **keys: str) -> HttpResponse:
+            """Change the given settings if their version is the one in If-Match."""
+            owner = get_owner(self.user, **keys)
+            if isinstance(owner, Project):
+                require_permission(self.user, Permission.MANAGE, owner)
+            else:
+                require_admin(self.user, "change the policy")
+            document = _document(owner)
+            if not self.if_match(document["etag"]):
+                raise _stale_error(owner)
+            settings, reason = self.body.get("settings", {}), self.body["reason"]
+            try:
+                do_change_policy(self.user, owner, settings, version=document["version"], reason=reason)
+            except PreconditionFailed as lost:
+                raise _stale_error(owner) from lost
+            return etag_response(self, owner)
+
+    return path(f"{prefix}policy/", PolicyView.as_view())
+
+
 _DETAIL = (
     "Changes only the settings that are named, from the next scheduling cycle on. A value outside its range is "
     "rejected with the setting's name, and nothing is changed."
 )
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class ClusterPolicyView(BasePolicyView):
-    @operation("policy_get", "Get the policy of the cluster", response=PolicyDocument, **_READ)
-    def get(self, request: Request) -> HttpResponse:
-        """The settings with their ETag."""
-        return self.policy_response(None)
-
-    @operation(
-        "policy_change",
-        "Change the policy of the cluster",
-        scope=Scope.ADMIN,
-        body=PolicyBody,
-        response=PolicyDocument,
-        detail=_DETAIL,
-        **_WRITE,
-    )
-    def patch(self, request: Request) -> HttpResponse:
-        """Changes the given settings."""
-        return self.update_policy(None)
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class PoolPolicyView(BasePolicyView):
-    @operation("pool_policy_get", "Get the policy of a pool", response=PolicyDocument, **_READ)
-    def get(self, request: Request, pool: str) -> HttpResponse:
-        """The settings with their ETag."""
-        return self.policy_response(get_pool(pool))
-
-    @operation(
-        "pool_policy_change",
-        "Change the policy of a pool",
-        scope=Scope.ADMIN,
-        body=PoolPolicyBody,
-        response=PolicyDocument,
-        detail=_DETAIL,
-        **_WRITE,
-    )
-    def patch(self, request: Request, pool: str) -> HttpResponse:
-        """Changes the given settings."""
-        return self.update_policy(get_pool(pool))
-
-
-@access_policy(AccessPolicy.SIGNED_IN)
-class ProjectPolicyView(BasePolicyView):
-    @operation(
-        "project_policy_get",
-        "Get the idle settings of a project",
-        response=ProjectPolicyDocument,
-        **_READ,
-    )
-    def get(self, request: Request, project: str) -> HttpResponse:
-        """The settings with their ETag."""
-        return self.policy_response(get_project(self.user, project))
-
-    @operation(
-        "project_policy_change",
-        "Change the idle settings of a project",
-        scope=Scope.PROJECTS,
-        body=ProjectPolicyBody,
-        response=ProjectPolicyDocument,
-        detail="For managers of the project and administrators. Changes only the settings that are named, from the "
-        "next check of workspaces on, also for descendants of the project. A value less strict than any pool or "
-        "ancestor allows is rejected, and nothing is changed.",
-        **_WRITE,
-    )
-    def patch(self, request: Request, project: str) -> HttpResponse:
-        """Changes the given settings."""
-        return self.update_policy(get_project(self.user, project))
+_PROJECT_DETAIL = (
+    "For managers of the project and administrators. Changes only the settings that are named, from the next check "
+    "of workspaces on, also for descendants of the project. A value less strict than any pool or ancestor allows is "
+    "rejected, and nothing is changed."
+)
+ROUTES = [
+    _policy_route(
+        "projects/<slug:project>/",
+        "project_policy",
+        "idle settings of a project",
+        lambda user, project: get_project(user, project),
+        ProjectPolicyBody,
+        ProjectPolicyDocument,
+        _PROJECT_DETAIL,
+    ),
+    _policy_route(
+        "pools/<slug:pool>/",
+        "pool_policy",
+        "policy of a pool",
+        lambda user, pool: get_pool(pool),
+        PoolPolicyBody,
+        PolicyDocument,
+        _DETAIL,
+    ),
+    _policy_route(
+        "", "policy", "policy of the cluster", lambda user: None, PolicyBody, PolicyDocument, _DETAIL
+    ),
+]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, access_policy
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.framework.views import ApiView, ListQuery, list_schema, operation
+from portal.api.framework.views import AdminView, SignedInView, operation
 from portal.models import User
 from portal.selectors.scheduling.cycles import SchedulerHealth, failed_cycles, scheduler_health
 from portal.selectors.scheduling.forecasts import forecast_accuracy
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.failed_cycles import do_export_failed_cycle
+
+_admin = partial(operation, tag="scheduler", scope=Scope.ADMIN)
 
 STOPPED_MESSAGE = "The scheduler has stopped; administrators see why."
 
@@ -89,8 +91,7 @@ class FailedSchedulingCycle(ResponseSerializer):
     size_bytes = serializers.IntegerField(help_text="0: the input could not be saved.")
 
 
-@access_policy(AccessPolicy.SIGNED_IN)
-class SchedulerView(ApiView):
+class SchedulerView(SignedInView):
     @operation(
         "scheduler_get",
         "Get the status of the scheduler",
@@ -103,30 +104,22 @@ class SchedulerView(ApiView):
         return self.json_response(SchedulerStatus.represent(scheduler_health(), self.user))
 
 
-@access_policy(AccessPolicy.ADMIN)
-class FailedCyclesView(ApiView):
-    @operation(
+class FailedCyclesView(AdminView):
+    @_admin(
         "failed_cycles_list",
         "List failed cycles",
-        tag="scheduler",
-        scope=Scope.ADMIN,
-        query=ListQuery,
-        response=list_schema(FailedSchedulingCycle),
+        response=[FailedSchedulingCycle],
         detail="A snapshot or a policy that the scheduler rejects, or an internal error. The newest 20 of the "
         "last 30 days are kept.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Failed cycles, newest first."""
         return self.paginated_response(failed_cycles(), FailedSchedulingCycle.represent)
 
 
-@access_policy(AccessPolicy.ADMIN)
-class FailedCycleView(ApiView):
-    @operation(
+class FailedCycleView(AdminView):
+    @_admin(
         "failed_cycles_download",
         "Download a failed cycle",
-        tag="scheduler",
-        scope=Scope.ADMIN,
         response=str,
         media_type="application/gzip",
         error_statuses=[409],

@@ -1,29 +1,34 @@
-"""Serializers of jobs: list rows, details, attempts, tasks and events."""
+"""Serializers of jobs: list rows, details, attempts, tasks and events.
+
+Rows of jobs are read with ``ROW_RELATIONS``, those of workspaces by ``list_workspaces``.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.serializers.idle import IdleDetail, idle_status
-from portal.api.serializers.progress import MeasuredLayout, TaskProgress, measured_layout, progress
-from portal.api.serializers.references import Reference, UserReference, reference, timestamp, user_reference
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.serializers.idle import IdleDetail
+from portal.api.serializers.progress import MeasuredLayout, TaskProgress
+from portal.api.serializers.references import Reference, UserReference
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
+from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLimitExtension
 from portal.models import Job as JobRow
-from portal.models import JobEvent, JobVerdict
 from portal.models import Rendezvous as RendezvousRow
-from portal.models import Task as TaskRow
-from portal.models import TimeLimitExtension as TimeLimitExtensionRow
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
-from portal.selectors.jobs.progress import MeasuredLayout as KnownLayoutRow
+from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
 from portal.selectors.jobs.progress import attempt_progress
 from portal.selectors.jobs.time_limits import ends_at
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
 from portal.selectors.scheduling.forecasts import ForecastRevision, no_forecast_reason
+from portal.services.workspaces.access import workspace_origin
 from portal.visibility import PrivateFields
 
 STATES = [state.value for state in JobState]
@@ -31,12 +36,42 @@ KINDS = [kind.value for kind in JobKind]
 ATTEMPT_STATES = [state.value for state in AttemptState]
 
 
-class VerdictSummary(serializers.Serializer[Any]):
+@dataclass(frozen=True)
+class JobContext:
+    """What belongs to a job. Other jobs are named only when their public id is in ``seen``."""
+
+    seen: Collection[str]
+    attempts: list[AttemptRow]
+    layouts: list[MeasuredLayoutRow]
+    preempted_attempts: list[AttemptRow]
+    chain: DependencyChain
+    events: list[JobEvent]
+    revisions: list[ForecastRevision]
+    breakdowns: list[FairShareBreakdown]
+    private: PrivateFields
+    extensions: list[TimeLimitExtension]
+    idle: IdleStatus | None
+
+    def visible(self, public_ids: Collection[str]) -> list[str]:
+        return [public_id for public_id in public_ids if public_id in self.seen]
+
+
+def current_verdict(row: JobRow) -> JobVerdict | None:
+    """Return the verdict of a pending job; the last verdict of a running job is outdated."""
+    return getattr(row, "verdict", None) if row.state == JobState.PENDING.value else None
+
+
+def with_forecast(verdict: JobVerdict | None) -> JobVerdict | None:
+    """Return the verdict if it has an expected start."""
+    return verdict if verdict is not None and verdict.p50_at is not None else None
+
+
+class VerdictSummary(ResponseSerializer):
     """Why a job is pending, for lists."""
 
     code = serializers.CharField()
     message = serializers.CharField()
-    since = serializers.DateTimeField()
+    since = serializers.DateTimeField(source="code_since")
 
 
 class VerdictDetail(VerdictSummary):
@@ -50,23 +85,37 @@ class VerdictDetail(VerdictSummary):
     suggestion = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
     decided_at = serializers.DateTimeField()
 
+    @staticmethod
+    def get_jobs_ahead(row: JobVerdict, context: JobContext) -> list[str]:
+        return context.visible(row.jobs_ahead)
 
-class StartInterval(serializers.Serializer[Any]):
+    @staticmethod
+    def get_jobs_ahead_count(row: JobVerdict, context: JobContext) -> int:
+        return len(row.jobs_ahead)
+
+
+class StartInterval(ResponseSerializer):
     """Expected start: 8 of 10 intervals from p10 to p90 should contain the actual one."""
 
-    made_at = serializers.DateTimeField()
+    made_at = serializers.DateTimeField(source="forecast_at")
     p10_at = serializers.DateTimeField()
     p50_at = serializers.DateTimeField()
     p90_at = serializers.DateTimeField()
 
 
-class StartForecast(StartInterval):
+class StartForecast(ResponseSerializer):
     """One forecast of the history."""
 
-    is_first = serializers.BooleanField(help_text="The first one: it is scored when the job starts.")
-    code = serializers.CharField(allow_blank=True, help_text="Its verdict then.")
+    made_at = serializers.DateTimeField(source="forecast.made_at")
+    p10_at = serializers.DateTimeField(source="forecast.p10_at")
+    p50_at = serializers.DateTimeField(source="forecast.p50_at")
+    p90_at = serializers.DateTimeField(source="forecast.p90_at")
+    is_first = serializers.BooleanField(
+        source="forecast.is_first", help_text="The first one: it is scored when the job starts."
+    )
+    code = serializers.CharField(allow_blank=True, source="forecast.code", help_text="Its verdict then.")
     moved_s = serializers.FloatField(
-        allow_null=True, help_text="By how much the median moved; null on the first."
+        allow_null=True, source="shift_s", help_text="By how much the median moved; null on the first."
     )
     jobs_ahead_added = serializers.ListField(
         child=serializers.CharField(), help_text="Jobs ahead that were not, of those you may see."
@@ -74,12 +123,24 @@ class StartForecast(StartInterval):
     jobs_ahead_removed = serializers.ListField(
         child=serializers.CharField(), help_text="Jobs that are not ahead any more."
     )
-    started_at = serializers.DateTimeField(allow_null=True)
-    covered = serializers.BooleanField(allow_null=True, help_text="null: not scored.")
-    score_s = serializers.FloatField(allow_null=True, help_text="Winkler's interval score, alpha 0.2.")
+    started_at = serializers.DateTimeField(allow_null=True, source="forecast.started_at")
+    covered = serializers.BooleanField(
+        allow_null=True, source="forecast.covered", help_text="null: not scored."
+    )
+    score_s = serializers.FloatField(
+        allow_null=True, source="forecast.score_s", help_text="Winkler's interval score, alpha 0.2."
+    )
+
+    @staticmethod
+    def get_jobs_ahead_added(row: ForecastRevision, context: JobContext) -> list[str]:
+        return context.visible(row.jobs_ahead_added)
+
+    @staticmethod
+    def get_jobs_ahead_removed(row: ForecastRevision, context: JobContext) -> list[str]:
+        return context.visible(row.jobs_ahead_removed)
 
 
-class FairShareStep(serializers.Serializer[Any]):
+class FairShareStep(ResponseSerializer):
     """One step of the calculation of a fair share."""
 
     kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
@@ -87,7 +148,7 @@ class FairShareStep(serializers.Serializer[Any]):
     details = serializers.DictField(help_text="What it was made of.")
 
 
-class FairShareBreakdownDetail(serializers.Serializer[Any]):
+class FairShareBreakdownDetail(ResponseSerializer):
     """How the fair share of a project in a pool was calculated in the newest cycle; the steps add up."""
 
     project = Reference()
@@ -100,11 +161,9 @@ class FairShareBreakdownDetail(serializers.Serializer[Any]):
     steps = FairShareStep(many=True)
 
 
-class Job(serializers.Serializer[Any]):
+class Job(Reference):
     """A job in lists."""
 
-    id = serializers.CharField()
-    name = serializers.CharField()
     kind = serializers.ChoiceField(KINDS)
     state = serializers.ChoiceField(STATES)
     held = serializers.BooleanField()
@@ -132,18 +191,22 @@ class Job(serializers.Serializer[Any]):
     exit_code = serializers.IntegerField(allow_null=True)
     verdict = VerdictSummary(allow_null=True)
 
+    @staticmethod
+    def get_verdict(row: JobRow, context: object) -> JobVerdict | None:
+        return current_verdict(row)
 
-class TaskGpu(serializers.Serializer[Any]):
+
+class TaskGpu(ResponseSerializer):
     """A GPU held by a task."""
 
-    uuid = serializers.CharField()
-    index = serializers.IntegerField()
-    model = serializers.CharField()
+    uuid = serializers.CharField(source="gpu.uuid")
+    index = serializers.IntegerField(source="gpu.index")
+    model = serializers.CharField(source="gpu.model")
     milli = serializers.IntegerField()
-    released_at = serializers.DateTimeField(allow_null=True)
+    released_at = serializers.DateTimeField(allow_null=True, source="ended_at")
 
 
-class Task(serializers.Serializer[Any]):
+class Task(ResponseSerializer):
     """One rank of an attempt."""
 
     rank = serializers.IntegerField()
@@ -153,19 +216,27 @@ class Task(serializers.Serializer[Any]):
     running_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
-    out_of_memory = serializers.BooleanField()
+    out_of_memory = serializers.BooleanField(source="oom")
     peak_memory_mib = serializers.IntegerField(allow_null=True)
     eviction_requested_at = serializers.DateTimeField(
         allow_null=True, help_text="When it alone was asked to leave, while the others of its attempt go on."
     )
-    gpus = TaskGpu(many=True)
+    gpus = TaskGpu(many=True, source="allocations")
 
 
-class RelatedJob(serializers.Serializer[Any]):
+class RelatedJob(ResponseSerializer):
     """A related job; its names are null where the reader may not see it."""
 
     job = Reference(allow_null=True, help_text="null: a job that you may not see.")
     project = Reference(allow_null=True)
+
+    @staticmethod
+    def get_job(row: Any, context: JobContext) -> JobRow | None:
+        return row if row.public_id in context.seen else None
+
+    @staticmethod
+    def get_project(row: Any, context: JobContext) -> Project | None:
+        return row.project if row.public_id in context.seen else None
 
 
 class DependencyJob(RelatedJob):
@@ -177,12 +248,22 @@ class DependencyJob(RelatedJob):
 class PreemptedJob(RelatedJob):
     """An attempt of another job that was preempted for this one."""
 
-    reason = serializers.CharField(help_text="preempted: inside the project; reclaimed: from another one.")
-    requested_at = serializers.DateTimeField()
+    reason = serializers.CharField(
+        source="stop_reason", help_text="preempted: inside the project; reclaimed: from another one."
+    )
+    requested_at = serializers.DateTimeField(source="stop_requested_at")
     ended_at = serializers.DateTimeField(allow_null=True, help_text="null: it has not let go yet.")
 
+    @staticmethod
+    def get_job(row: AttemptRow, context: JobContext) -> JobRow | None:
+        return RelatedJob.get_job(row.job, context)
 
-class Rendezvous(serializers.Serializer[Any]):
+    @staticmethod
+    def get_project(row: AttemptRow, context: JobContext) -> Project | None:
+        return RelatedJob.get_project(row.job, context)
+
+
+class Rendezvous(ResponseSerializer):
     """Where the ranks of a gang connect."""
 
     address = serializers.CharField(allow_blank=True, help_text="Blank: all stand on its node, which knows.")
@@ -190,7 +271,7 @@ class Rendezvous(serializers.Serializer[Any]):
     node_network = serializers.BooleanField(help_text="true: on the network of their nodes.")
 
 
-class Attempt(serializers.Serializer[Any]):
+class Attempt(ResponseSerializer):
     """One run of a job."""
 
     number = serializers.IntegerField()
@@ -216,16 +297,28 @@ class Attempt(serializers.Serializer[Any]):
     preempted_for = RelatedJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
-    tasks = Task(many=True)
+    tasks = Task(many=True, source="task_rows")
+
+    @staticmethod
+    def get_progress(row: AttemptRow, context: JobContext) -> AttemptProgress | None:
+        return attempt_progress(row)
+
+    @staticmethod
+    def get_energy_joules(row: AttemptRow, context: JobContext) -> float | None:
+        return attempt_energy_joules(row)
+
+    @staticmethod
+    def get_rendezvous(row: AttemptRow, context: JobContext) -> RendezvousRow | None:
+        return getattr(row, "rendezvous", None)
 
 
-class TimelineEvent(serializers.Serializer[Any]):
+class TimelineEvent(ResponseSerializer):
     """An event of a job."""
 
-    number = serializers.IntegerField()
+    number = serializers.IntegerField(source="pk")
     at = serializers.DateTimeField()
     kind = serializers.CharField()
-    attempt = serializers.IntegerField(allow_null=True)
+    attempt = serializers.IntegerField(allow_null=True, source="attempt.number")
     before = serializers.CharField(allow_blank=True)
     after = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
@@ -234,12 +327,12 @@ class TimelineEvent(serializers.Serializer[Any]):
     details = serializers.DictField()
 
 
-class ExtensionSummary(serializers.Serializer[Any]):
+class ExtensionSummary(ResponseSerializer):
     """A request for more time of a running job."""
 
-    id = serializers.CharField()
+    id = serializers.CharField(source="public_id")
     job = Reference()
-    attempt = serializers.IntegerField()
+    attempt = serializers.IntegerField(source="attempt.number")
     state = serializers.ChoiceField(["waiting", "granted", "refused", "lapsed"])
     extra_s = serializers.IntegerField()
     reason = serializers.CharField(allow_blank=True)
@@ -257,7 +350,7 @@ class ExtensionSummary(serializers.Serializer[Any]):
     answer = serializers.CharField(allow_blank=True)
 
 
-class StartDelay(serializers.Serializer[Any]):
+class StartDelay(ResponseSerializer):
     """A pending job that would start later."""
 
     job = serializers.CharField(allow_null=True, help_text="null: a job that you may not see.")
@@ -269,8 +362,13 @@ class ExtensionDetail(ExtensionSummary):
 
     delays = StartDelay(many=True, help_text="The longest first, at most 20.")
 
+    @staticmethod
+    def get_delays(row: TimeLimitExtension, seen: Collection[str]) -> list[dict[str, Any]]:
+        """Return the jobs that it delays, named only when in ``seen``."""
+        return [{**each, "job": each["job"] if each["job"] in seen else None} for each in row.delays]
 
-class TopologyConstraint(serializers.Serializer[Any]):
+
+class TopologyConstraint(ResponseSerializer):
     """How close together the tasks of a job are placed, by levels of a topology."""
 
     topology = serializers.CharField()
@@ -278,7 +376,7 @@ class TopologyConstraint(serializers.Serializer[Any]):
     preferred = serializers.CharField(allow_null=True)
 
 
-class JobVolume(serializers.Serializer[Any]):
+class JobVolume(ResponseSerializer):
     """A volume that a job mounts."""
 
     volume = serializers.CharField(help_text="Its name.")
@@ -288,13 +386,15 @@ class JobVolume(serializers.Serializer[Any]):
     )
 
 
-class JobSecret(serializers.Serializer[Any]):
+class JobSecret(ResponseSerializer):
     """A secret of a job, by name."""
+
+    optional_fields = frozenset({"variable", "file"})
 
     secret = serializers.CharField()
     owner_type = serializers.CharField(help_text="me or project.")
-    variable = serializers.CharField(required=False)
-    file = serializers.CharField(required=False)
+    variable = serializers.CharField()
+    file = serializers.CharField()
 
 
 class JobDetail(Job):
@@ -306,9 +406,11 @@ class JobDetail(Job):
         allow_null=True, help_text="Why no start is foreseen; null: one is, or it was not worked out yet."
     )
     fair_share_breakdowns = FairShareBreakdownDetail(
-        many=True, help_text="While it waits: of its project, then of those above it that you may see."
+        many=True,
+        source="context.breakdowns",
+        help_text="While it waits: of its project, then of those above it that you may see.",
     )
-    forecasts = StartForecast(many=True, help_text="Newest first, at most 20.")
+    forecasts = StartForecast(many=True, source="context.revisions", help_text="Newest first, at most 20.")
     desired_state = serializers.ChoiceField([word.value for word in DesiredState])
     image_digest = serializers.CharField(
         allow_blank=True,
@@ -331,50 +433,94 @@ class JobDetail(Job):
     env = serializers.DictField(
         child=serializers.CharField(allow_blank=True),
         allow_null=True,
+        source="context.private.env",
         help_text="null for those who may not control the job: values may be secret.",
     )
     volumes = JobVolume(many=True)
-    secrets = JobSecret(many=True, allow_null=True, help_text="null for those who may not control the job.")
+    secrets = JobSecret(
+        many=True,
+        allow_null=True,
+        source="context.private.secrets",
+        help_text="null for those who may not control the job.",
+    )
     version = serializers.IntegerField()
     is_placeholder = serializers.BooleanField(
         help_text="Known only by its container, which was kept after a restore: its request is not known."
     )
-    attempts = Attempt(many=True)
+    attempts = Attempt(many=True, source="context.attempts")
     layouts = MeasuredLayout(
         many=True,
+        source="context.layouts",
         help_text="Where jobs like it ran faster, fastest first; empty where no two layouts are known to differ.",
     )
     preempted_jobs = PreemptedJob(
-        many=True, help_text="Who was asked to leave for it, newest first, at most 20."
+        many=True,
+        source="context.preempted_attempts",
+        help_text="Who was asked to leave for it, newest first, at most 20.",
     )
-    dependencies = DependencyJob(many=True, help_text="The jobs after which it starts.")
+    dependencies = DependencyJob(
+        many=True, source="context.chain.dependencies", help_text="The jobs after which it starts."
+    )
     ignore_dependency_failure = serializers.BooleanField(help_text="It starts after them however they end.")
-    dependents = DependencyJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
+    dependents = DependencyJob(
+        many=True,
+        source="context.chain.dependents",
+        help_text="The jobs that start after it, newest first, at most 20.",
+    )
     ends_at = serializers.DateTimeField(
         allow_null=True, help_text="When its time limit ends it; null: no limit, or it does not run."
     )
-    idle = IdleDetail(allow_null=True, help_text="null: no workspace that runs on GPUs.")
+    idle = IdleDetail(
+        allow_null=True, source="context.idle", help_text="null: no workspace that runs on GPUs."
+    )
     extensions = ExtensionSummary(
-        many=True, help_text="More time that was asked for, newest first, at most 20."
+        many=True,
+        source="context.extensions",
+        help_text="More time that was asked for, newest first, at most 20.",
     )
     timeline = TimelineEvent(
-        many=True, help_text="The newest 100 events, oldest first; all of them under events/."
+        many=True,
+        source="context.events",
+        help_text="The newest 100 events, oldest first; all of them under events/.",
     )
+
+    @staticmethod
+    def get_interval(row: JobRow, context: JobContext) -> JobVerdict | None:
+        verdict = with_forecast(current_verdict(row))
+        return None if no_forecast_reason(row, verdict) else verdict
+
+    @staticmethod
+    def get_interval_missing(row: JobRow, context: JobContext) -> str | None:
+        return no_forecast_reason(row, current_verdict(row))
+
+    @staticmethod
+    def get_ends_at(row: JobRow, context: JobContext) -> dt.datetime | None:
+        return ends_at(row, context.attempts[0] if context.attempts else None)
 
 
 class Workspace(Job):
     """A workspace: a job with a tool that opens in a browser."""
 
     ready = serializers.BooleanField(help_text="Its server answers: it can be opened.")
-    ready_at = serializers.DateTimeField(allow_null=True)
+    ready_at = serializers.DateTimeField(allow_null=True, source="ready_since")
     suspend_at = serializers.DateTimeField(
-        allow_null=True, help_text="It is idle, and suspended then unless somebody uses or keeps it."
+        allow_null=True,
+        source="suspends_at",
+        help_text="It is idle, and suspended then unless somebody uses or keeps it.",
     )
-    tool = serializers.CharField(allow_blank=True)
+    tool = serializers.CharField(allow_blank=True, source="environment.tool")
     address = serializers.CharField(help_text="Its own origin, for browsers that were handed over.")
 
+    @staticmethod
+    def get_ready(row: Any, context: None) -> bool:
+        return row.ready_since is not None
 
-class WorkspaceAccess(serializers.Serializer[Any]):
+    @staticmethod
+    def get_address(row: JobRow, context: None) -> str:
+        return workspace_origin(row)
+
+
+class WorkspaceAccess(ResponseSerializer):
     """How to open a workspace."""
 
     post_to = serializers.CharField(
@@ -382,292 +528,3 @@ class WorkspaceAccess(serializers.Serializer[Any]):
     )
     ticket = serializers.CharField(allow_null=True, help_text="Single use, 30 s; null when a token asked.")
     page = serializers.CharField(help_text="The portal's page that hands a signed-in browser over.")
-
-
-def job(row: JobRow) -> dict[str, Any]:
-    """Return a job for lists; ``row`` was read with ``ROW_RELATIONS``."""
-    return {
-        "id": row.public_id,
-        "name": row.name,
-        "kind": row.kind,
-        "state": row.state,
-        "held": row.held,
-        "reason": row.reason,
-        "message": row.message,
-        "project": reference(row.project),
-        "owner": user_reference(row.owner),
-        "pool": reference(row.pool),
-        "environment": reference(row.environment),
-        "tasks": row.tasks,
-        "min_tasks": row.min_tasks,
-        "gpus_per_task": row.gpus_per_task,
-        "milli_per_gpu": row.milli_per_gpu,
-        "total_milli": row.total_milli,
-        "priority": row.priority,
-        "preemptible": row.preemptible,
-        "time_limit_s": row.time_limit_s,
-        "submitted_at": timestamp(row.submitted_at),
-        "started_at": timestamp(row.started_at),
-        "ended_at": timestamp(row.ended_at),
-        "attempt_count": row.attempt_count,
-        "exit_code": row.exit_code,
-        "verdict": verdict_summary(current_verdict(row)),
-    }
-
-
-def current_verdict(row: JobRow) -> JobVerdict | None:
-    """Return the verdict of a pending job; the last verdict of a running job is outdated."""
-    return getattr(row, "verdict", None) if row.state == JobState.PENDING.value else None
-
-
-def verdict_summary(standing: JobVerdict | None) -> dict[str, Any] | None:
-    if standing is None:
-        return None
-    return {
-        "code": standing.code,
-        "message": standing.message,
-        "since": timestamp(standing.code_since),
-    }
-
-
-def verdict_detail(standing: JobVerdict | None, seen: Collection[str]) -> dict[str, Any] | None:
-    """Return why a job is pending; jobs ahead are named only when in ``seen``."""
-    if standing is None:
-        return None
-    return {
-        **(verdict_summary(standing) or {}),
-        "details": standing.details,
-        "jobs_ahead": [one for one in standing.jobs_ahead if one in seen],
-        "jobs_ahead_count": len(standing.jobs_ahead),
-        "suggestion": standing.suggestion,
-        "decided_at": timestamp(standing.decided_at),
-    }
-
-
-def job_detail(
-    row: JobRow,
-    *,
-    attempts: list[AttemptRow],
-    layouts: list[KnownLayoutRow],
-    preempted_jobs: list[AttemptRow],
-    chain: DependencyChain,
-    events: list[JobEvent],
-    seen: Collection[str],
-    moves: list[ForecastRevision],
-    fair_share_breakdowns: list[FairShareBreakdown],
-    private: PrivateFields,
-    extensions: list[TimeLimitExtensionRow],
-    idle: IdleStatus | None,
-) -> dict[str, Any]:
-    """Return a job with all details; other jobs are named only when in ``seen``."""
-    missing = no_forecast_reason(row, current_verdict(row))
-    return {
-        **job(row),
-        "verdict": verdict_detail(current_verdict(row), seen),
-        "interval": None if missing else start_interval(current_verdict(row)),
-        "interval_missing": missing,
-        "fair_share_breakdowns": [fair_share_breakdown(one) for one in fair_share_breakdowns],
-        "forecasts": [start_forecast(move, seen) for move in moves],
-        "desired_state": row.desired_state,
-        "image_digest": row.image_digest,
-        "template": reference(row.template),
-        "gpu_model": row.gpu_model,
-        "min_gpu_memory_mib": row.min_gpu_memory_mib,
-        "mig_profile": row.mig_profile,
-        "min_compute_capability": row.min_compute_capability,
-        "topology_constraint": row.topology_constraint,
-        "cpu_milli": row.cpu_milli,
-        "memory_mib": row.memory_mib,
-        "shm_mib": row.shm_mib,
-        "termination_grace_s": row.termination_grace_s,
-        "max_attempts": row.max_attempts,
-        "retry_on_failure": row.retry_on_failure,
-        "launcher": row.launcher,
-        "command": row.command,
-        "env": private.env,
-        "volumes": row.volumes,
-        "secrets": private.secrets,
-        "version": row.version,
-        "is_placeholder": row.is_placeholder,
-        "attempts": [attempt(one, seen) for one in attempts],
-        "layouts": [measured_layout(one) for one in layouts],
-        "preempted_jobs": [
-            {
-                **related_job(one.job, seen),
-                "reason": one.stop_reason,
-                "requested_at": timestamp(one.stop_requested_at),
-                "ended_at": timestamp(one.ended_at),
-            }
-            for one in preempted_jobs
-        ],
-        "dependencies": [dependency_job(one, seen) for one in chain.dependencies],
-        "ignore_dependency_failure": row.ignore_dependency_failure,
-        "dependents": [dependency_job(one, seen) for one in chain.dependents],
-        "ends_at": timestamp(ends_at(row, attempts[0] if attempts else None)),
-        "idle": idle_status(idle),
-        "extensions": [extension_summary(one) for one in extensions],
-        "timeline": [timeline_event(one) for one in events],
-    }
-
-
-def extension_summary(one: TimeLimitExtensionRow) -> dict[str, Any]:
-    return {
-        "id": one.public_id,
-        "job": reference(one.job),
-        "attempt": one.attempt.number,
-        "state": one.state,
-        "extra_s": one.extra_s,
-        "reason": one.reason,
-        "requested_by": user_reference(one.requested_by),
-        "requested_at": timestamp(one.requested_at),
-        "impact_known": one.impact_known,
-        "delayed_count": one.delayed_count,
-        "reservations": one.reservations,
-        "decided_by": user_reference(one.decided_by) if one.decided_by else None,
-        "decided_at": timestamp(one.decided_at),
-        "answer": one.answer,
-    }
-
-
-def extension_detail(one: TimeLimitExtensionRow, seen: Collection[str]) -> dict[str, Any]:
-    """Return a request with the jobs that it delays, named only when in ``seen``."""
-    delays = [{**each, "job": each["job"] if each["job"] in seen else None} for each in one.delays]
-    return {**extension_summary(one), "delays": delays}
-
-
-def start_interval(standing: JobVerdict | None) -> dict[str, Any] | None:
-    """Return the expected start of a pending job, or null."""
-    if standing is None or standing.p50_at is None:
-        return None
-    return {
-        "made_at": timestamp(standing.forecast_at),
-        "p10_at": timestamp(standing.p10_at),
-        "p50_at": timestamp(standing.p50_at),
-        "p90_at": timestamp(standing.p90_at),
-    }
-
-
-def start_forecast(move: ForecastRevision, seen: Collection[str]) -> dict[str, Any]:
-    """Return a forecast and its change from the previous one; other jobs are named only when in ``seen``."""
-    row = move.forecast
-    return {
-        "made_at": timestamp(row.made_at),
-        "p10_at": timestamp(row.p10_at),
-        "p50_at": timestamp(row.p50_at),
-        "p90_at": timestamp(row.p90_at),
-        "is_first": row.is_first,
-        "code": row.code,
-        "moved_s": move.shift_s,
-        "jobs_ahead_added": [one for one in move.jobs_ahead_added if one in seen],
-        "jobs_ahead_removed": [one for one in move.jobs_ahead_removed if one in seen],
-        "started_at": timestamp(row.started_at),
-        "covered": row.covered,
-        "score_s": row.score_s,
-    }
-
-
-def fair_share_breakdown(one: FairShareBreakdown) -> dict[str, Any]:
-    return {
-        "project": reference(one.project),
-        "pool": reference(one.pool),
-        "guaranteed_milli": one.guaranteed_milli,
-        "limit_milli": one.limit_milli,
-        "allocated_milli": one.allocated_milli,
-        "requested_milli": one.requested_milli,
-        "fair_share_milli": one.fair_share_milli,
-        "steps": one.steps,
-    }
-
-
-def related_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
-    """Return another job, named only when in ``seen``."""
-    if row.public_id not in seen:
-        return {"job": None, "project": None}
-    return {"job": reference(row), "project": reference(row.project)}
-
-
-def dependency_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
-    """Return a job before or after another, named only when in ``seen``."""
-    return {**related_job(row, seen), "state": row.state}
-
-
-def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
-    return {
-        "number": row.number,
-        "state": row.state,
-        "reason": row.reason,
-        "message": row.message,
-        "pool": reference(row.pool),
-        "created_at": timestamp(row.created_at),
-        "running_at": timestamp(row.running_at),
-        "ready_at": timestamp(row.ready_at),
-        "checkpoint_at": timestamp(row.checkpoint_at),
-        "progress": progress(attempt_progress(row)),
-        "energy_joules": attempt_energy_joules(row),
-        "rendezvous": rendezvous(getattr(row, "rendezvous", None)),
-        "stop_requested_at": timestamp(row.stop_requested_at),
-        "preempted_for": related_job(row.preempted_for, seen) if row.preempted_for else None,
-        "ended_at": timestamp(row.ended_at),
-        "exit_code": row.exit_code,
-        "tasks": [task(one) for one in row.task_rows.all()],
-    }
-
-
-def rendezvous(row: RendezvousRow | None) -> dict[str, Any] | None:
-    if row is None:
-        return None
-    return {"address": row.address, "port": row.port, "node_network": row.node_network}
-
-
-def task(row: TaskRow) -> dict[str, Any]:
-    """Return a rank with the GPUs that it holds or held."""
-    return {
-        "rank": row.rank,
-        "node": reference(row.node),
-        "state": row.state,
-        "status_message": row.status_message,
-        "running_at": timestamp(row.running_at),
-        "ended_at": timestamp(row.ended_at),
-        "exit_code": row.exit_code,
-        "out_of_memory": row.oom,
-        "peak_memory_mib": row.peak_memory_mib,
-        "eviction_requested_at": timestamp(row.eviction_requested_at),
-        "gpus": [
-            {
-                "uuid": held.gpu.uuid,
-                "index": held.gpu.index,
-                "model": held.gpu.model,
-                "milli": held.milli,
-                "released_at": timestamp(held.ended_at),
-            }
-            for held in row.allocations.all()
-        ],
-    }
-
-
-def timeline_event(row: JobEvent) -> dict[str, Any]:
-    return {
-        "number": row.pk,
-        "at": timestamp(row.at),
-        "kind": row.kind,
-        "attempt": row.attempt.number if row.attempt else None,
-        "before": row.before,
-        "after": row.after,
-        "reason": row.reason,
-        "message": row.message,
-        "actor": row.actor,
-        "details": row.details,
-    }
-
-
-def workspace(row: JobRow, address: str) -> dict[str, Any]:
-    """Return a workspace; ``row`` comes from ``list_workspaces``, which adds ``ready_since``."""
-    ready_at = getattr(row, "ready_since", None)
-    return {
-        **job(row),
-        "ready": ready_at is not None,
-        "ready_at": timestamp(ready_at),
-        "suspend_at": timestamp(getattr(row, "suspends_at", None)),
-        "tool": row.environment.tool,
-        "address": address,
-    }

@@ -46,21 +46,17 @@ class CurrentUser(ResponseSerializer):
     uid = serializers.IntegerField()
     gid = serializers.IntegerField()
     timezone = serializers.CharField()
-    projects = UserProject(many=True)
+    projects = UserProject(many=True, source="context.projects")
     scopes = serializers.ListField(child=serializers.ChoiceField(SCOPES))
-    token = serializers.CharField(allow_null=True, help_text="Id of the token in use; null for a session.")
-
-    @staticmethod
-    def get_projects(row: User, context: Authentication) -> list[Project]:
-        return context.projects
+    token = serializers.CharField(
+        allow_null=True,
+        source="context.token.public_id",
+        help_text="Id of the token in use; null for a session.",
+    )
 
     @staticmethod
     def get_scopes(row: User, context: Authentication) -> list[str]:
         return context.token.scopes if context.token else SCOPES
-
-    @staticmethod
-    def get_token(row: User, context: Authentication) -> str | None:
-        return context.token.public_id if context.token else None
 
 
 class Token(ResponseSerializer):
@@ -78,8 +74,4 @@ class Token(ResponseSerializer):
 class NewToken(Token):
     """A token with its text, which is shown only once."""
 
-    token = serializers.CharField()
-
-    @staticmethod
-    def get_token(row: ApiToken, context: str) -> str:
-        return context
+    token = serializers.CharField(source="context")

@@ -1,0 +1,207 @@
+"""REST actions on jobs and workspaces, such as cancelling a job, and exemptions of idle workspaces."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.http import HttpResponse
+from django.urls import path
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import Permission, require_permission
+from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import SignedInView, operation
+from portal.api.jobs.jobs import represent_current_job, represent_job
+from portal.api.jobs.workspaces import get_workspace, represent_workspace
+from portal.api.serializers.idle import IdleExemption
+from portal.api.serializers.jobs import JobDetail, Workspace
+from portal.domain.signals import SIGNALS
+from portal.models import IdleExemption as IdleExemptionRow
+from portal.models import Job, User
+from portal.selectors.jobs.idle import active_exemptions, get_exemption
+from portal.selectors.jobs.jobs import get_job
+from portal.services.accounts.tokens import Scope
+from portal.services.jobs.signals import do_send_signal
+from portal.services.jobs.submission import (
+    do_cancel_job,
+    do_hold_job,
+    do_resubmit_job,
+    do_resume_job,
+    do_suspend_job,
+)
+from portal.services.workspaces.idle import (
+    MIN_REASON_LENGTH,
+    do_exempt_from_idle,
+    do_revoke_exemption,
+    do_snooze,
+)
+from portal.valkey import rate_limits
+
+
+class SignalBody(StrictSerializer):
+    """The signal to send."""
+
+    signal = serializers.ChoiceField(list(SIGNALS))
+
+
+class IdleExemptionBody(StrictSerializer):
+    """The reason for keeping a workspace."""
+
+    reason = StrictCharField(
+        min_length=MIN_REASON_LENGTH,
+        max_length=500,
+        help_text="Others read it, and it is kept in the audit trail.",
+    )
+
+
+def _resubmit_job(user: User, job: Job) -> Job:
+    # The new job copies the environment variables, which may contain secrets.
+    require_permission(user, Permission.CONTROL, job)
+    return do_resubmit_job(user, job)
+
+
+def _represent_exemption(user: User, _row: object, exemption: IdleExemptionRow) -> dict[str, Any]:
+    return IdleExemption.represent(get_exemption(user, exemption.public_id))
+
+
+class IdleExemptionsView(SignedInView):
+    @operation(
+        "idle_exemptions_list",
+        "List the reasons that keep idle workspaces",
+        tag="workspaces",
+        scope=Scope.READ,
+        response=[IdleExemption],
+    )
+    def get(self, request: Request) -> HttpResponse:
+        return self.paginated_response(active_exemptions(self.user), IdleExemption.represent)
+
+
+_job_action = partial(
+    action_route,
+    "jobs/<slug:job>/",
+    get_job,
+    base=SignedInView,
+    tag="jobs",
+    scope=Scope.JOBS,
+    scope_by_job_kind=True,
+    represent=lambda user, job, _result: represent_current_job(user, job),
+    response=JobDetail,
+    idempotent=False,
+    error_statuses=[409],
+)
+_idle_action = partial(_job_action, tag="workspaces", scope=Scope.WORKSPACES, scope_by_job_kind=False)
+_workspace_action = partial(
+    action_route,
+    "workspaces/<slug:workspace>/",
+    get_workspace,
+    base=SignedInView,
+    tag="workspaces",
+    scope=Scope.WORKSPACES,
+    response=Workspace,
+)
+ROUTES = [
+    path("idle-exemptions/", IdleExemptionsView.as_view()),
+    _job_action(
+        "cancel",
+        "jobs_cancel",
+        "Cancel a job",
+        "It ends CANCELLED, or stays what it already was. Repeatable.",
+        do_cancel_job,
+    ),
+    _job_action("hold", "jobs_hold", "Hold a waiting job back", "", partial(do_hold_job, held=True)),
+    _job_action("release", "jobs_release", "Release a held job", "", partial(do_hold_job, held=False)),
+    _job_action(
+        "suspend",
+        "jobs_suspend",
+        "Suspend a job",
+        "It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
+        do_suspend_job,
+    ),
+    _job_action(
+        "resume",
+        "jobs_resume",
+        "Resume a suspended job",
+        "The same job waits again with the age that it has, and starts as a new attempt.",
+        do_resume_job,
+    ),
+    _job_action(
+        "resubmit",
+        "jobs_resubmit",
+        "Submit an ended job again",
+        "",
+        _resubmit_job,
+        represent=lambda user, _old, new: represent_current_job(user, new),
+        status=201,
+        rate=rate_limits.JOB_SUBMITS,
+        idempotent=True,
+        error_statuses=[],
+    ),
+    _job_action(
+        "signal",
+        "jobs_signal",
+        "Send a signal to a running job",
+        "It goes to every rank of the present attempt, once at most; its timeline says when a node did not pass it "
+        "on. Refused with `not_running`.",
+        lambda user, job, signal: do_send_signal(user, job, signal),
+        represent=lambda user, job, _result: represent_job(user, job),
+        body=SignalBody,
+        status=201,
+        idempotent=True,
+    ),
+    _idle_action(
+        "snooze",
+        "jobs_snooze",
+        "Keep an idle workspace for a while",
+        "As long and as often as the policy says, until it is used again.",
+        do_snooze,
+    ),
+    _idle_action(
+        "idle-exemption",
+        "jobs_idle_exemption",
+        "Say why a workspace is kept although nobody uses it",
+        "It holds as long as the policy says, unless somebody who manages the project cuts it short.",
+        do_exempt_from_idle,
+        represent=_represent_exemption,
+        response=IdleExemption,
+        body=IdleExemptionBody,
+        status=201,
+    ),
+    action_route(
+        "idle-exemptions/<slug:exemption>/",
+        get_exemption,
+        "revoke",
+        "idle_exemptions_revoke",
+        "Cut a reason short",
+        "For managers of the project and administrators; from then on administrators alone give another.",
+        do_revoke_exemption,
+        represent=_represent_exemption,
+        response=IdleExemption,
+        base=SignedInView,
+        tag="workspaces",
+        scope=Scope.WORKSPACES,
+        idempotent=False,
+        error_statuses=[409],
+    ),
+    _workspace_action(
+        "stop",
+        "workspaces_stop",
+        "Stop a workspace",
+        "Its GPUs go back; its home stays. Repeatable.",
+        do_cancel_job,
+        represent=lambda user, job, _result: represent_workspace(user, job),
+        idempotent=False,
+    ),
+    _workspace_action(
+        "resubmit",
+        "workspaces_resubmit",
+        "Start a stopped workspace again",
+        "",
+        do_resubmit_job,
+        represent=lambda user, _old, new: represent_workspace(user, new),
+        status=201,
+        rate=rate_limits.JOB_SUBMITS,
+    ),
+]
