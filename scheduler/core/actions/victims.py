@@ -120,11 +120,11 @@ class VictimCandidates:
 
     def lost_gpu_seconds(self, gang: Gang) -> float:
         """Return the GPU-seconds since the last checkpoint, else since the start; 0 if it has not started."""
-        if gang.started_s is None:
+        if (row := gang.running_row) is None:
             return 0.0
         known = self._lost.get(gang)
         if known is None or known[0] is not gang.evictable_tasks:
-            since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
+            since_s = max(row.started_s, row.checkpoint_s or row.started_s)
             milli = sum(
                 task.amounts.gpu_milli for task in gang.evictable_tasks if task.state is GangTaskState.RUNNING
             )
