@@ -81,7 +81,7 @@ class PreemptionPlanner:
         lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
         asked = gang.next_demand
         if not gang.preemptible and self._pool_state.ledger.exceeded_guarantee(
-            gang.leaf_project, asked, assume_released=AssumeReleased.ALL
+            gang.leaf_project, asked, AssumeReleased.ALL
         ):
             return None
         most = self._max_held(gang)
@@ -223,9 +223,7 @@ class PreemptionPlanner:
         """Return True if the gang exceeds a user limit, so that only evicting the same user's jobs helps."""
         ledger = self._pool_state.ledger
         return bool(
-            ledger.exceeded_user_limit(
-                gang.leaf_project, gang.user, gang.next_demand, assume_released=AssumeReleased.EVICTED
-            )
+            ledger.exceeded_user_limit(gang.leaf_project, gang.user, gang.next_demand, AssumeReleased.EVICTED)
         )
 
     def future_free_milli(self) -> int:

@@ -96,11 +96,7 @@ def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
 
 
 def _pending_requests(row: PendingRow) -> list[tuple[TaskRequest, int]]:
-    if row.task_requests:
-        return [(ask, 1) for ask in row.task_requests]
-    return [
-        (row.task_request if row.gpus_per_task else row.task_request._replace(milli=WHOLE_MILLI), row.tasks)
-    ]
+    return [(ask, 1) for ask in row.task_requests] or [(row.task_request, row.tasks)]
 
 
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:

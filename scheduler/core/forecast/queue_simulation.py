@@ -28,7 +28,7 @@ from scheduler.core.forecast.capacity_buckets import (
 )
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
-from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
 
 
 class JobOwner(NamedTuple):
@@ -166,7 +166,7 @@ class SimulationInput:
             return True
         owner = job_class.owner
         return self.ledger is not None and self.ledger.is_blocked(
-            owner.leaf_project, owner.user, owner.amounts, owner.preemptible, empty=True
+            owner.leaf_project, owner.user, owner.amounts, owner.preemptible, AssumeReleased.HELD
         )
 
 

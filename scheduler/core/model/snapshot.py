@@ -324,10 +324,11 @@ class PendingRow:
 
     @property
     def task_request(self) -> TaskRequest:
-        """The request of each task, where all are equal."""
+        """The request of each task, where all are equal; without GPUs it is for no share of one."""
+        milli, share_mib = (self.milli_per_gpu, self.share_mib) if self.gpus_per_task else (WHOLE_MILLI, None)
         return TaskRequest(
-            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib,
-            share_mib=self.share_mib, **gpu_constraints(self)._asdict(),
+            self.gpus_per_task, milli, self.cpu_milli, self.memory_mib,
+            share_mib=share_mib, **gpu_constraints(self)._asdict(),
         )  # fmt: skip
 
     @property
@@ -396,21 +397,6 @@ class TaskShape(NamedTuple):
     mig_profile: str | None = None
     min_compute_capability: float | None = None
     tenant: ProjectId | None = None  # the project of a share; only its shares may use the same GPU
-
-    @classmethod
-    def from_job(cls, job: PendingRow) -> TaskShape:
-        """Return the shape of a job's tasks; equal requests give equal shapes."""
-        return cls(
-            job.gpus_per_task,
-            job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
-            cpu_milli=job.cpu_milli,
-            memory_mib=job.memory_mib,
-            avoid_nodes=tuple(sorted(job.avoid_nodes)),
-            node_affinity=job.node_affinity,
-            share_mib=job.share_mib if job.gpus_per_task else None,
-            tenant=job.project if job.gpus_per_task and job.task_request.is_fractional else None,
-            **gpu_constraints(job)._asdict(),
-        )
 
     @property
     def uses_whole_gpus(self) -> bool:

@@ -366,9 +366,7 @@ class PoolState:
         self, gang: Gang, demand: ResourceVector, assume_released: AssumeReleased = AssumeReleased.NONE
     ) -> bool:
         """Return True if a quota blocks ``demand`` more for ``gang``."""
-        return self.ledger.is_blocked(
-            gang.leaf_project, gang.user, demand, gang.preemptible, assume_released=assume_released
-        )
+        return self.ledger.is_blocked(gang.leaf_project, gang.user, demand, gang.preemptible, assume_released)
 
     def fits_now(self, job: PendingRow) -> bool:
         """Return True if limits, guarantee and free capacity let the gang start now."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import PendingRow, PoolId, TaskShape
+from scheduler.core.model.snapshot import PendingRow, PoolId
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
@@ -165,6 +165,6 @@ def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> Batc
 def request_key(job: PendingRow) -> tuple[object, ...]:
     """Return the properties of a job that decide its reason; equal keys give equal answers."""
     return (
-        TaskShape.from_job(job), job.tasks, job.required_tasks, job.share_mib, job.task_requests, job.project,
-        job.preemptible, job.topology_constraint,
+        job.task_request, tuple(sorted(job.avoid_nodes)), job.node_affinity, job.tasks, job.required_tasks,
+        job.share_mib, job.task_requests, job.project, job.preemptible, job.topology_constraint,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, 
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
-from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
+from scheduler.core.verdicts.explain import ClassReason, Explainer
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
 
@@ -56,8 +56,8 @@ class VerdictReport:
             if not gang.feasible_pools:
                 found.append(self._explainer.infeasible(row))
             elif kept := self._nominated_slots(gang):
-                where = Nomination(session.pool_of.get(job) or gang.feasible_pools[0], kept)
-                found.append(self._explainer.nominated(row, where, self._victims_by_job))
+                where = session.pool_of.get(job) or gang.feasible_pools[0]
+                found.append(self._explainer.nominated(row, where, kept, self._victims_by_job))
             elif cycle_budget_exhausted and job in cycle_budget_exhausted:
                 found.append(self._explainer.budget_exhausted(row, session.steps_used))
             else:
