@@ -10,7 +10,8 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from scheduler.core.actions.scheduling_session import (
     OrderedEviction,
@@ -113,11 +114,18 @@ class PreemptionPlanner:
 
     def reclaim(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Find victims in other projects."""
-        ledger, leaf = self._pool_state.ledger, gang.leaf_project
-        asked = gang.next_demand
-        reclaim_check = self._reclaim_check(gang, asked)
-        if not self.may_reclaim(gang):
+        ledger, leaf, asked = self._pool_state.ledger, gang.leaf_project, gang.next_demand
+        if not self._may_reclaim(leaf, asked, gang.preemptible):
             return None
+        held, held_non_preemptible = dict(ledger.held), dict(ledger.held_non_preemptible)
+
+        def new_check() -> ReclaimCheck[ProjectId]:
+            paths, entitlements = self._pool_state.tree.path, ledger.entitlements
+            return ReclaimCheck(
+                paths, entitlements, held, held_non_preemptible, leaf, asked, gang.preemptible
+            )
+
+        first_check = new_check()
         kind = (
             "guaranteed"
             if is_within_guarantee(ledger.entitlements[leaf], ledger.held[leaf], asked)
@@ -127,13 +135,12 @@ class PreemptionPlanner:
             each: mine
             for each in sorted(self.candidates.by_project())
             if each != leaf
-            and reclaim_check.may_have_reclaimable(each)
+            and first_check.may_have_reclaimable(each)
             and (mine := self.candidates.in_project(each, kind))
         }
-        before_held, before_firm = dict(ledger.held), dict(ledger.held_non_preemptible)
 
         def allowed(gone: Sequence[GangTask]) -> bool:
-            reclaim_check = self._reclaim_check(gang, asked, before_held, before_firm)
+            reclaim_check = new_check()
             for victim, tasks in _by_gang(gone):
                 for amounts in _pieces(victim, tasks):
                     if not reclaim_check.allows(victim.leaf_project):
@@ -191,14 +198,7 @@ class PreemptionPlanner:
     ) -> bool:
         """Return False if ``may_evict`` is False for all gangs of this class with at least this demand."""
         if reason is EvictionReason.RECLAIMED:
-            ledger = self._pool_state.ledger
-            return may_reclaim(
-                ledger.entitlements[leaf],
-                ledger.held[leaf],
-                ledger.held_non_preemptible[leaf],
-                min_demand,
-                preemptible,
-            )
+            return self._may_reclaim(leaf, min_demand, preemptible)
         if reason is EvictionReason.PREEMPTED:
             return self.candidates.any_below_priority(leaf, priority)
         return preemptible and min_demand.gpu_milli <= self.future_free_milli()
@@ -207,7 +207,7 @@ class PreemptionPlanner:
         """Return False if the rules certainly forbid all evictions for ``gang``."""
         lower: Sequence[Gang] = ()
         if reason is EvictionReason.RECLAIMED:
-            may = self.may_reclaim(gang)
+            may = self._may_reclaim(gang.leaf_project, gang.next_demand, gang.preemptible)
         elif reason is EvictionReason.PREEMPTED:
             lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
             may = bool(lower)
@@ -235,41 +235,32 @@ class PreemptionPlanner:
             )
         return self._future_free[1]
 
-    def may_reclaim(self, gang: Gang) -> bool:
-        """Return True if the gang's project may reclaim: with the gang it stays within its fair share."""
+    def cannot_help(self, reason: EvictionReason, gang: Gang) -> bool:
+        """Return True if eviction cannot help a gang, nor any other gang of its quota class."""
+        if gang.quota_class_id in self.candidates.infeasible(reason):
+            return True
+        if self.may_evict(gang, reason):
+            return False
+        if reason is not EvictionReason.RECLAIMED:
+            self.candidates.mark_infeasible(gang, reason)
+        return True
+
+    def _may_reclaim(self, leaf: ProjectId, demand: ResourceVector, preemptible: bool) -> bool:
+        """Return True if a project may reclaim: with ``demand`` it stays within its fair share."""
         if self._reclaim_allowed_version != self._pool_state.version:
             self._reclaim_allowed_version = self._pool_state.version
             self._reclaim_allowed.clear()
-        leaf, asked = gang.leaf_project, gang.next_demand
-        known = self._reclaim_allowed.get((leaf, asked, gang.preemptible))
+        known = self._reclaim_allowed.get((leaf, demand, preemptible))
         if known is None:
             ledger = self._pool_state.ledger
-            known = self._reclaim_allowed[leaf, asked, gang.preemptible] = may_reclaim(
+            known = self._reclaim_allowed[leaf, demand, preemptible] = may_reclaim(
                 ledger.entitlements[leaf],
                 ledger.held[leaf],
                 ledger.held_non_preemptible[leaf],
-                asked,
-                gang.preemptible,
+                demand,
+                preemptible,
             )
         return known
-
-    def _reclaim_check(
-        self,
-        gang: Gang,
-        asked: ResourceVector,
-        held: dict[ProjectId, ResourceVector] | None = None,
-        held_non_preemptible: dict[ProjectId, ResourceVector] | None = None,
-    ) -> ReclaimCheck[ProjectId]:
-        ledger = self._pool_state.ledger
-        return ReclaimCheck(
-            self._pool_state.tree.path,
-            ledger.entitlements,
-            held or ledger.held,
-            held_non_preemptible or ledger.held_non_preemptible,
-            gang.leaf_project,
-            asked,
-            gang.preemptible,
-        )
 
     def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Find jobs to migrate so that ``gang`` fits; every one of them has a new placement."""
@@ -318,7 +309,7 @@ class EvictAction:
         for pool, pool_state in self._session.pool_states.items():
             planner, reason = self._planners[pool], EVICTION_REASONS[action]
             cannot_help, infeasible = (
-                self._cannot_help(planner, action),
+                partial(planner.cannot_help, reason),
                 planner.candidates.infeasible(reason),
             )
             mine: list[Gang] = []
@@ -424,32 +415,16 @@ class EvictAction:
             return not pool_state.gang_fits_now(gang)
         return self._session.snapshot.now_s >= preemption_allowed_from_s(gang, pool_state.policy)
 
-    def _cannot_help(self, planner: PreemptionPlanner, action: str) -> Callable[[Gang], bool]:
-        """Return a predicate: True if eviction cannot help a gang, nor any other gang of its quota class."""
-        reason = EVICTION_REASONS[action]
-        infeasible = planner.candidates.infeasible(reason)
-
-        def cannot_help(gang: Gang) -> bool:
-            if gang.quota_class_id in infeasible:
-                return True
-            if not planner.may_evict(gang, reason):
-                if reason is not EvictionReason.RECLAIMED:
-                    planner.candidates.mark_infeasible(gang, reason)
-                return True
-            return False
-
-        return cannot_help
-
     def _find_victims(self, planner: PreemptionPlanner, action: str, gang: Gang) -> EvictionSet | None:
         """Return the victims of ``action`` for ``gang``, found within the remaining step budget."""
         before = planner.steps_used
         budget = before + self._session.policy.max_steps_per_cycle - self._session.steps_used
-        if action == "consolidate":
-            eviction_set = planner.consolidate(gang, budget)
-        elif action == "reclaim":
-            eviction_set = planner.reclaim(gang, budget)
-        else:
-            eviction_set = planner.preempt(gang, budget)
+        searches = {
+            "consolidate": planner.consolidate,
+            "reclaim": planner.reclaim,
+            "preempt": planner.preempt,
+        }
+        eviction_set = searches[action](gang, budget)
         self._session.steps_used += planner.steps_used - before
         return eviction_set
 

@@ -11,7 +11,7 @@ minimum, or one task beyond it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
 
 from scheduler.core.actions.victims import NodeEvictionCosts, NodeVictims, VictimCandidates
@@ -33,7 +33,6 @@ class EvictionSet:
 
     evicted: tuple[GangTask, ...]
     migrated: tuple[GangTask, ...]
-    reason: EvictionReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +301,8 @@ class VictimSearch:
         mark = statement.checkpoint()
         gone = [task for step in steps for task in step]
         if self._reschedules_victims(reason):
-            if not VictimRescheduler(
-                pool_state, statement, gang, wanted, gone, self._placer(statement)
-            ).place_all():
+            evicted = dict.fromkeys(gone).keys()
+            if not VictimRescheduler(statement, gang, wanted, evicted, self._placer(statement)).place_all():
                 statement.rollback(mark)
                 return None
         else:
@@ -321,7 +319,7 @@ class VictimSearch:
         ):
             statement.rollback(mark)
             return None
-        return EvictionSet(tuple(left), tuple(moved), reason)
+        return EvictionSet(tuple(left), tuple(moved))
 
     def _placer(self, statement: Statement) -> Callable[[Gang, Sequence[GangTask]], bool]:
         """Return a function that places tasks: tasks new in this plan on free slots, others nominated."""
@@ -426,57 +424,51 @@ def _migrates_whole_gang(task: GangTask) -> bool:
     return not stay or (not task.gang.root.children and stay >= task.gang.root.required_members)
 
 
+@dataclass(slots=True)
 class VictimRescheduler:
-    """Places one preemptor and the tasks evicted for it again, in an undo log."""
+    """Places one preemptor and the tasks evicted for it again, in an undo log.
 
-    def __init__(
-        self,
-        pool_state: PoolState,
-        statement: Statement,
-        preemptor: Gang,
-        preemptor_tasks: Sequence[GangTask],
-        evicted: Sequence[GangTask],
-        place: Callable[[Gang, Sequence[GangTask]], bool],
-    ) -> None:
-        """``place`` nominates slots for all tasks of a gang, or for none."""
-        self._pool_state = pool_state
-        self._statement = statement
-        self._preemptor = preemptor
-        self._preemptor_tasks = preemptor_tasks
-        self._evicted = evicted
-        self._left = set(evicted)
-        self._place = place
+    ``place`` nominates slots for all tasks of a gang, or for none. ``evicted`` are in order of eviction.
+    """
+
+    statement: Statement
+    preemptor: Gang
+    preemptor_tasks: Sequence[GangTask]
+    evicted: KeysView[GangTask]
+    place: Callable[[Gang, Sequence[GangTask]], bool]
 
     def place_all(self) -> bool:
         """Place every gang that fits; return False if the preemptor does not (then roll back)."""
-        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
-        waiting[self._preemptor.job] = self._preemptor
+        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self.evicted}
+        waiting[self.preemptor.job] = self.preemptor
         while waiting:
             gang = self._first(waiting.values())
             del waiting[gang.job]
             tasks = self._next_tasks(gang)
-            blocked = self._pool_state.is_quota_blocked(gang, total_demand(tasks), AssumeReleased.EVICTED)
-            seated = bool(tasks) and not blocked and self._place(gang, tasks)
-            if gang is self._preemptor and not seated:
+            blocked = self.statement.pool_state.is_quota_blocked(
+                gang, total_demand(tasks), AssumeReleased.EVICTED
+            )
+            seated = bool(tasks) and not blocked and self.place(gang, tasks)
+            if gang is self.preemptor and not seated:
                 return False
-        for task in self._evicted:
+        for task in self.evicted:
             self._restore_on_same_node(task)
         return True
 
     def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
         """Return the tasks of a gang to place together."""
-        if gang is self._preemptor:
-            return self._preemptor_tasks
+        if gang is self.preemptor:
+            return self.preemptor_tasks
         return gang.root.next_to_place(self._is_reschedulable)
 
     def _is_reschedulable(self, task: GangTask) -> bool:
-        return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
+        return task in self.evicted and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
 
     # -- fair order -----------------------------------------------------------------------------------
 
     def _first(self, gangs: Iterable[Gang]) -> Gang:
         """Return the next gang in fair order: first of its project, first project at every level."""
-        tree = self._pool_state.tree
+        tree = self.statement.pool_state.tree
         heads: dict[ProjectId, Gang] = {}
         below: dict[ProjectId | None, set[ProjectId]] = {}
         for gang in gangs:
@@ -496,7 +488,7 @@ class VictimRescheduler:
         found = {}
         for project in sorted(below[parent]):
             head = heads[project] if project in heads else self._head(project, heads, below)
-            key = self._pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
+            key = self.statement.pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
             found[key] = head
         return found[min(found)]
 
@@ -514,7 +506,7 @@ class VictimRescheduler:
         missing = own.difference(place.slots)
         if missing and place.milli != WHOLE_MILLI:
             return
-        for other in (*self._preemptor_tasks, *self._evicted):
+        for other in (*self.preemptor_tasks, *self.evicted):
             there = other.nominated
             if (
                 other is task
@@ -526,6 +518,6 @@ class VictimRescheduler:
             if taken := missing.intersection(there.slots):
                 kept = tuple(slot for slot in there.slots if slot not in taken)
                 given = tuple(spare.pop() for _ in taken)
-                self._statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
+                self.statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
                 missing -= taken
-        self._statement.restore(task)
+        self.statement.restore(task)
