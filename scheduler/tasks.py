@@ -18,8 +18,7 @@ from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
 from scheduler import leases, sweep
-from scheduler.cycle import run_cycle
-from scheduler.cycle_state import CycleState
+from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR

@@ -34,13 +34,15 @@ from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler import leases
 from scheduler.core.model.snapshot import WHOLE_MILLI
 from scheduler.leases import HeldLease
-from scheduler.nodes.task_mounts import VolumeNotAllowedError, is_basic_mount, read_job_volumes
 from scheduler.nodes.task_spec import (
     OPTIONAL_CAPABILITIES,
     RankAssignment,
     RendezvousUnknownError,
+    VolumeNotAllowedError,
     build_task_spec,
     image_reference,
+    is_basic_mount,
+    read_job_volumes,
 )
 
 log = logging.getLogger(__name__)

@@ -49,9 +49,8 @@ from scheduler.nodes import dispatch
 from scheduler.nodes.dispatch import NodeConnection
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.image_pulls import ImagePuller, record_images
-from scheduler.nodes.keyed_pool import KeyedPool
 from scheduler.nodes.node_operations import run_due_operations
-from scheduler.nodes.node_queue import NodeQueue
+from scheduler.nodes.node_queue import KeyedPool, NodeQueue
 from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile
 
 log = logging.getLogger(__name__)

@@ -1,32 +1,47 @@
-"""Desired actions for one node (starts, stops, terminals, readiness probes) and when each is due."""
+"""Desired actions for one node, when each is due, and the thread pool that runs them.
+
+The actions are starts, stops, terminals, readiness probes, and the connectivity check of a gang: each node connects
+to the rendezvous before any rank starts.
+"""
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
+from django.conf import settings
 from django.db import Error as DatabaseError
+from django.db import connection
 
 from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
-from portal.domain.reasons import EndReason
+from portal.domain.gang_fabric import format_endpoint
+from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import AttemptState, JobKind
-from portal.models import ClusterSettings, Task
-from portal.services.lifecycle import job_control
+from portal.failpoints import failpoint
+from portal.models import ClusterSettings, Job, Node, Task, Terminal
+from portal.services.encryption import DecryptionError
+from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
-from portal.services.workspaces.terminals import terminals_to_open
+from portal.services.nodes import quarantine
+from portal.services.workspaces.terminals import (
+    record_listening,
+    record_open_failure,
+    terminal_secret,
+    terminals_to_open,
+)
 from scheduler.leases import LeaseLostError
 from scheduler.nodes import dispatch
-from scheduler.nodes.dispatch import NextStep, NodeConnection
-from scheduler.nodes.gang_connectivity import check_connectivity
+from scheduler.nodes.dispatch import NextStep, NodeConnection, exclude_node
 from scheduler.nodes.image_pulls import ImagePuller
-from scheduler.nodes.keyed_pool import KeyedPool
 from scheduler.nodes.reconcile import collect_and_remove
-from scheduler.nodes.terminals import open_terminal
 
 log = logging.getLogger(__name__)
 
+MAX_THREADS = 4
 STOP_RETRY_S = 5.0
 CONNECTIVITY_RETRY_S = 1.0
 PROBE_INTERVAL_S = 0.25
@@ -34,8 +49,59 @@ IMAGE_POLL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
 MAX_START_ATTEMPTS = 5
 NOTHING_DUE_S = 3600.0
+CONNECT_TIMEOUT_S = 3.0
+"""Time limit of one connection; a nearby node takes a millisecond."""
 
 Key = tuple[str, int]
+
+
+class KeyedPool:
+    """A small thread pool, so that one slow call to a node does not delay the others."""
+
+    def __init__(
+        self, name: str, on_error: Callable[[BaseException], None], on_done: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._on_error = on_error
+        self._on_done = on_done
+        self._work: queue.SimpleQueue[tuple[object, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._busy: set[object] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, key: object, work: Callable[[], None]) -> None:
+        """Start ``work`` unless work with the same key is running or queued."""
+        with self._lock:
+            if key in self._busy:
+                return
+            self._busy.add(key)
+            if len(self._threads) < min(len(self._busy), MAX_THREADS):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._work.put((key, work))
+
+    def shut_down(self, within_s: float = 2.0) -> None:
+        """Accept no more work; wait up to ``within_s`` for running work."""
+        for _ in self._threads:
+            self._work.put(None)
+        deadline_s = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            key, work = item
+            try:
+                work()
+            except BaseException as error:  # the actor decides what to do
+                self._on_error(error)
+            finally:
+                connection.close_if_unusable_or_obsolete()
+                with self._lock:
+                    self._busy.discard(key)
+                self._on_done()
+        connection.close()
 
 
 class NodeQueue:
@@ -174,3 +240,83 @@ def _awaits_readiness(task: Task) -> bool:
         and attempt.ready_at is None
         and attempt.job.kind == JobKind.WORKSPACE.value
     )
+
+
+def check_connectivity(connection: NodeConnection, task: Task) -> None:
+    """Check once for all tasks of the attempt on this node. Raise OutcomeUnknownError without an answer."""
+    attempt, row = task.attempt, task.attempt.rendezvous
+    key = TaskKey(attempt.job.public_id, attempt.number, task.rank)
+    failpoint("connectivity.before_send")
+    try:
+        why = connection.engine.check_rendezvous(key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S)
+    except AgentError as refusal:  # the agent changed after placement and cannot check
+        log.warning(
+            "%s could not check the connection to %s: %s", connection.node.name, row.node.name, refusal
+        )
+        why = None
+    failpoint("connectivity.answered")
+    if why is None:
+        rendezvous_check.record_rendezvous_reached(task.pk)
+        failpoint("connectivity.recorded")
+        return
+    where = format_endpoint(row.address, row.port)
+    message = f"{connection.node.name} cannot reach {row.node.name} ({where}): {why}."
+    log.warning("%s (%s)", message, key)
+    job_control.record_task_problem(task.pk, message)
+    if row.check_started_at is None or not rendezvous_check.record_rendezvous_failure(
+        task.pk, row.check_started_at
+    ):
+        return
+    cause = quarantine.record_peer_unreachable(
+        connection.node.pk, row.node_id, job=attempt.job, message=message
+    )
+    failpoint("connectivity.blamed")
+    exclude_faulty_node(attempt.job, connection.node, row.node, cause)
+    facts = {"node": connection.node.name, "first": row.node.name, "place": where, "why": why}
+    reason = EndReason.RENDEZVOUS_UNREACHABLE
+    job_control.request_stop(attempt.pk, reason, message=end_message(reason, **facts))
+
+
+def exclude_faulty_node(job: Job, node: Node, rendezvous_node: Node, cause: int | None) -> None:
+    """Keep the job's next attempt off the node that is the likely cause; when unknown, off ``node``.
+
+    When the cause is ``rendezvous_node``, the nodes avoided because of it are allowed again.
+    """
+    if cause == rendezvous_node.pk:
+        job.avoid_nodes.remove(*quarantine.unreachable_peers(rendezvous_node.pk))
+        exclude_node(job, rendezvous_node)
+    else:
+        exclude_node(job, node)
+
+
+_TOO_OLD = "The agent on this node is too old to open terminals; an administrator can upgrade it."
+_NO_ANSWER = "The node did not answer. Try again in a moment."
+_UNREADABLE = "The request can no longer be read. Try again."
+
+
+def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
+    """Open a terminal on the node. Repeated requests may open a second one; unused ones end by time-out.
+
+    Raise OutcomeUnknownError when no answer came.
+    """
+    if not connection.engine.supports_terminals:
+        record_open_failure(terminal, _TOO_OLD)
+        return
+    attempt = terminal.task.attempt
+    try:
+        port = connection.engine.open_terminal(
+            TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank),
+            secret=terminal_secret(terminal),
+            cols=terminal.cols,
+            rows=terminal.rows,
+            idle_s=settings.TERMINAL_IDLE_S,
+        )
+    except AgentError as refusal:
+        record_open_failure(terminal, refusal.message)
+    except DecryptionError:
+        record_open_failure(terminal, _UNREADABLE)
+    except OutcomeUnknownError:
+        record_open_failure(terminal, _NO_ANSWER)
+        raise
+    else:
+        record_listening(terminal, port)

@@ -34,7 +34,6 @@ from scheduler.snapshot.cluster import (
     read_topologies,
     read_usage,
 )
-from scheduler.snapshot.elastic import ScaleUpSource, read_scale_ups
 from scheduler.snapshot.network_isolation import (
     IsolatedOccupants,
     exclude_isolated_nodes,
@@ -42,7 +41,7 @@ from scheduler.snapshot.network_isolation import (
     read_isolated_workloads,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes, read_ineligible_nodes
-from scheduler.snapshot.pending import read_pending
+from scheduler.snapshot.pending import ScaleUpSource, read_pending, read_scale_ups
 from scheduler.snapshot.rights import RightsCache, denial_verdict, exclude_denied, read_denials
 from scheduler.snapshot.row_cache import DerivedCache, RowCache
 from scheduler.snapshot.running import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from portal.domain.states import compatible_runtimes
 from portal.models import Environment, ImagePresence, Node
 from portal.selectors.nodes.network_policy import restricted_pools
 from portal.services.projects.volumes import node_restricted_volumes, nodes_by_volume
-from scheduler.core.model.snapshot import NodeId
+from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId
 from scheduler.core.model.validation import Fault, RowKind
 
 NodeIds = tuple[NodeId, ...]
@@ -77,34 +77,24 @@ class IneligibleNodes:
         """Return the CUDA version that a task requires; blank when any or when it has no GPU."""
         return self.cuda.get(environment, "") if gpus else ""
 
-    def for_task(
-        self,
-        environment: int,
-        gpus: int,
-        *,
-        shares_gpu: bool,
-        gang: bool = False,
-        needs_rendezvous: bool = False,
-        volumes: Sequence[Mapping[str, Any]] = (),
-        project: str = "",
+    def for_job(
+        self, row: Mapping[str, Any], prefix: str = "", *, gang: bool = False, needs_rendezvous: bool = False
     ) -> NodeIds:
-        """Return the ineligible nodes for a task; a task without GPUs needs no driver.
+        """Return the ineligible nodes for the tasks of a job; a task without GPUs needs no driver.
 
-        ``shares_gpu``: it requests a share of a GPU. ``gang``: its job has several tasks and is not elastic,
-        so they may be on several nodes. ``needs_rendezvous``: its tasks must reach each other. ``volumes``:
-        those of the job. ``project``: public id.
+        ``row`` contains the job's columns, whose names begin with ``prefix``. ``gang``: it has several tasks and
+        is not elastic, so they may be on several nodes. ``needs_rendezvous``: its tasks must reach each other.
         """
-        cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
-        more = [
-            self.without_volume[each["volume"]] for each in volumes if each["volume"] in self.without_volume
-        ]
+        gpus, project = row[f"{prefix}gpus_per_task"], row[f"{prefix}project__public_id"]
+        cannot = (self.with_gpus if gpus else self.without_gpus)[row[f"{prefix}environment_id"]]
+        names = [each["volume"] for each in row[f"{prefix}volumes"]]
+        more = [self.without_volume[name] for name in names if name in self.without_volume]
         if project in self.without_egress_policy:
+            spans_nodes = gang or needs_rendezvous
             more.append(
-                (self.without_gang_egress_policy if gang or needs_rendezvous else self.without_egress_policy)[
-                    project
-                ]
+                (self.without_gang_egress_policy if spans_nodes else self.without_egress_policy)[project]
             )
-        if shares_gpu and gpus:
+        if gpus and row[f"{prefix}milli_per_gpu"] < WHOLE_MILLI:
             more.append(self.without_gpu_shares)
         if needs_rendezvous:
             more.append(self.without_host_network)

@@ -18,7 +18,6 @@ from portal.models import (
     Volume,
 )
 from scheduler.core.model.snapshot import (
-    WHOLE_MILLI,
     GpuShare,
     GpuUuid,
     JobId,
@@ -206,14 +205,7 @@ def read_running(
     def make(_: int, attempt: LiveAttempt) -> RunningRow:
         row = attempt.row
         home = home_node(row["job__kind"], row["job__owner__public_id"], home_nodes)
-        avoid = ineligible.for_task(
-            row["job__environment_id"],
-            row["job__gpus_per_task"],
-            shares_gpu=row["job__milli_per_gpu"] < WHOLE_MILLI,
-            volumes=row["job__volumes"],
-            project=row["job__project__public_id"],
-        )
-        return build_running_row(attempt, avoid, home)
+        return build_running_row(attempt, ineligible.for_job(row, "job__"), home)
 
     return cache.map(
         attempts, (ineligible, home_nodes), make, lambda _, attempt: _build_row_without_json(attempt)

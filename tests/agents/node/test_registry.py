@@ -123,7 +123,9 @@ def test_only_the_right_login_brings_the_image_and_none_of_it_stays(
     podman_node: LoneNode, registry: Registry
 ) -> None:
     link = podman_node.open()
-    with pytest.raises(AgentError, match="requires credentials, which an administrator enters under Registries"):
+    with pytest.raises(
+        AgentError, match="requires credentials, which an administrator enters under Registries"
+    ):
         link.request("pull", timeout_s=60, image=registry.image)
     wrong = {"username": NAME, "password": "guessed"}
     with pytest.raises(AgentError, match="rejected its stored credentials"):
