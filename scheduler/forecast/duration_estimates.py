@@ -51,9 +51,8 @@ class DurationEstimator:
         self._work_of: dict[JobId, str] = {}
         self._steps = QuantizedDurations(self.durations)
         self._newest_end: dt.datetime | None = None
-        self._learned: set[int] = (
-            set()
-        )  # primary keys of the jobs that ended within LATE_COMMIT_WINDOW of the newest
+        self._learned: set[int] = set()
+        """Primary keys of the jobs that ended within LATE_COMMIT_WINDOW of the newest."""
         self._rows: dict[str, dict[JobId, _EstimatedRow]] = {}
         self._lock = threading.Lock()
 

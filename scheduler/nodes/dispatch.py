@@ -192,9 +192,8 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
         return NextStep.PULL_IMAGE
     if refusal.code == "disk_full":
         nodes.record_disk_full(node.pk, refusal.message)
-    if (
-        refusal.code in NODE_FAULT_REFUSALS
-    ):  # before the attempt ends, while it is still the probation attempt of the node
+    # before the attempt ends, while it is still the probation attempt of the node
+    if refusal.code in NODE_FAULT_REFUSALS:
         quarantine.record_incident(
             node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message
         )

@@ -93,9 +93,8 @@ class AllocateAction:
                     statement.evict(task)
                 closed = pool_state.is_quota_blocked(gang, total_demand(tasks))
                 if not closed and GangPlacer(statement, nominate=False).place(gang, tasks):
-                    gang.pinned = bool(
-                        gang.pending_row and gang.pending_row.nominated_tasks
-                    )  # nominated by an earlier plan
+                    # nominated by an earlier plan
+                    gang.pinned = bool(gang.pending_row and gang.pending_row.nominated_tasks)
                 else:
                     statement.rollback()
 

@@ -50,15 +50,13 @@ class PreemptionPlanner:
         self.candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
         self._search = VictimSearch(pool_state, self.candidates)
         self._future_free: tuple[int, int] | None = None
-        self._reclaim_allowed: dict[
-            tuple[ProjectId, ResourceVector, bool], bool
-        ] = {}  # valid for one version of the pool state
+        self._reclaim_allowed: dict[tuple[ProjectId, ResourceVector, bool], bool] = {}
+        """Valid for one version of the pool state."""
         self._reclaim_allowed_version = -1
         self._protection_ends_s: list[float] | None = None  # valid until the pool state changes
         self._dry_run_steps = 0
-        self._dry_run_planners: dict[
-            float, PreemptionPlanner
-        ] = {}  # by simulated time, valid until the pool state changes
+        self._dry_run_planners: dict[float, PreemptionPlanner] = {}
+        """By simulated time, valid until the pool state changes."""
 
     @property
     def steps_used(self) -> int:

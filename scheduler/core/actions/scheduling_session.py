@@ -89,9 +89,8 @@ class SchedulingSession:
             p: {} for p in self.pool_states
         }
         self.evictions: dict[GangTask, OrderedEviction] = {}
-        self.nominated_jobs: set[JobId] = (
-            set()
-        )  # nominated by an earlier plan, or placed by evictions of this one
+        self.nominated_jobs: set[JobId] = set()
+        """Nominated by an earlier plan, or placed by evictions of this one."""
         self.backfill_reservations: dict[PoolId, BackfillReservations] = {}
         self.unprocessed: set[JobId] = set()
         self.steps_used = 0

@@ -61,12 +61,10 @@ class VictimSearch:
         self._candidates = candidates
         self._costs: dict[tuple[object, ...], NodeEvictionCosts] = {}
         self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
-        self._allocated_before: dict[
-            GangTask, HeldSlots
-        ] = {}  # where an evicted task was to start in this plan
-        self._nominated_before: dict[
-            GangTask, HeldSlots
-        ] = {}  # or where an evicted rank of a running job was nominated
+        self._allocated_before: dict[GangTask, HeldSlots] = {}
+        """Where an evicted task was to start in this plan."""
+        self._nominated_before: dict[GangTask, HeldSlots] = {}
+        """Or where an evicted rank of a running job was nominated."""
         self._rejected_by_rules = False  # the last search by cost failed for rules, not eviction_set
         self.steps_used = 0
         self.truncated = False

@@ -208,9 +208,8 @@ class NodePlacer(NodeCapacity):
             missing = tasks - len(held)
             rank, count = self._rank_nodes(scores, missing, near)
             node = int(rank.argmin())
-            if (
-                rank[node] == WORST_SCORE
-            ):  # fractions taken on one GPU may leave less than the capacity counted
+            # fractions taken on one GPU may leave less than the capacity counted
+            if rank[node] == WORST_SCORE:
                 self.release(held)
                 return None
             if pace is not None:

@@ -86,9 +86,8 @@ class NodeLayouts:
     __slots__ = ("layout_of_node", "log_position")
 
     def __init__(self, nodes: int, log_position: int) -> None:
-        self.layout_of_node: Ints = np.full(
-            nodes, UNKNOWN_LAYOUT, dtype=np.int64
-        )  # an index into ``LayoutTable.layouts``
+        self.layout_of_node: Ints = np.full(nodes, UNKNOWN_LAYOUT, dtype=np.int64)
+        """An index into ``LayoutTable.layouts``."""
         self.log_position = log_position  # changes applied from the placer's change log
 
 

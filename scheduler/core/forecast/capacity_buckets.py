@@ -151,9 +151,8 @@ class BucketOccupancy:
     def __init__(self, buckets: CapacityBuckets, sizes: Sequence[TaskSize]) -> None:
         self._type_of = buckets.type_of
         self._sizes = [BucketRequest(gpus, milli, (), tenant) for gpus, milli, tenant in sizes]
-        self._sizes_of: dict[
-            int, list[tuple[int, BucketRequest]]
-        ] = {}  # by tenant: indexes in ``sizes`` and requests
+        self._sizes_of: dict[int, list[tuple[int, BucketRequest]]] = {}
+        """By tenant: indexes in ``sizes`` and requests."""
         for number, size in enumerate(self._sizes):
             if size.tenant:
                 self._sizes_of.setdefault(size.tenant, []).append((number, size))
@@ -162,9 +161,8 @@ class BucketOccupancy:
         self._tasks_in: dict[BucketState, np.ndarray] = {}
         self._whole = list(buckets.whole_gpus)
         self._shared: dict[int, dict[int, int]] = {}  # by bucket: shared GPUs open to all tenants
-        self._own: dict[
-            int, dict[int, dict[int, int]]
-        ] = {}  # by bucket and tenant: shared GPUs open to that tenant only
+        self._own: dict[int, dict[int, dict[int, int]]] = {}
+        """By bucket and tenant: shared GPUs open to that tenant only."""
         self._buckets_of: dict[int, dict[int, None]] = {}  # by tenant: buckets with such GPUs
         self._tenants: dict[int, int] = {}  # by GPU
         self._next_gpu = buckets.gpu_number_limit
@@ -172,9 +170,8 @@ class BucketOccupancy:
             {} for _ in range(max(buckets.type_of, default=-1) + 1)
         ]
         self._states: list[BucketState] = [(0, ())] * len(buckets.type_of)
-        self._more: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # by bucket: index of size, and additional tasks of its tenant
+        self._more: dict[int, list[tuple[int, int]]] = {}
+        """By bucket: index of size, and additional tasks of its tenant."""
         for bucket, gpus in buckets.shared.items():
             for gpu, milli in gpus.items():
                 self._add_shared_gpu(bucket, gpu, buckets.tenants.get(gpu, 0), milli)

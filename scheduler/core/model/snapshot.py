@@ -244,9 +244,8 @@ class RunningRow:
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
-    isolation_excluded_nodes: tuple[
-        NodeId, ...
-    ] = ()  # the part of ``avoid_nodes`` excluded by network isolation
+    isolation_excluded_nodes: tuple[NodeId, ...] = ()
+    """The part of ``avoid_nodes`` excluded by network isolation."""
     mig_profile: str | None = None
     min_compute_capability: float | None = None
 
@@ -295,30 +294,25 @@ class PendingRow:
     ineligible_nodes: tuple[NodeId, ...] = ()
     min_tasks: int | None = None  # elastic: enough tasks to start; None is all
     ranks: tuple[int, ...] = ()  # pending ranks in placement order; empty is 0 to tasks - 1
-    task_requests: tuple[
-        TaskRequest, ...
-    ] = ()  # the request of each pending rank, where they differ; else the amounts above
+    task_requests: tuple[TaskRequest, ...] = ()
+    """The request of each pending rank, where they differ; else the amounts above."""
     groups: tuple[GroupRow, ...] = ()
     group_of_rank: tuple[str, ...] = ()  # the leaf group of each pending rank
     topology_constraint: TopologyConstraint | None = None
     share_mib: int | None = None  # instead of ``milli_per_gpu``: memory of each GPU
     preemption_delay_s: float | None = None  # how long it must wait before it may evict; None is the policy's
-    nominated_tasks: tuple[
-        RunningTask, ...
-    ] = ()  # nominated by an earlier plan, until the evicted jobs are gone
+    nominated_tasks: tuple[RunningTask, ...] = ()
+    """Nominated by an earlier plan, until the evicted jobs are gone."""
     predicted_duration_s: float | None = None  # expected run time; None is unknown
     mig_profile: str | None = None  # requests MIG slices of this profile; None is whole GPUs or shares
     min_compute_capability: float | None = None
-    dependencies: tuple[
-        JobDependency, ...
-    ] = ()  # starts after these have ended; those that ended are left out
+    dependencies: tuple[JobDependency, ...] = ()
+    """Starts after these have ended; those that ended are left out."""
     ignore_dependency_failure: bool = False  # whether they may fail; else they must complete
-    layout_speeds: tuple[
-        LayoutSpeed, ...
-    ] = ()  # measured throughput of similar work by layout; empty is unknown
-    isolation_excluded_nodes: tuple[
-        NodeId, ...
-    ] = ()  # the part of ``avoid_nodes`` excluded by network isolation
+    layout_speeds: tuple[LayoutSpeed, ...] = ()
+    """Measured throughput of similar work by layout; empty is unknown."""
+    isolation_excluded_nodes: tuple[NodeId, ...] = ()
+    """The part of ``avoid_nodes`` excluded by network isolation."""
     required_cuda: str = ""  # newest CUDA its image requires; nodes with older drivers are ineligible
     launcher: str | None = None  # set if tasks must reach each other, in a pool with host network
 

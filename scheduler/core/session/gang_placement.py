@@ -83,9 +83,8 @@ class Statement:
         pool_state, state, gang = self.pool_state, task.state, task.gang
         if state is GangTaskState.PENDING:
             return
-        if state is GangTaskState.RELEASING or (
-            state is GangTaskState.NOMINATED and task.held
-        ):  # it holds its slots until its container is gone
+        # it holds its slots until its container is gone
+        if state is GangTaskState.RELEASING or (state is GangTaskState.NOMINATED and task.held):
             pool_state.ledger.add_releasing(
                 gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign
             )

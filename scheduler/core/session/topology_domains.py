@@ -96,9 +96,8 @@ class TopologyDomains:
                     continue
                 if _fits_all(placer, tasks_by_shape, nodes):
                     yield DomainCandidate(nodes, parts)
-        if (
-            constraint.required is None and not fabric.known_nodes.all()
-        ):  # a preference never keeps a gang pending
+        # a preference never keeps a gang pending
+        if constraint.required is None and not fabric.known_nodes.all():
             anywhere = np.ones(len(self._nodes), dtype=bool) if allowed_nodes is None else allowed_nodes
             if _fits_all(placer, tasks_by_shape, anywhere):
                 yield DomainCandidate(anywhere, parts)
