@@ -67,7 +67,10 @@ class AllocateAction:
         if not gang.running_row and not pool_state.is_quota_blocked(gang, amounts):
             for task, place in places:
                 statement.allocate(task, place)
-            if not _is_overcommitted(pool_state, places):
+            held = [place for _, place in places]
+            if not (
+                pool_state.idle.is_overcommitted(held) or pool_state.idle_and_releasing.is_overcommitted(held)
+            ):
                 gang.pinned = True
                 return
             statement.rollback()
@@ -239,9 +242,3 @@ def _duration_bounds_s(gang: Gang) -> tuple[float | None, float | None]:
         if gang.pending_row
         else (None, None)
     )
-
-
-def _is_overcommitted(pool_state: PoolState, places: list[tuple[GangTask, HeldSlots]]) -> bool:
-    """Return True if these slots are overcommitted, now or after all releases."""
-    held = [place for _, place in places]
-    return pool_state.idle.is_overcommitted(held) or pool_state.idle_and_releasing.is_overcommitted(held)

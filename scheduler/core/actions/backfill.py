@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ class ReservationPlanner:
         self._now_s = now_s
         self._max_steps = max_steps
         known = [each for each in job_ends if each.end_s is not None and math.isfinite(each.end_s)]
-        known.sort(key=_by_end)
+        known.sort(key=attrgetter("end_s", "job"))
         self._release_times = _release_times(known, now_s)
         self._freed = SlotBatch([each.held for each in known])
 
@@ -100,7 +101,7 @@ class ReservationPlanner:
         if moment is None:
             return None
         ground = self._capacity_after(taken, moment.end_count)
-        fitting = next(each for each in shapes if _fits(ground, each, tasks))
+        fitting = next(each for each in shapes if ground.fit_count(each) >= tasks)
         held = ground.place_gang(fitting, tasks)
         if held is None:
             return None
@@ -113,12 +114,13 @@ class ReservationPlanner:
     ) -> _ReleaseTime | None:
         """Return the first release time at which one of ``shapes`` fits; count the ends up to it as steps."""
         left = self._max_steps - self.steps_used
+        ends_before = attrgetter("earlier_end_count")
         # a release time is within the budget if fewer ends than the remaining steps precede it
-        moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=_ends_before)]
+        moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=ends_before)]
 
         def fits(moment: _ReleaseTime) -> bool:
             ground = self._capacity_after(taken, moment.end_count)
-            return any(_fits(ground, each, tasks) for each in shapes)
+            return any(ground.fit_count(each) >= tasks for each in shapes)
 
         first = 0 if fits(moments[0]) else bisect_left(moments, True, lo=1, key=fits)
         self.steps_used += moments[min(first, len(moments) - 1)].end_count
@@ -144,10 +146,6 @@ class ReservationPlanner:
         return mask
 
 
-def _by_end(ending: JobEnd) -> tuple[float, JobId]:
-    return (ending.end_s if ending.end_s is not None else math.inf, ending.job)
-
-
 def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime]:
     """Return now and each later end; a job whose end has passed ends now."""
     found = [_ReleaseTime(now_s, 0, 0)]
@@ -161,18 +159,10 @@ def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime
     return found
 
 
-def _ends_before(moment: _ReleaseTime) -> int:
-    return moment.earlier_end_count
-
-
 def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> TaskShape:
     """Return the shape restricted to the nodes of ``mask``."""
     others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
     return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
-
-
-def _fits(placer: NodePlacer, shape: TaskShape, tasks: int) -> bool:
-    return placer.fit_count(shape) >= tasks
 
 
 def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float) -> list[Gang]:

@@ -87,23 +87,8 @@ class NodeLayouts:
 
     def __init__(self, nodes: int, log_position: int) -> None:
         self.layout_of_node: Ints = np.full(nodes, UNKNOWN_LAYOUT, dtype=np.int64)
-        """An index into ``LayoutTable.layouts``."""
+        """Numbers of ``NodePlacer``."""
         self.log_position = log_position  # changes applied from the placer's change log
-
-
-class LayoutTable:
-    """Numbers the distinct layouts of a pool; they are few, because nodes are similar."""
-
-    def __init__(self) -> None:
-        self.layouts: list[NodeLayout] = []
-        self._number: dict[NodeLayout, int] = {}
-
-    def number(self, layout: NodeLayout) -> int:
-        """Return the number of a layout, adding it if it is new."""
-        number = self._number.setdefault(layout, len(self.layouts))
-        if number == len(self.layouts):
-            self.layouts.append(layout)
-        return number
 
 
 class ThroughputTieBreak:

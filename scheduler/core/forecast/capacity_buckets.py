@@ -187,11 +187,11 @@ class BucketOccupancy:
         if bucket is None:
             return None
         self._uncount_bucket(bucket)
-        place = (
-            self._take_whole_gpus(bucket, request)
-            if request.milli == WHOLE_MILLI
-            else self._take_shares(bucket, request)
-        )
+        if request.milli == WHOLE_MILLI:
+            self._whole[bucket] -= request.gpus
+            place: BucketSlots = bucket, request.gpus, ()
+        else:
+            place = self._take_shares(bucket, request)
         self._count_bucket(bucket)
         return place
 
@@ -236,10 +236,6 @@ class BucketOccupancy:
                     mine = (min(able), self._whole[bucket], bucket)
                     best = mine if best is None else min(best, mine)
         return None if best is None else best[2]
-
-    def _take_whole_gpus(self, bucket: int, request: BucketRequest) -> BucketSlots:
-        self._whole[bucket] -= request.gpus
-        return bucket, request.gpus, ()
 
     def _take_shares(self, bucket: int, request: BucketRequest) -> BucketSlots:
         """Take shares of the fullest GPUs that have enough left, then of whole ones."""

@@ -37,18 +37,14 @@ Names = Mapping[tuple[str, str], str]
 
 
 def names_of(snapshot: Snapshot) -> Names:
-    names: dict[tuple[str, str], str] = {}
-    for row in snapshot.pools:
-        names["pool", row.id] = row.name
-    for node in snapshot.nodes:
-        names["node", node.id] = node.name
-    for project in snapshot.projects:
-        names["project", project.id] = project.name
-    for reservation in snapshot.reservations:
-        names["reservation", reservation.id] = reservation.name
-    names |= {("job", row.job): row.name for row in snapshot.running}
-    names |= {("job", row.job): row.name for row in snapshot.pending}
-    return names
+    rows = {
+        "pool": snapshot.pools,
+        "node": snapshot.nodes,
+        "project": snapshot.projects,
+        "reservation": snapshot.reservations,
+    }
+    names = {(kind, row.id): row.name for kind, those in rows.items() for row in those}
+    return names | {("job", row.job): row.name for row in (*snapshot.running, *snapshot.pending)}
 
 
 def message_for_admins(fault: Fault, names: Names) -> str:

@@ -105,9 +105,8 @@ class GpuRow:
     used_milli: int = 0
     exclusive: bool = False  # held by a whole-GPU allocation, so no share may be added
     healthy: bool = True
-    nvlink_island: int | None = (
-        None  # GPUs of a node with equal numbers are connected by NVLink; None is unknown
-    )
+    nvlink_island: int | None = None
+    """GPUs of a node with equal numbers are connected by NVLink; None is unknown."""
     mig_profile: str | None = None  # of a slice, such as 1g.10gb; None is a whole GPU
     compute_capability: float | None = None  # such as 9.0; None is unknown
 

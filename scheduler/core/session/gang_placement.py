@@ -207,15 +207,10 @@ class GangPlacer:
         if found is None:
             return False
         placer.release(found)
+        assign = self._statement.nominate if self._nominate else self._statement.allocate
         for task, place in zip(tasks, found, strict=True):
-            self._assign(task, place)
+            assign(task, place)
         return True
-
-    def _assign(self, task: GangTask, place: HeldSlots) -> None:
-        if self._nominate:
-            self._statement.nominate(task, place)
-        else:
-            self._statement.allocate(task, place)
 
 
 def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:

@@ -104,9 +104,8 @@ class PoolState:
         self.requested_milli: dict[ProjectId, int] = {}
         self._users: dict[ProjectId, ProjectUsers] = {}
         self._sibling_keys: dict[tuple[ProjectId, ResourceVector], SiblingKey[ProjectId]] = {}
-        self._sibling_keys_version = 0  # the version these keys are valid for
         self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
-        self._max_together_version = 0  # and the version these are valid for
+        self._cached_version = 0  # the version that both are valid for
 
     def _demand(self) -> Counter[TaskRequest] | None:
         """Return the demand histogram of the pool, if the placement strategy uses it."""
@@ -302,7 +301,7 @@ class PoolState:
                 self.pool.id,
                 self.quotas[project].guaranteed_milli,
                 self.quotas[project].limit_milli,
-                self._allocated_milli(project),
+                int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli),
                 self.requested_milli[project],
                 share.amount,
                 tuple(share.steps),
@@ -405,9 +404,7 @@ class PoolState:
 
     def _max_tasks_together(self, near: TopologyConstraint | None, shape: TaskShape) -> int:
         """Return how many tasks fit now within the topology constraint; cached until the pool changes."""
-        if self._max_together_version != self.version:
-            self._max_together_version = self.version
-            self._max_together.clear()
+        self._discard_outdated()
         known = self._max_together.get((near, shape))
         if known is None:
             known = self._max_together[near, shape] = self.domains.max_tasks_together(
@@ -438,9 +435,7 @@ class PoolState:
 
     def sibling_key(self, project: ProjectId, requested: ResourceVector) -> SiblingKey[ProjectId]:
         """Return the sort key of ``project`` among its siblings if its next job requests ``requested``."""
-        if self._sibling_keys_version != self.version:
-            self._sibling_keys_version = self.version
-            self._sibling_keys.clear()
+        self._discard_outdated()
         known = self._sibling_keys.get((project, requested))
         if known is None:
             owed, held = self.ledger.entitlements[project], self.ledger.held[project]
@@ -449,6 +444,12 @@ class PoolState:
             self._sibling_keys[project, requested] = known
         return known
 
+    def _discard_outdated(self) -> None:
+        if self._cached_version != self.version:
+            self._cached_version = self.version
+            self._sibling_keys.clear()
+            self._max_together.clear()
+
     def is_within_share(self, leaf: ProjectId, amounts: ResourceVector) -> bool:
         """Return True if the project and its ancestors stay within their shares with ``amounts`` more."""
         ledger = self.ledger
@@ -456,9 +457,6 @@ class PoolState:
             ledger.held[level].add(amounts).fits_in(ledger.entitlements[level].fair_share)
             for level in self.tree.path[leaf]
         )
-
-    def _allocated_milli(self, project: ProjectId) -> int:
-        return int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli)
 
 
 def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[ProjectId]:

@@ -41,14 +41,11 @@ class AlternativeSearch:
         """Return the cheapest change with which the job would start now; None if none is known."""
         key = self.reason_key(job)
         if key not in self._known:
-            self._known[key] = self._cheapest(job, (*request_key(job), job.pools))
+            self._known[key] = self.cheapest_by(job, (*request_key(job), job.pools))
         return self._known[key]
 
-    def cheapest_for_class(self, job: PendingRow, class_id: int) -> Alternative | None:
-        """Return the same, cached for all jobs of a class."""
-        return self._cheapest(job, class_id)
-
-    def _cheapest(self, job: PendingRow, name: Hashable) -> Alternative | None:
+    def cheapest_by(self, job: PendingRow, name: Hashable) -> Alternative | None:
+        """Return the same with the variants known by ``name``, which equal requests share."""
         return next(self._satisfiable(job, name, self._policy.max_suggestion_steps), None)
 
     def alternatives(self, job: PendingRow) -> tuple[Alternative, ...]:

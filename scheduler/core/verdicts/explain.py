@@ -325,7 +325,7 @@ class Explainer:
             reason = self._quota_reason(job, pool_state, amounts) or self._capacity_reason(
                 job, pool_state, gang.tasks[0].shape if alike else request_key(job)
             )
-            change = self.alternative_search.cheapest_for_class(job, gang.class_id)
+            change = self.alternative_search.cheapest_by(job, gang.class_id)
             known = self._class_reasons[gang.class_id] = ClassReason(reason, change, {})
         return known
 
