@@ -124,8 +124,11 @@ class NodeActor:
     def join(self, within_s: float) -> None:
         self._thread.join(within_s)
 
-    def notify(self, message: str) -> None:
-        """Ask the actor to check its work now; dropped when the inbox is full."""
+    def notify(self, message: str | EngineEvent) -> None:
+        """Ask the actor to check its work now, or to handle an event; dropped when the inbox is full.
+
+        The connection's reading thread sends events; the next reconciliation finds a lost one.
+        """
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(message)
 
@@ -253,7 +256,7 @@ class NodeActor:
             self._update_denied_addresses(node_connection)
             node.refresh_from_db()
             record_images(node, engine.hello["images"], self._images.in_progress())
-            engine.watch(self._enqueue_event)
+            engine.watch(self.notify)
         except EngineConnectError as problem:
             engine.close()
             self._record_unreachable(node, str(problem), permanent=True)
@@ -280,11 +283,6 @@ class NodeActor:
             # with a full disk it starts nothing; the reconciliation records that
             if refusal.code != DISK_FULL:
                 raise
-
-    def _enqueue_event(self, event: EngineEvent) -> None:
-        """Called in the connection's reading thread; the next reconciliation finds a lost event."""
-        with contextlib.suppress(queue.Full):
-            self._inbox.put_nowait(event)
 
     def _record_unreachable(self, node: Node, message: str, *, permanent: bool) -> None:
         self._back_off()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from django.db import connection, transaction
@@ -42,7 +43,7 @@ from scheduler.snapshot.network_isolation import (
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes, read_ineligible_nodes
 from scheduler.snapshot.pending import ScaleUpSource, read_pending, read_scale_ups
-from scheduler.snapshot.rights import RightsCache, denial_verdict, exclude_denied, read_denials
+from scheduler.snapshot.rights import RightsCache, denial_verdict, read_denials
 from scheduler.snapshot.row_cache import DerivedCache, RowCache
 from scheduler.snapshot.running import (
     LiveAttempt,
@@ -157,7 +158,7 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=exclude_denied(pending, scale_ups, denials),
+            pending=tuple(row for row in (*pending, *scale_ups) if row.job not in denials),
             topologies=topologies,
             reservations=reservations,
         ),
@@ -169,7 +170,7 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
         home_nodes=home_nodes,
         nominations=nominations,
         faults=tuple(faults),
-        excluded=tuple(map(denial_verdict, denials.items())),
+        excluded=tuple(starmap(denial_verdict, denials.items())),
     )
 
 

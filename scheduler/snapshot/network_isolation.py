@@ -34,13 +34,6 @@ IsolatedOccupants = Mapping[NodeId, Collection[tuple[IsolationClass, ProjectId]]
 """Class and project of isolated jobs by node, for pools that allow gangs the host network."""
 
 
-def isolation_class_of(*, workspace: bool, gang: bool) -> IsolationClass | None:
-    """Return the class of a job, independent of its placement: any gang may span several nodes."""
-    if workspace:
-        return IsolationClass.WORKSPACE
-    return IsolationClass.HOST_NETWORK if gang else None
-
-
 def must_be_separated(
     isolation_class: IsolationClass,
     project: ProjectId,
@@ -62,9 +55,11 @@ def isolation_excluded_nodes(
 
 
 def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationClass | None:
-    """Return the isolation class of a job from its columns; None when it has none."""
+    """Return the isolation class of a job, independent of its placement: any gang may span several nodes."""
+    if kind == JobKind.WORKSPACE.value:
+        return IsolationClass.WORKSPACE
     gang = tasks > 1 and elastic_min_tasks(tasks, min_tasks) is None
-    return isolation_class_of(workspace=kind == JobKind.WORKSPACE.value, gang=gang)
+    return IsolationClass.HOST_NETWORK if gang else None
 
 
 def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:

@@ -37,14 +37,15 @@ Names = Mapping[tuple[str, str], str]
 
 
 def names_of(snapshot: Snapshot) -> Names:
-    rows = {
-        "pool": snapshot.pools,
-        "node": snapshot.nodes,
-        "project": snapshot.projects,
-        "reservation": snapshot.reservations,
-    }
-    names = {(kind, row.id): row.name for kind, those in rows.items() for row in those}
-    return names | {("job", row.job): row.name for row in (*snapshot.running, *snapshot.pending)}
+    groups: tuple[tuple[str, str, Iterable[Any]], ...] = (
+        ("pool", "id", snapshot.pools),
+        ("node", "id", snapshot.nodes),
+        ("project", "id", snapshot.projects),
+        ("reservation", "id", snapshot.reservations),
+        ("job", "job", snapshot.running),
+        ("job", "job", snapshot.pending),
+    )
+    return {(kind, getattr(row, key)): row.name for kind, key, rows in groups for row in rows}
 
 
 def message_for_admins(fault: Fault, names: Names) -> str:
