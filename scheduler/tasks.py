@@ -124,7 +124,6 @@ def dependents() -> None:
 
 @_celery_task("scheduler.notify_node")
 def notify_node(node: str, verb: str, detail: str = "") -> None:
-    """Notify the actor of a node."""
     ACTOR_SUPERVISOR.notify(node, verb)
 
 

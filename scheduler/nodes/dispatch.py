@@ -52,8 +52,6 @@ MAX_LOG_CHUNKS = 16
 
 
 class NextStep(enum.Enum):
-    """What remains to be done for a start."""
-
     DONE = "done"
     RETRY = "retry"  # the same call again after a delay
     PULL_IMAGE = "pull_image"

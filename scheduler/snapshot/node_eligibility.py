@@ -27,8 +27,6 @@ NodeIds = tuple[NodeId, ...]
 
 
 class NodeCapabilities(NamedTuple):
-    """What a node can run."""
-
     runtime: str
     driver: str | None
     enforces_gpu_shares: bool = False

@@ -160,7 +160,6 @@ def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime
 
 
 def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> TaskShape:
-    """Return the shape restricted to the nodes of ``mask``."""
     others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
     return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
 

@@ -458,7 +458,6 @@ def stale_gangs(pool_state: PoolState, now_s: float, policy: Policy) -> list[Gan
 
 
 def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
-    """Group tasks by gang, in order of eviction."""
     found: dict[JobId, tuple[Gang, list[GangTask]]] = {}
     for task in tasks:
         found.setdefault(task.gang.job, (task.gang, []))[1].append(task)

@@ -454,7 +454,6 @@ class VictimRescheduler:
         return True
 
     def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
-        """Return the tasks of a gang to place together."""
         if gang is self.preemptor:
             return self.preemptor_tasks
         return gang.root.next_to_place(self._is_reschedulable)

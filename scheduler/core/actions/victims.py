@@ -96,7 +96,6 @@ class VictimCandidates:
         return least < priority and bool(self.in_project(leaf, "preempt", priority))
 
     def by_project(self) -> dict[ProjectId, list[Gang]]:
-        """Return all candidates by leaf project."""
         if self._by_project is None:
             self._by_project = {}
             self.has_surplus = False

@@ -254,7 +254,6 @@ class NodePlacer(NodeCapacity):
         return int(equal[first[order[tie_break.choose(spots, missing, count)]]])
 
     def _layout_numbers(self, shape: TaskShape, count: int, nodes: Ints) -> Ints:
-        """Return the layout numbers of ``count`` tasks of ``shape`` on these nodes."""
         spots = self._node_layouts.get((shape, count))
         if spots is None:
             spots = self._node_layouts[shape, count] = NodeLayouts(len(self.nodes), len(self._changed))
@@ -286,7 +285,6 @@ class NodePlacer(NodeCapacity):
         )
 
     def _current_scores(self, shape: TaskShape, by_fragmentation: bool) -> _ShapeScores:
-        """Return scores of ``shape`` that are up to date."""
         cache = self._fragmentation_scores if by_fragmentation else self._scores
         scores = cache.get(shape)
         if scores is None:
@@ -446,5 +444,4 @@ class NodePlacer(NodeCapacity):
 
 
 def _packing_score(whole: _Number, milli: _Number) -> _Number:
-    """Return the packing score of a node by its free whole GPUs, then free milli."""
     return whole * 1_000_000 + milli

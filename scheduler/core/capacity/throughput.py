@@ -40,7 +40,6 @@ class ThroughputHistory:
         return bool(self._speeds)
 
     def learn(self, job: int, work: str, layout: Layout, rate_per_s: float) -> None:
-        """Add an attempt of job number ``job`` that ran at ``rate_per_s`` units per second."""
         self._arrivals.append((job, work))
         self._by_work.setdefault(work, deque()).append((job, layout, rate_per_s))
         self._changed.add(work)

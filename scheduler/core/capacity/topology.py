@@ -48,7 +48,6 @@ class TopologyIndex:
 
     @property
     def known_nodes(self) -> Bools:
-        """The nodes that have a domain at some level."""
         return np.asarray((self.domain_index != NO_DOMAIN).any(axis=0))
 
     def smallest_domain(self, capacity: Ints, tasks: int) -> Bools | None:

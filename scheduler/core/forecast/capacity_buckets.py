@@ -41,7 +41,6 @@ class BucketRequest(NamedTuple):
 
     @property
     def size(self) -> TaskSize:
-        """GPUs, milli and tenant."""
         return self.gpus, self.milli, self.tenant
 
 
@@ -256,7 +255,6 @@ class BucketOccupancy:
         return bucket, request.milli, tuple(gpus)
 
     def _add_shared_gpu(self, bucket: int, gpu: int, tenant: int, milli: int) -> None:
-        """Add a shared GPU with ``milli`` free."""
         if tenant:
             self._tenants[gpu] = tenant
             self._own.setdefault(bucket, {}).setdefault(tenant, {})[gpu] = milli

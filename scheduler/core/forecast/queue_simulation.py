@@ -198,8 +198,6 @@ def simulate_queue(
 
 
 class _Simulation:
-    """One run of the simulation."""
-
     def __init__(self, simulation_input: SimulationInput, run: int, targets: Collection[int]) -> None:
         self._input = simulation_input
         self._run = run
@@ -249,7 +247,6 @@ class _Simulation:
         """By job class blocked by a quota: the project, and its ends at that time."""
 
     def starts_s(self, max_steps: int) -> dict[int, float | None]:
-        """Return the start of each target."""
         found: dict[int, float | None] = {}
         while self._steps < max_steps:
             while (job_class := self._next()) is not None:
@@ -286,7 +283,6 @@ class _Simulation:
             self._steps += 1
 
     def _update_open_types(self, fit_class: int) -> None:
-        """Update the open bucket types of a fit class."""
         self._bucket_types[fit_class] = self._input.open_bucket_types(fit_class, self._now_s)
         self._open[fit_class] = 0
         if self._bucket_types[fit_class]:

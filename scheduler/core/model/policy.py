@@ -94,6 +94,5 @@ class Policy:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "semantics"}
 
     def for_pool(self, settings: Iterable[tuple[str, float | str]]) -> Policy:
-        """Return this policy with the overrides of one pool."""
         turned: dict[str, Any] = dict(settings)
         return replace(self, **turned) if turned else self

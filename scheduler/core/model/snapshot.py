@@ -393,7 +393,6 @@ class TaskShape(NamedTuple):
 
     @property
     def uses_whole_gpus(self) -> bool:
-        """True if each GPU is requested whole."""
         return self.milli == WHOLE_MILLI and self.share_mib is None
 
     @property

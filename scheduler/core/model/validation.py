@@ -54,8 +54,6 @@ class SnapshotError(ValueError):
 
 
 class RowKind(StrEnum):
-    """The kinds of rows in a snapshot."""
-
     POOL = "pool"
     NODE = "node"
     TOPOLOGY = "topology"

@@ -87,7 +87,6 @@ class TaskGroup:
         return self.active_count >= self.required_members
 
     def all_tasks(self) -> Iterable[GangTask]:
-        """Yield its tasks and those of its descendants."""
         yield from self.tasks
         for child in self.children:
             yield from child.all_tasks()
@@ -204,7 +203,6 @@ class Gang:
 
     @property
     def pending_demand(self) -> ResourceVector:
-        """The demand of all pending tasks."""
         if self._pending_demand is None:
             self._pending_demand = total_demand(
                 task for task in self.tasks if task.state is GangTaskState.PENDING
@@ -222,7 +220,6 @@ class Gang:
 
     @property
     def evictable_slots(self) -> list[HeldSlots]:
-        """The slots of the evictable tasks."""
         if self._evictable_slots is None:
             self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
         return self._evictable_slots
@@ -272,7 +269,6 @@ class BatchRequest(NamedTuple):
 
 
 def total_demand(tasks: Iterable[GangTask]) -> ResourceVector:
-    """Return the sum of the demands of ``tasks``."""
     milli = cpu = memory = 0.0
     for task in tasks:
         milli += task.amounts[0]
@@ -334,7 +330,6 @@ def _new_gang(
 
 
 def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
-    """Add the pending ranks of ``row``."""
     gang.pending_row = row
     avoid = tuple(sorted(row.avoid_nodes))
     asks = row.task_requests or (row.task_request,) * row.tasks

@@ -142,7 +142,6 @@ class _SiblingOrder:
         self.first: dict[ProjectId | None, ProjectId] = {}
 
     def first_leaf(self) -> ProjectId | None:
-        """Return the leaf that is next."""
         project: ProjectId | None = None
         while project in self.first:
             project = self.first[project]

@@ -195,7 +195,6 @@ class PoolState:
 
     @cached_property
     def domains(self) -> TopologyDomains:
-        """The topology domains of the pool."""
         return TopologyDomains(self._snapshot.topologies, self._available.nodes)
 
     def _accepts_jobs(self, node: NodeRow) -> bool:
@@ -344,7 +343,6 @@ class PoolState:
         return self.task_shape(job)._replace(avoid_nodes=ineligible_nodes(job))
 
     def task_shape(self, job: PendingRow) -> TaskShape:
-        """Return the shape of one task of the job in this pool."""
         return self._shape_and_demand(job)[0]
 
     def _shape_and_demand(self, job: PendingRow) -> tuple[TaskShape, ResourceVector]:
@@ -364,7 +362,6 @@ class PoolState:
     def is_quota_blocked(
         self, gang: Gang, demand: ResourceVector, assume_released: AssumeReleased = AssumeReleased.NONE
     ) -> bool:
-        """Return True if a quota blocks ``demand`` more for ``gang``."""
         return self.ledger.is_blocked(gang.leaf_project, gang.user, demand, gang.preemptible, assume_released)
 
     def fits_now(self, job: PendingRow) -> bool:

@@ -29,8 +29,6 @@ class DomainCandidate(NamedTuple):
 
 
 class TopologyDomains:
-    """The topologies of a pool."""
-
     def __init__(self, topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> None:
         self._rows = {row.name: row for row in topologies}
         self._nodes = nodes

@@ -130,7 +130,6 @@ class PoolLedger:
     def set_fair_shares(
         self, fair_share: Mapping[ProjectId, ResourceVector], created_s: Mapping[ProjectId, float]
     ) -> None:
-        """Set ``entitlements`` from the fair shares."""
         self.entitlements = {
             project: build_entitlement(
                 self.guaranteed[project],
@@ -286,7 +285,6 @@ class PoolLedger:
         preemptible: bool,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> bool:
-        """Return True if a quota blocks ``amounts`` more."""
         return self.exceeded_quota(project, user, amounts, preemptible, assume_released) is not None
 
     def highest_bounded_project(self, project: ProjectId, preemptible: bool) -> ProjectId | None:

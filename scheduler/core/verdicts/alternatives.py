@@ -102,7 +102,6 @@ class AlternativeSearch:
         return pool_state.batch_fits_now(job, known)
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
-        """Return the change with a message."""
         (value,) = variant.fields.values()
         fields = variant.fields
         match variant.kind:

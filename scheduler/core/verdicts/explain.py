@@ -96,8 +96,6 @@ class FreeCapacity:
 
 
 class Explainer:
-    """Builds the verdicts of one decision."""
-
     def __init__(
         self,
         snapshot: Snapshot,
