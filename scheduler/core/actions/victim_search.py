@@ -12,7 +12,7 @@ minimum, or one task beyond it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.core.actions.victims import NodeEvictionCosts, NodeVictims, VictimCandidates
 from scheduler.core.model.plan import EvictionReason
@@ -35,9 +35,9 @@ class EvictionSet:
     migrated: tuple[GangTask, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SearchRequest:
-    """The input of a search: ``candidates`` may be evicted for ``gang``, by project.
+    """The input of a search: ``candidates`` may be evicted for the ``wanted`` tasks of ``gang``, by project.
 
     ``allowed`` returns whether the rules permit these evictions; the search ends at ``budget_steps``.
     With ``dry_run`` the pool state is left unchanged.
@@ -50,6 +50,10 @@ class SearchRequest:
     budget_steps: int
     dry_run: bool = False
     eviction_right: str = "reclaim"  # kind of eviction, as in ``VictimCandidates.in_project``
+    wanted: Sequence[GangTask] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wanted = self.gang.next_to_place()
 
 
 class VictimSearch:
@@ -88,30 +92,27 @@ class VictimSearch:
         return eviction_set
 
     def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
-        wanted = request.gang.next_to_place()
         if (
-            not wanted
+            not request.wanted
             or not any(request.candidates.values())
-            or not self._could_help(wanted, request.candidates)
+            or not self._could_help(request.wanted, request.candidates)
         ):
             self._candidates.mark_infeasible(request.gang, request.reason)
             return None
         if self._reschedules_victims(request.reason):
-            return self._search_with_rescheduling(request, wanted, statement)
+            return self._search_with_rescheduling(request, statement)
         if not request.gang.homogeneous or self._candidates.has_surplus:
-            return self._search_in_order(request, wanted, statement)
-        eviction_set = self._search_by_cost(request, wanted, statement)
+            return self._search_in_order(request, statement)
+        eviction_set = self._search_by_cost(request, statement)
         if eviction_set is not None or self.truncated or not self._rejected_by_rules:
             return eviction_set
         statement.rollback()
-        return self._search_with_rescheduling(request, wanted, statement)
+        return self._search_with_rescheduling(request, statement)
 
     def _reschedules_victims(self, reason: EvictionReason) -> bool:
         return reason is EvictionReason.MIGRATED or self._policy.semantics.reschedules_victims
 
-    def _search_in_order(
-        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
-    ) -> EvictionSet | None:
+    def _search_in_order(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         """Evict one candidate after the other, in fair order."""
         queue = VictimQueue(self._pool_state, request.candidates, self._candidates.eviction_order)
         steps: list[list[GangTask]] = []
@@ -126,17 +127,16 @@ class VictimSearch:
             self.steps_used += 1
             self._evict(tasks, statement)
             steps.append(tasks)
-            if self._may_fit(request.gang, wanted) and (
-                eviction_set := self._try(request, wanted, steps, statement)
+            if self._may_fit(request.gang, request.wanted) and (
+                eviction_set := self._try(request, request.wanted, steps, statement)
             ):
                 return eviction_set
         return None
 
-    def _search_by_cost(
-        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
-    ) -> EvictionSet | None:
+    def _search_by_cost(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         """Evict node by node, where one more task of the gang costs the least lost work."""
-        pool_state, shape, candidates = self._pool_state, wanted[0].shape, request.candidates
+        pool_state, wanted, candidates = self._pool_state, request.wanted, request.candidates
+        shape = wanted[0].shape
         prices = self._costs_of(request, shape)
         self._rejected_by_rules = False
         steps: list[list[GangTask]] = []
@@ -207,9 +207,7 @@ class VictimSearch:
             self._costs[names, shape] = NodeEvictionCosts(self._pool_state, shape, self._victim_groups[names])
         return self._costs[names, shape]
 
-    def _search_with_rescheduling(
-        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
-    ) -> EvictionSet | None:
+    def _search_with_rescheduling(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         """Search task by task, with the victims found for earlier tasks.
 
         After each step of the victim queue, evict all victims so far on a node of that step.
@@ -221,7 +219,7 @@ class VictimSearch:
             else self._policy.max_victims
         )
         eviction_set: EvictionSet | None = None
-        for count in range(1, len(wanted) + 1):
+        for count in range(1, len(request.wanted) + 1):
             eviction_set = None
             for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
                 if tried > MAX_REFUSALS:
@@ -233,14 +231,14 @@ class VictimSearch:
                     break
                 self.steps_used += 1
                 self._evict(victims, statement)
-                if self._may_fit(request.gang, wanted[:count]) and (
-                    eviction_set := self._try(request, wanted[:count], [victims], statement)
+                if self._may_fit(request.gang, request.wanted[:count]) and (
+                    eviction_set := self._try(request, request.wanted[:count], [victims], statement)
                 ):
                     break
                 statement.rollback()
             if eviction_set is None:
                 return None
-            if count < len(wanted):
+            if count < len(request.wanted):
                 found = [*eviction_set.evicted, *eviction_set.migrated]
                 statement.rollback()
         return eviction_set

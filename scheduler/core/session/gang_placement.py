@@ -16,6 +16,7 @@ from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import HeldSlots, TaskShape
 from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, GangTaskState, TaskGroup
 from scheduler.core.session.pool import PoolState
+from scheduler.core.session.topology_domains import DomainCandidate
 
 
 class _LogEntry(NamedTuple):
@@ -116,7 +117,7 @@ class GangPlacer:
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
         """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails."""
         mark = self._statement.checkpoint()
-        if self._place_group(gang.root, set(tasks), tasks, allowed_nodes, ()):
+        if self._place_group(gang.root, tasks, DomainCandidate(allowed_nodes)):
             return True
         self._statement.rollback(mark)
         return False
@@ -124,69 +125,44 @@ class GangPlacer:
     def _placer(self) -> NodePlacer:
         return self._pool_state.available if self._idle_only else self._pool_state.idle_and_releasing
 
-    def _place_group(
-        self,
-        group: TaskGroup,
-        wanted: set[GangTask],
-        tasks: Sequence[GangTask],
-        allowed_nodes: Bools | None,
-        preferred_domains: tuple[Bools, ...],
-    ) -> bool:
-        """Place the wanted tasks of a group in the first domain of its topology that holds them all."""
+    def _place_group(self, group: TaskGroup, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
+        """Place these tasks of a group in the first domain of its topology that holds them all."""
         if group.topology_constraint is None:
-            return self._place_members(group, wanted, tasks, allowed_nodes, preferred_domains)
+            return self._place_members(group, tasks, within)
         standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
-        shapes = _by_shape([task for task in tasks if task in wanted])
         for choice in self._pool_state.domains.candidates(
-            group.topology_constraint, self._placer(), shapes, standing, allowed_nodes
+            group.topology_constraint, self._placer(), _by_shape(tasks), standing, within.nodes
         ):
             mark = self._statement.checkpoint()
-            if self._place_members(
-                group, wanted, tasks, choice.nodes, choice.preferred_domains or preferred_domains
-            ):
+            preferred_domains = choice.preferred_domains or within.preferred_domains
+            if self._place_members(group, tasks, DomainCandidate(choice.nodes, preferred_domains)):
                 return True
             self._statement.rollback(mark)
         return False
 
-    def _place_members(
-        self,
-        group: TaskGroup,
-        wanted: set[GangTask],
-        tasks: Sequence[GangTask],
-        allowed_nodes: Bools | None,
-        preferred_domains: tuple[Bools, ...],
-    ) -> bool:
-        for child in group.children:
-            mine = {task for task in child.all_tasks() if task in wanted}
-            if mine and not self._place_group(
-                child, mine, [t for t in tasks if t in mine], allowed_nodes, preferred_domains
-            ):
-                return False
+    def _place_members(self, group: TaskGroup, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
         if group.children:
-            return True
-        return all(
-            self._place_by_domain(shape, run, allowed_nodes, preferred_domains)
-            for shape, run in _by_shape([t for t in tasks if t in wanted])
-        )
+            parts = [set(child.all_tasks()) for child in group.children]
+            return all(
+                self._place_group(child, mine, within)
+                for child, part in zip(group.children, parts, strict=True)
+                if (mine := [task for task in tasks if task in part])
+            )
+        return all(self._place_by_domain(shape, run, within) for shape, run in _by_shape(tasks))
 
-    def _place_by_domain(
-        self,
-        shape: TaskShape,
-        tasks: Sequence[GangTask],
-        allowed_nodes: Bools | None,
-        preferred_domains: tuple[Bools, ...],
-    ) -> bool:
+    def _place_by_domain(self, shape: TaskShape, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
         """Place tasks of one shape, filling one preferred domain after the other."""
+        preferred_domains = within.preferred_domains
         if self._nominate and self._pool_state.policy.semantics.nominates_idle_nodes_first:
             preferred_domains += (self._pool_state.idle.capacity(shape) > 0,)
         for part in preferred_domains:
             if not tasks:
                 break
-            nodes = part if allowed_nodes is None else part & allowed_nodes
+            nodes = part if within.nodes is None else part & within.nodes
             here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
             if here and self._place_alike(shape, tasks[:here], nodes):
                 tasks = tasks[here:]
-        return not tasks or self._place_alike(shape, tasks, allowed_nodes)
+        return not tasks or self._place_alike(shape, tasks, within.nodes)
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         placer = self._placer()

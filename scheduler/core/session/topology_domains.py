@@ -22,9 +22,9 @@ FULLNESS_WITHOUT_CAPACITY = 1000.0
 
 
 class DomainCandidate(NamedTuple):
-    """Nodes to try, and the domains of the preferred level to fill first, best first."""
+    """Nodes to try (None is all), and the domains of the preferred level to fill first, best first."""
 
-    nodes: Bools
+    nodes: Bools | None
     preferred_domains: tuple[Bools, ...] = ()
 
 
