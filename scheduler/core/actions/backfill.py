@@ -179,8 +179,12 @@ def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: fl
 
 
 class BackfillReservations:
+    """The reservations of one pool for the first of its gangs that have waited too long."""
+
     def __init__(self, pool_state: PoolState, late: Iterable[Gang], now_s: float, max_steps: int) -> None:
         """Reserve for the first of the ``late`` gangs, given in fair order."""
+        self.reservations: Sequence[GangReservation] = ()
+        self.steps_used = 0
         self._now_s = now_s
         self._planner: ReservationPlanner | None = None
         for gang in late:
@@ -193,28 +197,21 @@ class BackfillReservations:
             if self._planner is None:
                 ends = _job_ends(pool_state, now_s)
                 self._planner = ReservationPlanner(pool_state.available, ends, now_s, max_steps)
+                self.reservations = self._planner.reservations
             self._planner.reserve(gang.job, shape, len(tasks), domains.required_domains(near))
-            if len(self._planner.reservations) == MAX_RESERVED_GANGS:
+            self.steps_used = self._planner.steps_used
+            if len(self.reservations) == MAX_RESERVED_GANGS:
                 break
 
-    @property
-    def steps_used(self) -> int:
-        return self._planner.steps_used if self._planner else 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self._planner and self._planner.reservations)
-
     def for_job(self, job: JobId) -> GangReservation | None:
-        made = self._planner.reservations if self._planner else ()
-        return next((each for each in made if each.job == job), None)
+        return next((each for each in self.reservations if each.job == job), None)
 
     def first_blocking(self, gang: Gang) -> GangReservation | None:
         """Return the first reservation of another gang that starts before ``gang`` would end."""
-        if self._planner is None:
+        if not self.reservations:
             return None
         ends_s = self._expected_end_s(gang)
-        others = (each for each in self._planner.reservations if each.job != gang.job)
+        others = (each for each in self.reservations if each.job != gang.job)
         return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
 
     def allowed_nodes(self, gang: Gang) -> Bools | None:

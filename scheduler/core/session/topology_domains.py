@@ -48,13 +48,10 @@ class TopologyDomains:
         a required level keeps the others in their domain. ``allowed_nodes`` are the nodes left by the group
         above.
         """
-        fabric = self._topology(constraint.topology)
+        fabric = self._topology(constraint)
         if fabric is None:
             return
         names = fabric.levels
-        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
-        if not wanted or not wanted <= set(names):
-            return
         lowest = names.index(
             constraint.preferred if constraint.preferred is not None else constraint.required or ""
         )
@@ -107,9 +104,8 @@ class TopologyDomains:
         """
         if constraint is None:
             return None
-        fabric = self._topology(constraint.topology)
-        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
-        if fabric is None or not wanted or not wanted <= set(fabric.levels):
+        fabric = self._topology(constraint)
+        if fabric is None:
             return []
         if constraint.required is None:
             return None
@@ -134,10 +130,15 @@ class TopologyDomains:
                 return bool((mask & nodes).sum() == nodes.sum())
         return False
 
-    def _topology(self, name: str) -> TopologyIndex | None:
-        if name not in self._topologies and name in self._rows:
-            self._topologies[name] = TopologyIndex(self._rows[name], self._nodes)
-        return self._topologies.get(name)
+    def _topology(self, constraint: TopologyConstraint) -> TopologyIndex | None:
+        """Return the topology of a constraint; None if it or a level is unknown here."""
+        row = self._rows.get(constraint.topology)
+        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
+        if row is None or not wanted or not wanted <= set(row.levels):
+            return None
+        if row.name not in self._topologies:
+            self._topologies[row.name] = TopologyIndex(row, self._nodes)
+        return self._topologies[row.name]
 
 
 def _fits_all(

@@ -121,7 +121,7 @@ class VerdictReport:
         """Return True if an admin reservation or a backfill reservation may be why jobs wait here."""
         reserving = self.session.backfill_reservations.get(pool)
         return self.session.admin_reservations.has_reservations or (
-            reserving is not None and not reserving.is_empty
+            reserving is not None and bool(reserving.reservations)
         )
 
     def _combine_reservations(
@@ -169,7 +169,7 @@ class VerdictReport:
     def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
         """Return the verdict of a job that backfill reservations affect, else ``verdict``."""
         reserving = self.session.backfill_reservations.get(pool)
-        if reserving is None or reserving.is_empty:
+        if reserving is None:
             return verdict
         if own := reserving.for_job(gang.job):
             return replace(verdict, details={**verdict.details, "reserved_from_s": own.start_s})
