@@ -77,7 +77,7 @@ IMAGES = "images"
 _CONNECT_LIMIT = ConnectLimiter()
 
 
-class NodeActor:
+class NodeActor(threading.Thread):
     """The only sender of commands to its node while the lease is held."""
 
     def __init__(
@@ -87,7 +87,7 @@ class NodeActor:
         denied_addresses: Callable[[], list[str]],
         connect: Callable[[Node], NodeEngine] = open_engine,
     ) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
+        super().__init__(name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
         self.lease = lease
@@ -115,15 +115,6 @@ class NodeActor:
         self._read_denied_addresses = denied_addresses
         self._unrecorded_incidents: list[tuple[IncidentKind, str]] = []
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self, within_s: float) -> None:
-        self._thread.join(within_s)
-
     def notify(self, message: str | EngineEvent) -> None:
         """Ask the actor to check its work now, or to handle an event; dropped when the inbox is full.
 
@@ -139,7 +130,7 @@ class NodeActor:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
         """Loop until stopped or the lease is lost. An error closes the connection, never ends the thread."""
         try:
             while not self._stopping.is_set():

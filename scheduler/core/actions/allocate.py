@@ -148,7 +148,7 @@ class AllocateAction:
                 jobs += feasible
         queue = JobQueue(pool_state, jobs, no_place)
         while (gang := queue.pop()) is not None:
-            tasks = gang.next_to_place()
+            tasks = gang.next_tasks
             milli = total_demand(tasks).gpu_milli
             if not self._session.count_step(gang):
                 continue
@@ -158,7 +158,7 @@ class AllocateAction:
                 pool_state.gangs[gang.job] = gang
                 self._session.pool_of[gang.job] = pool
                 queue.started(gang, milli)
-                if gang.next_to_place():
+                if gang.next_tasks:
                     queue.requeue(gang)
             elif self._fits_nowhere(pool_state, gang, last):
                 full.add(gang.shape_id)
@@ -191,7 +191,7 @@ class AllocateAction:
 
     def _has_pending(self, gang: Gang) -> bool:
         """Return True if the gang has tasks to place; one that waits for nominated slots does not grow."""
-        if not gang.next_to_place():
+        if not gang.next_tasks:
             return False
         promised = gang.dirty and gang.job in self._session.nominated_jobs
         return not (promised and any(task.state is GangTaskState.NOMINATED for task in gang.tasks))
@@ -205,7 +205,7 @@ class AllocateAction:
         """Return True if only space is missing: then no other gang of this shape fits either."""
         if not gang.homogeneous:
             return False
-        tasks = gang.next_to_place()
+        tasks = gang.next_tasks
         if pool_state.available.fit_count(tasks[0].shape) >= len(tasks):
             return False
         return not (
@@ -216,7 +216,7 @@ class AllocateAction:
 
     def _start(self, pool_state: PoolState, gang: Gang) -> bool:
         """Start the next tasks of the gang on free slots, or change nothing."""
-        tasks = gang.next_to_place()
+        tasks = gang.next_tasks
         if pool_state.is_quota_blocked(gang, total_demand(tasks)):
             return False
         if any(task.state is GangTaskState.NOMINATED for task in gang.tasks):
@@ -226,7 +226,7 @@ class AllocateAction:
 
     def _nominate(self, pool_state: PoolState, gang: Gang) -> bool:
         """Nominate slots that are being released, or change nothing."""
-        tasks = gang.next_to_place()
+        tasks = gang.next_tasks
         if not pool_state.has_releasing:
             return False
         if self._quota_blocked(pool_state, gang):

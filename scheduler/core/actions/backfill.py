@@ -173,7 +173,7 @@ def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: fl
         for gang in group
         if gang.homogeneous
         and now_s - gang.submitted_s >= pool_state.policy.backfill_reserve_after_s
-        and len(gang.next_to_place()) > 1
+        and len(gang.next_tasks) > 1
         and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
     ]
 
@@ -188,7 +188,7 @@ class BackfillReservations:
         self._now_s = now_s
         self._planner: ReservationPlanner | None = None
         for gang in late:
-            tasks, near = gang.next_to_place(), gang.root.topology_constraint
+            tasks, near = gang.next_tasks, gang.root.topology_constraint
             shape, domains = tasks[0].shape, pool_state.domains
             if domains.max_tasks_together(near, pool_state.available, shape) >= len(tasks):
                 continue  # it fits on free slots when its turn comes

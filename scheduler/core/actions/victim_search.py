@@ -53,7 +53,7 @@ class SearchRequest:
     wanted: Sequence[GangTask] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wanted = self.gang.next_to_place()
+        self.wanted = self.gang.next_tasks
 
 
 class VictimSearch:

@@ -7,7 +7,6 @@ back if the action fails. Nothing else changes the state of a task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,19 +18,12 @@ from scheduler.core.session.pool import PoolState
 from scheduler.core.session.topology_domains import DomainCandidate
 
 
-class _LogEntry(NamedTuple):
-    task: GangTask
-    state: GangTaskState
-    nominated: HeldSlots | None
-    held: tuple[HeldSlots, ...]
-
-
 class Statement:
-    """The log of changes since it was created, newest last."""
+    """The tasks as they were before each change since it was created, newest last."""
 
     def __init__(self, pool_state: PoolState) -> None:
         self.pool_state = pool_state
-        self._log: list[_LogEntry] = []
+        self._log: list[tuple[GangTask, GangTaskState, tuple[HeldSlots, ...], HeldSlots | None]] = []
 
     def checkpoint(self) -> int:
         """Return a position to roll back to."""
@@ -40,8 +32,7 @@ class Statement:
     def rollback(self, checkpoint: int = 0) -> None:
         """Undo all changes since ``checkpoint``."""
         while len(self._log) > checkpoint:
-            done = self._log.pop()
-            self._move(done.task, done.state, done.held, done.nominated)
+            self._move(*self._log.pop())
 
     def allocate(self, task: GangTask, slots: HeldSlots) -> None:
         """Start ``task`` on slots that are free now and stay free."""
@@ -65,7 +56,7 @@ class Statement:
     def _do(
         self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None
     ) -> None:
-        self._log.append(_LogEntry(task, task.state, task.nominated, task.held))
+        self._log.append((task, task.state, task.held, task.nominated))
         self._move(task, state, held, nominated)
 
     def _move(

@@ -315,7 +315,7 @@ class PoolState:
         if job.groups:
             gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
             asked = Counter(
-                task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_to_place()
+                task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_tasks
             )
             return all(placer.fit_count(shape) >= count for shape, count in asked.items())
         if not job.task_requests:
@@ -369,7 +369,7 @@ class PoolState:
         if not (job.task_requests or job.groups):
             return self.batch_fits_now(job, self.batch_request(job))
         gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
-        wanted = gang.next_to_place()
+        wanted = gang.next_tasks
         if not wanted or self.is_quota_blocked(gang, total_demand(wanted)):
             return False
         return self.available.fit_count(wanted[0].shape) >= len(wanted)
@@ -381,7 +381,7 @@ class PoolState:
         if gang.homogeneous and gang.pending_row.share_mib is None:
             task, row = gang.tasks[0], gang.pending_row
             wanted = BatchRequest(
-                task.shape, task.amounts, len(gang.next_to_place()), row.topology_constraint, row.preemptible
+                task.shape, task.amounts, len(gang.next_tasks), row.topology_constraint, row.preemptible
             )
             return self.batch_fits_now(row, wanted)
         return self.fits_now(gang.pending_row)
