@@ -28,7 +28,6 @@ from scheduler.core.model.snapshot import (
     PoolRow,
     ProjectId,
     Snapshot,
-    TaskRequest,
     TaskShape,
     TopologyConstraint,
     UserId,
@@ -73,10 +72,7 @@ class PoolState:
         }
         self.strategy = pool.placement or policy.placement
         self._cache = cache
-        self._available = self._cached_placer() or NodePlacer(
-            self._nodes, self.strategy, demand=self._demand(), topologies=snapshot.topologies
-        )
-        cache.placers[pool.id] = self._available
+        self._available = cache.placers[pool.id] = self._current_placer()
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
         self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
         self._idle = self._idle_and_releasing = self._available
@@ -92,13 +88,8 @@ class PoolState:
         self.capacity = ResourceVector(
             self.capacity_milli, sum(node.cpu_milli for node in ready), sum(node.memory_mib for node in ready)
         )
-        self.usage = project_usage(
-            snapshot,
-            pool.id,
-            {p: tree.path[tree.leaf_of[p]] for p in tree.leaf_of},
-            self.capacity_milli,
-            policy,
-        )
+        ancestors = {project: tree.path[leaf] for project, leaf in tree.leaf_of.items()}
+        self.usage = project_usage(snapshot, pool.id, ancestors, self.capacity_milli, policy)
         self.shares: dict[ProjectId, FairShare] = {}
         self.fair_share_milli: dict[ProjectId, float] = {}
         self.requested_milli: dict[ProjectId, int] = {}
@@ -107,20 +98,17 @@ class PoolState:
         self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
         self._cached_version = 0  # the version that both are valid for
 
-    def _demand(self) -> Counter[TaskRequest] | None:
-        """Return the demand histogram of the pool, if the placement strategy uses it."""
-        if self.strategy != "fragmentation":
-            return None
-        return self._cache.demand.in_pool(self.pool.id)
-
-    def _cached_placer(self) -> NodePlacer | None:
-        """Return the placer of the last decision, brought up to date, if its nodes are the same."""
-        known = self._cache.placers.get(self.pool.id)
-        if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
-            return None
-        if not known.refresh(self._nodes, self._demand()):
-            return None
-        return known
+    def _current_placer(self) -> NodePlacer:
+        """Return the placer of the last decision, brought up to date, if its nodes are the same; else a new one."""
+        known, topologies = self._cache.placers.get(self.pool.id), self._snapshot.topologies
+        demand = self._cache.demand.in_pool(self.pool.id) if self.strategy == "fragmentation" else None
+        if (
+            known is not None
+            and (known.strategy, known.topologies) == (self.strategy, topologies)
+            and known.refresh(self._nodes, demand)
+        ):
+            return known
+        return NodePlacer(self._nodes, self.strategy, demand=demand, topologies=topologies)
 
     def _load_running(self) -> None:
         """Load running jobs: add what they hold to the ledger, and what stopping ones will release."""
