@@ -95,9 +95,8 @@ class NodeActor(threading.Thread):
         self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
         self._stopping = threading.Event()
         self._connection: NodeConnection | None = None
-        self._images_requested = False
-        self._prefetch_requested = False
-        self._operations_requested = False
+        self._requested: set[str] = set()
+        """Notifications that are not handled yet."""
         self._reconnecting: NodeEngine | None = None
         self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImagePuller(lambda: self.notify(PULL_IMAGE))
@@ -185,14 +184,14 @@ class NodeActor(threading.Thread):
             self._last_contact_s = self._reconciled_s = time.monotonic()
             self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             due = True
-        if self._images_requested:
-            self._images_requested = False
+        if IMAGES in self._requested:
+            self._requested.discard(IMAGES)
             record_images(self._connection.node, self._connection.engine.images(), self._images.in_progress())
-        if self._prefetch_requested:
-            self._prefetch_requested = False
+        if PULL_IMAGE in self._requested:
+            self._requested.discard(PULL_IMAGE)
             self._images.prefetch(self._connection.node)
-        if self._operations_requested:
-            self._operations_requested = False
+        if OPERATIONS in self._requested:
+            self._requested.discard(OPERATIONS)
             self._pool.submit(
                 "orders",
                 partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)),
@@ -213,9 +212,7 @@ class NodeActor(threading.Thread):
             while True:
                 if isinstance(item, str):
                     due = True
-                    self._images_requested |= item == IMAGES
-                    self._operations_requested |= item == OPERATIONS
-                    self._prefetch_requested |= item == PULL_IMAGE
+                    self._requested.add(item)
                     if item == RECONCILE:
                         self._reconcile_soon()
                 else:
@@ -255,7 +252,8 @@ class NodeActor(threading.Thread):
         except BaseException:
             engine.close()
             raise
-        self._connection, self._operations_requested, self._prefetch_requested = node_connection, True, True
+        self._connection = node_connection
+        self._requested |= {OPERATIONS, PULL_IMAGE}
         self._last_contact_s = time.monotonic()
         self._connected_s, self._reconcile_at_s = self._last_contact_s, 0.0
         log.info("connected to %s", node.name)

@@ -151,16 +151,13 @@ def row_version_blocks(
         f"SELECT {key} / {BLOCK_SIZE}, string_agg({key}::text || ':' || xmin::text, ' ')"  # noqa: S608
         f" FROM {table} WHERE {where} GROUP BY 1"
     )
-    with connection.cursor() as cursor:
-        cursor.execute(query, parameters)
-        blocks: list[tuple[int, str]] = cursor.fetchall()
-    return blocks
+    return row_versions(query, parameters)
 
 
-def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object]]:
+def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, str]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        versions: list[tuple[int, object]] = cursor.fetchall()
+        versions: list[tuple[int, str]] = cursor.fetchall()
     return versions
 
 

@@ -235,12 +235,12 @@ class PreemptionPlanner:
 
     def cannot_help(self, reason: EvictionReason, gang: Gang) -> bool:
         """Return True if eviction cannot help a gang, nor any other gang of its quota class."""
-        if gang.quota_class_id in self.candidates.infeasible(reason):
+        if gang.quota_class_id in self.candidates.infeasible[reason]:
             return True
         if self.may_evict(gang, reason):
             return False
         if reason is not EvictionReason.RECLAIMED:
-            self.candidates.mark_infeasible(gang, reason)
+            self.candidates.infeasible[reason].add(gang.quota_class_id)
         return True
 
     def _may_reclaim(self, leaf: ProjectId, demand: ResourceVector, preemptible: bool) -> bool:
@@ -308,7 +308,7 @@ class EvictAction:
             planner, reason = self._planners[pool], EVICTION_REASONS[action]
             cannot_help, infeasible = (
                 partial(planner.cannot_help, reason),
-                planner.candidates.infeasible(reason),
+                planner.candidates.infeasible[reason],
             )
             mine: list[Gang] = []
             for owner, claims in self._session.ready_classes[pool].items():

@@ -88,7 +88,7 @@ class VictimSearch:
         if eviction_set is not None:
             self._candidates.remove(eviction_set.evicted)
         elif not self.truncated:
-            self._candidates.mark_infeasible(request.gang, request.reason)
+            self._candidates.infeasible[request.reason].add(request.gang.quota_class_id)
         return eviction_set
 
     def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
@@ -97,7 +97,7 @@ class VictimSearch:
             or not any(request.candidates.values())
             or not self._could_help(request.wanted, request.candidates)
         ):
-            self._candidates.mark_infeasible(request.gang, request.reason)
+            self._candidates.infeasible[request.reason].add(request.gang.quota_class_id)
             return None
         if self._reschedules_victims(request.reason):
             return self._search_with_rescheduling(request, statement)
@@ -166,7 +166,7 @@ class VictimSearch:
             if more <= 0:
                 statement.rollback(mark)
                 del steps[held_back:]
-                prices.reject(node)
+                prices.rejected.add(node)
                 continue
             missing -= more
             if missing > 0:
@@ -179,7 +179,7 @@ class VictimSearch:
             statement.rollback(mark)
             del steps[held_back:]
             missing += more
-            prices.reject(node)
+            prices.rejected.add(node)
             if tried > MAX_REFUSALS:
                 break
         return None

@@ -8,7 +8,7 @@ visited by that bound and few costs are computed per search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from scheduler.core.capacity.node_capacity import SlotBatch
@@ -40,7 +40,8 @@ class VictimCandidates:
         self._min_priority: dict[ProjectId, float] = {}  # lower bound of the priorities in a leaf project
         self._by_project: dict[ProjectId, list[Gang]] | None = None
         self._lost: dict[Gang, tuple[list[GangTask], float]] = {}  # valid while the same tasks are evictable
-        self._infeasible: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
+        self.infeasible: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
+        """Quota classes without victims since the last ``invalidate``."""
         self.has_surplus = False
         """Some gang runs more tasks than its minimum."""
 
@@ -50,16 +51,8 @@ class VictimCandidates:
         self._in_order.clear()
         self._min_priority.clear()
         self._by_project = None
-        for questions in self._infeasible.values():
+        for questions in self.infeasible.values():
             questions.clear()
-
-    def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """Return the live set of quota classes without victims since the last ``invalidate``."""
-        return self._infeasible[reason]
-
-    def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
-        """Skip gangs of this quota class until the next ``invalidate``."""
-        self._infeasible[reason].add(gang.quota_class_id)
 
     def in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
         """Return the gangs of a leaf project that may be evicted, in order of eviction.
@@ -222,11 +215,12 @@ class NodeEvictionCosts:
             (lost[there[0].job], node) for node, there in victims.by_node.items() if holds[node]
         ]
         heapify(self._min_costs)
-        self._rejected: set[int] = set()
+        self.rejected: set[int] = set()
+        """Nodes excluded from the current search."""
 
     def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[int]:
         """Yield nodes by cost of evicting ``victim_projects``, each again while it can free more."""
-        self._rejected = set()
+        self.rejected = set()
         looked: list[tuple[float, int]] = []  # entries to restore to ``_min_costs``
         priced: list[tuple[float, int]] = []
         try:
@@ -245,15 +239,11 @@ class NodeEvictionCosts:
                     return
                 _, node = heappop(priced)
                 yield node
-                if node not in self._rejected and not math.isinf(price := self._cost(node, victim_projects)):
+                if node not in self.rejected and not math.isinf(price := self._cost(node, victim_projects)):
                     heappush(priced, (price, node))
         finally:
             for entry in looked:
                 heappush(self._min_costs, entry)
-
-    def reject(self, node: int) -> None:
-        """Exclude ``node``, the last one yielded, from this search."""
-        self._rejected.add(node)
 
     def victims_on(self, node: int) -> list[Gang]:
         """Return the candidates on a node, in order of eviction."""

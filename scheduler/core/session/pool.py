@@ -75,7 +75,8 @@ class PoolState:
         self._available = cache.placers[pool.id] = self._current_placer()
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
         self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
-        self._idle = self._idle_and_releasing = self._available
+        self.idle = self._idle_and_releasing = self._available
+        """Capacity that is free now, nominated or not."""
         self._outdated_nodes: set[int] = set()  # where ``available`` is out of date
         self.version = 0  # incremented by every change, to invalidate caches
         self.quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
@@ -145,7 +146,7 @@ class PoolState:
     def available(self) -> NodePlacer:
         """Capacity that is free both now and after all releases."""
         if self._outdated_nodes:
-            self._available.set_to_min_of(self._idle, self._idle_and_releasing, self._outdated_nodes)
+            self._available.set_to_min_of(self.idle, self._idle_and_releasing, self._outdated_nodes)
             self._outdated_nodes.clear()
         return self._available
 
@@ -153,19 +154,14 @@ class PoolState:
     def idle_and_releasing(self) -> NodePlacer:
         """Capacity that is free once all releasing tasks are gone, less nominated slots."""
         if not self.has_releasing:
-            self._idle = self._available.copy()
+            self.idle = self._available.copy()
             self._idle_and_releasing = self._available.copy()
         return self._idle_and_releasing
-
-    @property
-    def idle(self) -> NodePlacer:
-        """Capacity that is free now, nominated or not."""
-        return self._idle
 
     def adjust_idle(self, place: HeldSlots, sign: int) -> None:
         """Take (-1) or release (+1) slots, now and later."""
         if self.has_releasing:
-            self._idle.adjust(place, sign)
+            self.idle.adjust(place, sign)
             self._idle_and_releasing.adjust(place, sign)
             self._outdated_nodes.add(place.node)
         else:

@@ -120,9 +120,7 @@ class VerdictReport:
     def _has_reservations(self, pool: PoolId) -> bool:
         """Return True if an admin reservation or a backfill reservation may be why jobs wait here."""
         reserving = self.session.backfill_reservations.get(pool)
-        return self.session.admin_reservations.has_reservations or (
-            reserving is not None and bool(reserving.reservations)
-        )
+        return bool(self.session.admin_reservations.rows or (reserving and reserving.reservations))
 
     def _combine_reservations(
         self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, explained: Verdict
