@@ -11,6 +11,7 @@ import datetime as dt
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import F
@@ -77,7 +78,7 @@ class DurationEstimator:
             pending = self._with_estimates(
                 snapshot.pending,
                 "predicted_duration_s",
-                self._group_by(_requested_milli),
+                self._group_by(attrgetter("total_milli")),
                 self._expected_duration_s,
             )
             return replace(
@@ -214,10 +215,6 @@ def _read_work_keys(jobs: list[JobId]) -> dict[JobId, str]:
         for job, *reported in (rows if jobs else ())
     }
     return dict.fromkeys(jobs, "") | found
-
-
-def _requested_milli(row: PendingRow) -> int:
-    return row.total_milli
 
 
 def _held_milli(row: RunningRow) -> int:

@@ -16,6 +16,7 @@ from portal.domain.states import NodeTransport
 from portal.models import ClusterSettings, Node
 
 LOCAL_AGENT_PATH = "agent/agent.pyz"
+"""The agent program for this machine, which ``manage.py up`` writes to the data folder."""
 
 
 class EngineConnectError(Exception):
@@ -32,9 +33,8 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
     release_connection()  # do not hold a database connection during remote calls
     try:
         if node.transport == NodeTransport.LOCAL.value:
-            engine = AgentEngine.local(
-                agent_program_path(), _write_local_settings(node), cluster=cluster, role=role
-            )
+            program = Path(settings.DATA_DIR) / LOCAL_AGENT_PATH
+            engine = AgentEngine.local(program, _write_local_settings(node), cluster=cluster, role=role)
         else:
             engine = AgentEngine.ssh(
                 node.host,
@@ -64,11 +64,6 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
 def control_key_path() -> Path:
     """Return the path of the control key, which only worker-nodes has."""
     return Path(settings.KEY_FILES["control"] or settings.KEY_DIR / "control")
-
-
-def agent_program_path() -> Path:
-    """Return the agent program for this machine, which ``manage.py up`` writes to the data folder."""
-    return Path(settings.DATA_DIR) / LOCAL_AGENT_PATH
 
 
 def _write_local_settings(node: Node) -> Path:

@@ -146,7 +146,7 @@ class VictimSearch:
         for node in prices.cheapest_nodes(candidates.keys()) if prices.max_tasks >= len(wanted) else ():
             mark, held_back = statement.checkpoint(), len(steps)
             before = pool_state.idle_and_releasing.capacity_on(shape, node)
-            for victim in prices.victims_on(node):
+            for victim in prices.victims.by_node[node]:
                 tasks = victim.evictable_tasks
                 if not tasks or victim.leaf_project not in candidates or victims >= self._policy.max_victims:
                     continue

@@ -206,7 +206,7 @@ class NodeEvictionCosts:
     def __init__(self, pool_state: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
         self._pool_state = pool_state
         self._shape = shape
-        self._victims = victims
+        self.victims = victims
         holds = victims.capacity_without.capacity(shape)
         self.max_tasks = int(holds.sum())
         """Upper bound of the tasks that fit with all candidates gone."""
@@ -227,7 +227,7 @@ class NodeEvictionCosts:
             while True:
                 while self._min_costs and (not priced or self._min_costs[0][0] < priced[0][0]):
                     least, node = heappop(self._min_costs)
-                    now = self._victims.min_cost(node)
+                    now = self.victims.min_cost(node)
                     if now > least:
                         if not math.isinf(now):
                             heappush(self._min_costs, (now, node))
@@ -245,22 +245,18 @@ class NodeEvictionCosts:
             for entry in looked:
                 heappush(self._min_costs, entry)
 
-    def victims_on(self, node: int) -> list[Gang]:
-        """Return the candidates on a node, in order of eviction."""
-        return self._victims.by_node.get(node, [])
-
     def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:
         later, lost = self._pool_state.idle_and_releasing, 0.0
         before = later.capacity_on(self._shape, node)
         taken = []
         price = math.inf
-        for gang in self._victims.by_node[node]:
+        for gang in self.victims.by_node[node]:
             if gang.leaf_project not in victim_projects:
                 continue
             places = [place for task in gang.evictable_tasks for place in task.held if place.node == node]
             if not places:
                 continue
-            lost += self._victims.lost_gpu_seconds[gang.job]
+            lost += self.victims.lost_gpu_seconds[gang.job]
             for place in places:
                 later.adjust(place, +1)
                 taken.append(place)

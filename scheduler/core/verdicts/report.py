@@ -98,7 +98,8 @@ class VerdictReport:
         if not places:
             return
         session, policy, queue = self.session, self.session.pool_states[pool].policy, self._queues[pool]
-        now_s, reserves = session.snapshot.now_s, self._has_reservations(pool)
+        now_s, backfill = session.snapshot.now_s, session.backfill_reservations.get(pool)
+        reserves = bool(session.admin_reservations.rows or (backfill and backfill.reservations))
         ahead = tuple(gang.job for gang in queue[: session.policy.jobs_ahead_limit])
         for place in places:
             gang = queue[place]
@@ -116,11 +117,6 @@ class VerdictReport:
             if no_place and now_s < from_s and verdict.code in _CAPACITY_CODES:
                 verdict = _with_preemption_delay(from_s, verdict)
             yield verdict
-
-    def _has_reservations(self, pool: PoolId) -> bool:
-        """Return True if an admin reservation or a backfill reservation may be why jobs wait here."""
-        reserving = self.session.backfill_reservations.get(pool)
-        return bool(self.session.admin_reservations.rows or (reserving and reserving.reservations))
 
     def _combine_reservations(
         self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, explained: Verdict
