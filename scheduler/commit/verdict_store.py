@@ -87,9 +87,12 @@ class VerdictStore:
                 code_changes.append(verdict)
             else:
                 others.append((old.decided_at, row, verdict))
-        changed += _refreshed(
-            others, before, fields, now, MAX_REFRESHED if max_refreshed is None else max_refreshed
-        )
+        most = len(changed) + (MAX_REFRESHED if max_refreshed is None else max_refreshed)
+        heapify(others)  # the oldest first
+        while others and len(changed) < most:
+            _, row, verdict = heappop(others)
+            if not fields.matches(before[row].columns, verdict):
+                changed.append((row, StoredVerdict(fields.build(verdict), now, before[row].since)))
         left = before.keys() - set(jobs.values())
         for first in range(0, len(changed), MAX_BATCH):
             self._write(leader, dict(changed[first : first + MAX_BATCH]), left)
@@ -129,23 +132,6 @@ class VerdictStore:
                 [[*changed, *left]],
             )
         self._cache.put(versions, changed)
-
-
-def _refreshed(
-    others: list[tuple[dt.datetime, int, Verdict]],
-    before: Mapping[int, StoredVerdict],
-    fields: _VerdictColumns,
-    now: dt.datetime,
-    limit: int,
-) -> list[tuple[int, StoredVerdict]]:
-    """Return up to ``limit`` verdicts whose code is unchanged and whose content changed, the oldest first."""
-    found: list[tuple[int, StoredVerdict]] = []
-    heapify(others)
-    while others and len(found) < limit:
-        _, row, verdict = heappop(others)
-        if not fields.matches(before[row].columns, verdict):
-            found.append((row, StoredVerdict(fields.build(verdict), now, before[row].since)))
-    return found
 
 
 _WRITE = """

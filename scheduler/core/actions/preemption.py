@@ -430,31 +430,23 @@ class EvictAction:
         """Evict gangs that have had too few live tasks for too long; they return to the queue."""
         for pool_state in self._session.pool_states.values():
             statement = Statement(pool_state)
-            for gang in stale_gangs(pool_state, self._session.snapshot.now_s, self._session.policy):
+            for job, gang in sorted(pool_state.gangs.items()):
+                if not _is_stale(gang, self._session.snapshot.now_s, self._session.policy):
+                    continue
                 for task in gang.tasks:
                     if task.state is GangTaskState.RUNNING:
                         statement.evict(task)
-                        self._session.evictions[task] = OrderedEviction(
-                            task, EvictionReason.GANG_INCOMPLETE, gang.job
-                        )
+                        eviction = OrderedEviction(task, EvictionReason.GANG_INCOMPLETE, job)
+                        self._session.evictions[task] = eviction
 
 
-def stale_gangs(pool_state: PoolState, now_s: float, policy: Policy) -> list[Gang]:
-    """Return the gangs to evict whole, ordered by job."""
-    found = []
-    for job in sorted(pool_state.gangs):
-        gang = pool_state.gangs[job]
-        row = gang.running_row
-        if row is None or row.stale_since_s is None or row.stopping:
-            continue
-        if gang.root.is_satisfied:  # the tasks that this plan starts complete it again
-            continue
-        grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
-        if grace_s < 0 or now_s - row.stale_since_s < grace_s:
-            continue
-        if any(task.state is GangTaskState.RUNNING for task in gang.tasks):
-            found.append(gang)
-    return found
+def _is_stale(gang: Gang, now_s: float, policy: Policy) -> bool:
+    """Return True for a gang to evict whole; the tasks that this plan starts may complete it again."""
+    row = gang.running_row
+    if row is None or row.stale_since_s is None or row.stopping or gang.root.is_satisfied:
+        return False
+    grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
+    return 0 <= grace_s <= now_s - row.stale_since_s
 
 
 def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
