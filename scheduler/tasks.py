@@ -144,14 +144,15 @@ def forecast() -> None:
     run_forecast_pass(state=FORECAST_STATE)
 
 
-for _name, _function in {
+_DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.answer_query": answer_query,
     "scheduler.sweep": sweep.sweep,
     "scheduler.idle": run_idle_pass,
     "scheduler.outbox": sweep.send_outbox,
     "scheduler.demo": replenish_demo_jobs,
     "scheduler.trim": sweep.delete_old_rows,
-}.items():
+}
+for _name, _function in _DIRECT_TASKS.items():
     _celery_task(_name)(_function)
 
 
