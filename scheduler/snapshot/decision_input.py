@@ -142,6 +142,9 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
         scale_ups = read_scale_ups(attempts, ineligible, cache.scale_ups)
         nominations = read_nominations()
         denials = read_denials(rows, [job.job for job in scale_ups], cache.rights)
+    waiting = (*pending, *scale_ups)
+    if denials:
+        waiting = tuple(row for row in waiting if row.job not in denials)
     faults += _invalid_row_faults(RowKind.NODE, "nodes", cache.nodes, nodes, "id")
     faults += _invalid_row_faults(RowKind.RUNNING, "running", cache.running, running, "job")
     faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.pending, pending, "job")
@@ -158,7 +161,7 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=tuple(row for row in (*pending, *scale_ups) if row.job not in denials),
+            pending=waiting,
             topologies=topologies,
             reservations=reservations,
         ),
