@@ -38,7 +38,6 @@ from scheduler.snapshot.cluster import (
 from scheduler.snapshot.network_isolation import (
     IsolatedOccupants,
     exclude_isolated_nodes,
-    isolation_sides,
     read_isolated_workloads,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes, read_ineligible_nodes
@@ -130,15 +129,11 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
         running = read_running(attempts, ineligible, home_nodes, cache.running)
         pending, rows = read_pending(pools, ineligible, home_nodes, cache.pending_columns, cache.pending)
         if isolated_workloads:
-            isolation_by_row = isolation_sides(
-                {id_: attempt.row for id_, attempt in attempts.items()}, "job__"
-            )
+            columns = {id_: attempt.row for id_, attempt in attempts.items()}
             running = exclude_isolated_nodes(
-                running, isolation_by_row, list(attempts), isolated_workloads, cache.running_isolated
+                running, columns, "job__", isolated_workloads, cache.running_isolated
             )
-            pending = exclude_isolated_nodes(
-                pending, isolation_sides(rows), list(rows), isolated_workloads, cache.pending_isolated
-            )
+            pending = exclude_isolated_nodes(pending, rows, "", isolated_workloads, cache.pending_isolated)
         scale_ups = read_scale_ups(attempts, ineligible, cache.scale_ups)
         nominations = read_nominations()
         denials = read_denials(rows, [job.job for job in scale_ups], cache.rights)
