@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
@@ -148,7 +147,7 @@ def _group_order(group: TaskGroup) -> tuple[bool, float]:
     )
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Gang:
     """A job with its tasks, as seen by one pool."""
 
@@ -174,36 +173,56 @@ class Gang:
     feasible_pools: Sequence[PoolId] = ()  # pools where it could run if they were empty
     time_dependent: bool = False  # feasibility changes with time, other jobs or one node
     shape_id: int = -1  # gangs of one shape id fit in the same places
+    # cached until a task changes its state; slots are faster than ``cached_property``
+    _next_tasks: list[GangTask] | None = None
+    _next_demand: ResourceVector | None = None
+    _pending_demand: ResourceVector | None = None
+    _size_level: int | None = None
+    _evictable_tasks: list[GangTask] | None = None
+    _evictable_slots: list[HeldSlots] | None = None
 
     def mark_changed(self) -> None:
-        """Discard the cached properties after a task was added or changed its state."""
-        for name in _CACHED_PROPERTIES:
-            self.__dict__.pop(name, None)
+        """Discard cached values after a task was added or changed its state."""
+        self._next_tasks = self._next_demand = self._pending_demand = self._size_level = (
+            self._evictable_tasks
+        ) = self._evictable_slots = None
         self.dirty = True
 
-    @cached_property
+    @property
     def next_tasks(self) -> list[GangTask]:
         """The tasks to place next."""
-        return self.root.next_to_place()
+        if self._next_tasks is None:
+            self._next_tasks = self.root.next_to_place()
+        return self._next_tasks
 
-    @cached_property
+    @property
     def next_demand(self) -> ResourceVector:
         """The demand of the tasks to place next."""
-        return total_demand(self.next_tasks)
+        if self._next_demand is None:
+            self._next_demand = total_demand(self.next_tasks)
+        return self._next_demand
 
-    @cached_property
+    @property
     def pending_demand(self) -> ResourceVector:
-        return total_demand(task for task in self.tasks if task.state is GangTaskState.PENDING)
+        if self._pending_demand is None:
+            self._pending_demand = total_demand(
+                task for task in self.tasks if task.state is GangTaskState.PENDING
+            )
+        return self._pending_demand
 
-    @cached_property
+    @property
     def evictable_tasks(self) -> list[GangTask]:
         """Its running and allocated tasks."""
-        evictable = (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
-        return [task for task in self.tasks if task.state in evictable]
+        if self._evictable_tasks is None:
+            evictable = (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
+            self._evictable_tasks = [task for task in self.tasks if task.state in evictable]
+        return self._evictable_tasks
 
-    @cached_property
+    @property
     def evictable_slots(self) -> list[HeldSlots]:
-        return [place for task in self.evictable_tasks for place in task.held]
+        if self._evictable_slots is None:
+            self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
+        return self._evictable_slots
 
     def size_level_without(self, gone: set[GangTask]) -> int:
         """Return ``size_level`` without the tasks in ``gone``."""
@@ -213,9 +232,14 @@ class Gang:
             return 2
         return int(all(count >= leaf.required_members for count, leaf in zip(active, leaves, strict=True)))
 
-    @cached_property
+    @property
     def size_level(self) -> int:
         """0 below the minimum, 1 at it, 2 above."""
+        if self._size_level is None:
+            self._size_level = self._compute_size_level()
+        return self._size_level
+
+    def _compute_size_level(self) -> int:
         if not self.root.is_satisfied:
             return 0
         if self.root.children:
@@ -225,9 +249,6 @@ class Gang:
                 else 1
             )
         return 2 if self.root.active_count > self.root.required_members else 1
-
-
-_CACHED_PROPERTIES = tuple(name for name, each in vars(Gang).items() if isinstance(each, cached_property))
 
 
 def first_placeable(group: Sequence[Gang]) -> Gang | None:
