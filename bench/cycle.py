@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=8, help="cycles of each of the three kinds")
     options = parser.parse_args(arguments)
     with scratch_database():
-        from scheduler.cycle_state import CycleState
+        from scheduler.cycle import CycleState
 
         record, state = BenchCluster(), CycleState()
         if options.fill:

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="passes with few changes")
     rounds = parser.parse_args(arguments).rounds
     with scratch_database():
-        from scheduler.cycle_state import CycleState
+        from scheduler.cycle import CycleState
         from scheduler.forecast.forecast_pass import ForecastState
 
         record, state, forecast_state = BenchCluster(), CycleState(), ForecastState()

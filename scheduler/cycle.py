@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -17,26 +18,54 @@ from portal.live_events import publish_on_commit
 from portal.models import ClusterSettings, Cycle
 from scheduler import leases
 from scheduler.commit.plan_writer import CommitRefusal, commit_evictions, commit_starts
-from scheduler.commit.verdict_store import MAX_REFRESHED
+from scheduler.commit.verdict_store import MAX_REFRESHED, VerdictStore
 from scheduler.core.model.plan import JobPlacement, Plan, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.validation import Fault
 from scheduler.counters import count_cycle
-from scheduler.cycle_state import CycleState
 from scheduler.failed_cycles import save_failed_cycle
 from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.forecast.forecast_store import save_intervals
-from scheduler.incremental import EXPLAIN_INTERVAL_S
+from scheduler.incremental import EXPLAIN_INTERVAL_S, IncrementalDecider
 from scheduler.leases import HeldLease
 from scheduler.nominations import save_nominations
 from scheduler.python_gc import gc_paused
-from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
+from scheduler.snapshot.decision_input import DecisionInput, SnapshotCache, take_snapshot
 from scheduler.snapshot.invalid_rows import report_faults, use_valid_rows
-from scheduler.snapshot.row_cache import INVALID_DATA
+from scheduler.snapshot.row_cache import INVALID_DATA, database_identity
 
 log = logging.getLogger(__name__)
 
 Decide = Callable[[Snapshot, Policy], Plan]
+
+
+class CycleState:
+    """State of one series of cycles; not thread-safe. Losing it only makes the next cycle slow."""
+
+    def __init__(self) -> None:
+        self._database_identity: tuple[object, ...] = ()
+        self.cycle_count = 0
+        """Cycles of this process that used the state."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Make the next cycle read and decide everything again."""
+        self.snapshot_cache = SnapshotCache()
+        self.verdict_store = VerdictStore()
+        self.duration_estimator = DurationEstimator()
+        self.decider = IncrementalDecider()
+        self.reported_faults: tuple[Fault, ...] | None = None
+        """Faults of the last snapshot as reported; None when nothing has been reported yet."""
+        self.verdicts_written_s = -math.inf
+        """Monotonic time of the last batch of deferred verdicts."""
+
+    def reset_if_database_changed(self) -> None:
+        """Reset when the connection leads to another server or database than before."""
+        identity = database_identity()
+        if identity != self._database_identity:
+            self.reset()
+            self._database_identity = identity
 
 
 @dataclass(frozen=True)

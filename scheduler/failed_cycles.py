@@ -67,19 +67,13 @@ def _describe_error(error: Exception) -> tuple[str, str, str]:
     """Return the kind, the field and the message for administrators."""
     match error:
         case SnapshotError():
-            return (
-                "snapshot",
-                error.field,
-                _format_message("The snapshot is invalid", str(error)),
-            )
+            kind, field, what, why = "snapshot", error.field, "The snapshot is invalid", str(error)
         case PolicyError():
-            return "policy", error.field, _format_message("A policy setting is invalid", str(error))
-    fault = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return "fault", "", _format_message("The decision failed with", fault)
-
-
-def _format_message(what: str, why: str) -> str:
-    return f"{what}: {why[:900].rstrip('.')}."
+            kind, field, what, why = "policy", error.field, "A policy setting is invalid", str(error)
+        case _:
+            kind, field, what = "fault", "", "The decision failed with"
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return kind, field, f"{what}: {why[:900].rstrip('.')}."
 
 
 def _serialize_inputs(inputs: DecisionInput | None, settings: ClusterSettings) -> bytes:

@@ -41,7 +41,6 @@ class IncrementalDecider:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all earlier decisions."""
         self._cache = DecisionCache()
         self._report: VerdictReport | None = None
         # of the last plan; None once ``_unexplained`` is ordered

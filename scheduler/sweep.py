@@ -62,8 +62,7 @@ def stop_overdue_attempts() -> None:
     """Stop attempts that reached their time limit."""
     rows = attempts_with_limit().filter(ends_at__lt=Now())
     for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
-        message = end_message(EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
-        job_control.request_stop(attempt, EndReason.TIME_LIMIT, message=message)
+        _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
 
 
 def stop_unready_workspaces() -> None:
@@ -77,8 +76,7 @@ def stop_unready_workspaces() -> None:
     )
     # an unreachable node reports nothing about the server
     for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
-        message = end_message(EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
-        job_control.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=message)
+        _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:
@@ -93,8 +91,7 @@ def stop_unsent_on_unreachable_nodes() -> None:
     for attempt in rows.distinct().select_related("job"):
         away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
         if away is not None:
-            message = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not respond.")
-            job_control.request_stop(attempt.pk, EndReason.START_REFUSED, message=message)
+            _stop(attempt.pk, EndReason.START_REFUSED, node=away.name, detail="it does not respond.")
 
 
 def stop_gangs_on_unreachable_nodes() -> None:
@@ -112,8 +109,11 @@ def stop_gangs_on_unreachable_nodes() -> None:
         node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_NODE_WAIT_S),
     )
     for attempt, node in rows.values_list("attempt_id", "node__name"):
-        message = end_message(EndReason.START_REFUSED, node=node, detail="it does not respond.")
-        job_control.request_stop(attempt, EndReason.START_REFUSED, message=message)
+        _stop(attempt, EndReason.START_REFUSED, node=node, detail="it does not respond.")
+
+
+def _stop(attempt: int, reason: EndReason, **details: object) -> None:
+    job_control.request_stop(attempt, reason, message=end_message(reason, **details))
 
 
 def mark_unreachable_nodes() -> None:

@@ -18,8 +18,7 @@ from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
 from scheduler import leases, sweep
-from scheduler.cycle import run_cycle
-from scheduler.cycle_state import CycleState
+from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_CONSECUTIVE_CYCLES = 3
 LEADER_WAIT_S = 2.0
 
-_TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., None])
+_TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., object])
 
 
 def _celery_task(name: str) -> Callable[[_TaskFunction], _TaskFunction]:
@@ -125,13 +124,7 @@ def dependents() -> None:
 
 @_celery_task("scheduler.notify_node")
 def notify_node(node: str, verb: str, detail: str = "") -> None:
-    """Notify the actor of a node."""
     ACTOR_SUPERVISOR.notify(node, verb)
-
-
-@_celery_task("scheduler.answer_query")
-def answer(query: str) -> None:
-    answer_query(query)
 
 
 @_celery_task("scheduler.check_node")
@@ -146,36 +139,21 @@ def enrol_node(operation: str) -> None:
     threading.Thread(target=run_enrolment, args=(operation,), name=f"enrol-{operation}", daemon=True).start()
 
 
-@_celery_task("scheduler.sweep")
-def run_sweep() -> None:
-    sweep.sweep()
-
-
-@_celery_task("scheduler.idle")
-def idle() -> None:
-    run_idle_pass()
-
-
-@_celery_task("scheduler.outbox")
-def outbox() -> None:
-    """Resend messages that were lost."""
-    sweep.send_outbox()
-
-
-@_celery_task("scheduler.demo")
-def demo() -> None:
-    """Replenish the demo's queue; does nothing without a demo."""
-    replenish_demo_jobs()
-
-
 @_celery_task("scheduler.forecast")
 def forecast() -> None:
     run_forecast_pass(state=FORECAST_STATE)
 
 
-@_celery_task("scheduler.trim")
-def trim() -> None:
-    sweep.delete_old_rows()
+_DIRECT_TASKS: dict[str, Callable[..., object]] = {
+    "scheduler.answer_query": answer_query,
+    "scheduler.sweep": sweep.sweep,
+    "scheduler.idle": run_idle_pass,
+    "scheduler.outbox": sweep.send_outbox,
+    "scheduler.demo": replenish_demo_jobs,
+    "scheduler.trim": sweep.delete_old_rows,
+}
+for _name, _function in _DIRECT_TASKS.items():
+    _celery_task(_name)(_function)
 
 
 def _sent_s() -> float | None:

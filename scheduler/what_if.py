@@ -28,7 +28,7 @@ from scheduler.core.model.snapshot import (
     Snapshot,
 )
 from scheduler.forecast.duration_estimates import DurationEstimator
-from scheduler.forecast.request_forecast import forecast_request
+from scheduler.forecast.forecast_pass import forecast_request
 from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.snapshot.dependencies import unfinished_jobs
 from scheduler.snapshot.invalid_rows import use_valid_rows

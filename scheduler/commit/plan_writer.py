@@ -28,8 +28,7 @@ from portal.services.nodes import quarantine
 from portal.services.projects.volumes import declared_volumes
 from portal.services.workspaces.access import create_attempt_secret
 from scheduler import leases
-from scheduler.commit.quota_check import QuotaCheck
-from scheduler.commit.reservation_check import ReservationCheck
+from scheduler.commit.start_checks import QuotaCheck, ReservationCheck
 from scheduler.core.model.plan import Eviction, JobPlacement
 from scheduler.core.model.snapshot import JobId
 from scheduler.leases import HeldLease

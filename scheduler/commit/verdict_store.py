@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heappop
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connection, transaction
 from django.utils import timezone
@@ -30,6 +30,8 @@ MAX_ANNOUNCED = 200
 
 MAX_BATCH = 2_000
 """Verdicts per transaction at most."""
+
+Shared = TypeVar("Shared")
 
 _PLAIN = (str, int, float, bool, type(None))  # types that a JSON round trip does not change
 
@@ -85,9 +87,12 @@ class VerdictStore:
                 code_changes.append(verdict)
             else:
                 others.append((old.decided_at, row, verdict))
-        changed += _refreshed(
-            others, before, fields, now, MAX_REFRESHED if max_refreshed is None else max_refreshed
-        )
+        most = len(changed) + (MAX_REFRESHED if max_refreshed is None else max_refreshed)
+        heapify(others)  # the oldest first
+        while others and len(changed) < most:
+            _, row, verdict = heappop(others)
+            if not fields.matches(before[row].columns, verdict):
+                changed.append((row, StoredVerdict(fields.build(verdict), now, before[row].since)))
         left = before.keys() - set(jobs.values())
         for first in range(0, len(changed), MAX_BATCH):
             self._write(leader, dict(changed[first : first + MAX_BATCH]), left)
@@ -129,23 +134,6 @@ class VerdictStore:
         self._cache.put(versions, changed)
 
 
-def _refreshed(
-    others: list[tuple[dt.datetime, int, Verdict]],
-    before: Mapping[int, StoredVerdict],
-    fields: _VerdictColumns,
-    now: dt.datetime,
-    limit: int,
-) -> list[tuple[int, StoredVerdict]]:
-    """Return up to ``limit`` verdicts whose code is unchanged and whose content changed, the oldest first."""
-    found: list[tuple[int, StoredVerdict]] = []
-    heapify(others)
-    while others and len(found) < limit:
-        _, row, verdict = heappop(others)
-        if not fields.matches(before[row].columns, verdict):
-            found.append((row, StoredVerdict(fields.build(verdict), now, before[row].since)))
-    return found
-
-
 _WRITE = """
     WITH verdict AS MATERIALIZED (
         SELECT * FROM json_to_recordset(%s::json) AS row(
@@ -182,38 +170,34 @@ class _VerdictColumns:
     """Builds verdict columns; the JSON of shared ``details`` and ``suggestion`` objects is built once."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, Any] = {}
-        self._changes: dict[int, Any] = {}
+        self._known: dict[int, Any] = {}
 
     def matches(self, stored: dict[str, Any], verdict: Verdict) -> bool:
         """Return True when the stored columns equal those of a verdict with the same code."""
         return bool(
             stored["message"] == verdict.message[:1000]
-            and (stored["details"] == verdict.details or stored["details"] == self._as_numbers(verdict))
+            and (
+                stored["details"] == verdict.details
+                or stored["details"] == self._json(verdict.details, _as_json)
+            )
             and stored["jobs_ahead"] == list(verdict.jobs_ahead)
-            and stored["suggestion"] == self._as_change(verdict)
+            and stored["suggestion"] == self._json(verdict.suggestion, change_fields)
         )
 
     def build(self, verdict: Verdict) -> dict[str, Any]:
         return {
             "code": verdict.code.value,
             "message": verdict.message[:1000],
-            "details": self._as_numbers(verdict),
+            "details": self._json(verdict.details, _as_json),
             "jobs_ahead": list(verdict.jobs_ahead),
-            "suggestion": self._as_change(verdict),
+            "suggestion": self._json(verdict.suggestion, change_fields),
         }
 
-    def _as_numbers(self, verdict: Verdict) -> Any:
-        key = id(verdict.details)
-        if key not in self._numbers:
-            self._numbers[key] = _as_json(verdict.details)
-        return self._numbers[key]
-
-    def _as_change(self, verdict: Verdict) -> Any:
-        key = id(verdict.suggestion)
-        if key not in self._changes:
-            self._changes[key] = change_fields(verdict.suggestion)
-        return self._changes[key]
+    def _json(self, value: Shared, convert: Callable[[Shared], Any]) -> Any:
+        key = id(value)
+        if key not in self._known:
+            self._known[key] = convert(value)
+        return self._known[key]
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class _Decision:
         self._session = session = SchedulingSession(
             snapshot, policy, DecisionCache() if cache is None else cache
         )
-        self.explainer = Explainer(session.snapshot, policy, session.pool_states, session.cache.variants)
+        self.explainer = Explainer(session)
         self._allocate_action = AllocateAction(self._session)
         self._evict_action = EvictAction(self._session)
 
@@ -116,7 +116,7 @@ class _Decision:
 
     def report(self, evictions: tuple[Eviction, ...]) -> VerdictReport:
         """Return the report that explains pending jobs; call it after the actions have run."""
-        return VerdictReport(self._session, self.explainer, evictions, self._evict_action.earliest_eviction_s)
+        return VerdictReport(self._session, self.explainer, evictions, self._evict_action)
 
     def _run_actions(self) -> None:
         """Allocate, then run the eviction actions; repeat while they place jobs."""

@@ -11,6 +11,7 @@ import datetime as dt
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import F
@@ -51,9 +52,8 @@ class DurationEstimator:
         self._work_of: dict[JobId, str] = {}
         self._steps = QuantizedDurations(self.durations)
         self._newest_end: dt.datetime | None = None
-        self._learned: set[int] = (
-            set()
-        )  # primary keys of the jobs that ended within LATE_COMMIT_WINDOW of the newest
+        self._learned: set[int] = set()
+        """Primary keys of the jobs that ended within LATE_COMMIT_WINDOW of the newest."""
         self._rows: dict[str, dict[JobId, _EstimatedRow]] = {}
         self._lock = threading.Lock()
 
@@ -78,7 +78,7 @@ class DurationEstimator:
             pending = self._with_estimates(
                 snapshot.pending,
                 "predicted_duration_s",
-                self._group_by(_requested_milli),
+                self._group_by(attrgetter("total_milli")),
                 self._expected_duration_s,
             )
             return replace(
@@ -215,10 +215,6 @@ def _read_work_keys(jobs: list[JobId]) -> dict[JobId, str]:
         for job, *reported in (rows if jobs else ())
     }
     return dict.fromkeys(jobs, "") | found
-
-
-def _requested_milli(row: PendingRow) -> int:
-    return row.total_milli
 
 
 def _held_milli(row: RunningRow) -> int:

@@ -1,6 +1,6 @@
-"""Periodic pass that forecasts start times of pending jobs by simulation.
+"""Forecasts start times by simulation: a periodic pass for pending jobs, and single requests before submission.
 
-Runs beside the cycle at low priority within a time budget. Each pool is simulated as a whole, the one
+The pass runs beside the cycle at low priority within a time budget. Each pool is simulated as a whole, the one
 simulated longest ago first. It writes only intervals.
 """
 
@@ -9,15 +9,24 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 from django.db.models import F
 
+from portal.domain.reasons import (
+    FORECAST_BEYOND_HORIZON,
+    FORECAST_FINDS_NO_START,
+    FORECAST_WITHOUT_GPUS,
+    NO_FORECAST_REASONS,
+)
 from portal.models import ClusterSettings, Forecast
 from scheduler.core.decide import decide
 from scheduler.core.forecast.calibration import MAX_RESIDUALS, WaitCalibration, WaitInterval
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
 from scheduler.core.forecast.start_times import QueueForecast, has_forecast, queue_pool_of
-from scheduler.core.model.plan import StartInterval
-from scheduler.core.model.snapshot import JobId, PendingRow, PoolId
+from scheduler.core.model.plan import RequestPreview, StartInterval
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, Snapshot
 from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.forecast.forecast_store import ForecastResult, NoForecast, save_intervals
 from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
@@ -25,6 +34,15 @@ from scheduler.snapshot.invalid_rows import use_valid_rows
 
 TIME_BUDGET_S = 20.0
 """No further pool is started after this time; skipped pools come first in the next pass."""
+MAX_REQUEST_STEPS = 6_000
+"""Steps of each run for a request. The pass continues further."""
+MAX_REQUEST_JOB_RUNS = 4_200
+MIN_REQUEST_RUNS = 3
+"""A user waits for the forecast of a request, so that it has fewer runs when there are many jobs. The ends of many
+jobs differ less between runs."""
+CALIBRATION_MAX_AGE_S = 60.0
+
+_cached_calibration: tuple[float, WaitCalibration] | None = None
 
 
 class ForecastState:
@@ -122,3 +140,50 @@ def load_calibration() -> WaitCalibration:
     for milli, made_at, simulated_s, waited in reversed(rows):
         calibration.learn(milli, made_at.timestamp(), simulated_s, waited.total_seconds())
     return calibration
+
+
+class RequestForecast(NamedTuple):
+    """The start interval, or the reason why there is none; neither for a request that starts now."""
+
+    interval: StartInterval | None = None
+    missing_reason: str | None = None
+
+
+def forecast_request(
+    snapshot: Snapshot,
+    policy: Policy,
+    request: PendingRow,
+    preview: RequestPreview,
+    expectations: DurationEstimator,
+) -> RequestForecast:
+    """Forecast when a request that does not start now would start, from the plan that ``preview`` made."""
+    verdict = preview.verdict
+    if preview.starts_now or verdict is None:
+        return RequestForecast()
+    pool = queue_pool_of(request, verdict)
+    if not has_forecast(request, verdict) or pool is None:
+        return RequestForecast(None, NO_FORECAST_REASONS.get(verdict.code, FORECAST_WITHOUT_GPUS))
+    jobs = 1 + len(snapshot.pending) + len(snapshot.running)
+    queue = QueueForecast(
+        replace(snapshot, pending=(*snapshot.pending, request)),
+        preview.plan,
+        pool,
+        expectations.durations,
+        policy,
+        template_of=expectations.template_of,
+        runs=max(MIN_REQUEST_RUNS, min(SIMULATION_RUNS, MAX_REQUEST_JOB_RUNS // jobs)),
+    )
+    median_s = queue.median_starts_s([request.job], MAX_REQUEST_STEPS).get(request.job)
+    if median_s is None:
+        return RequestForecast(None, FORECAST_BEYOND_HORIZON)
+    if median_s == math.inf:
+        return RequestForecast(None, FORECAST_FINDS_NO_START)
+    wait = _recent_calibration().interval(request.total_milli, median_s)
+    return RequestForecast(absolute_interval(snapshot.now_s, wait, median_s, request.not_before_s or 0.0))
+
+
+def _recent_calibration() -> WaitCalibration:
+    global _cached_calibration
+    if _cached_calibration is None or time.monotonic() - _cached_calibration[0] > CALIBRATION_MAX_AGE_S:
+        _cached_calibration = (time.monotonic(), load_calibration())
+    return _cached_calibration[1]

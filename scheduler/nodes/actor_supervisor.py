@@ -100,15 +100,13 @@ class ActorSupervisor:
             if leases.node_lease(node) not in ours or node not in wanted:
                 actor.stop()
         self._acquire_nodes([node for id_, node in wanted.items() if id_ not in self._actors])
-        for node in self._nodes_with_work():
-            if node in self._actors:
-                self._actors[node].notify("work")
-        for node in {*nodes_with_due_operations(), *nodes_with_signals()}:
-            if node in self._actors:
-                self._actors[node].notify(OPERATIONS)
-        for node in nodes_with_images_to_pull():
-            if node in self._actors:
-                self._actors[node].notify(PULL_IMAGE)
+        for nodes, verb in (
+            (self._nodes_with_work(), "work"),
+            ([*nodes_with_due_operations(), *nodes_with_signals()], OPERATIONS),
+            (nodes_with_images_to_pull(), PULL_IMAGE),
+        ):
+            for node in self._actors.keys() & set(nodes):
+                self._actors[node].notify(verb)
 
     def _acquire_nodes(self, unowned: list[Node]) -> None:
         names = [leases.node_lease(node.public_id) for node in unowned]

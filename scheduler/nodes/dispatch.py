@@ -34,13 +34,15 @@ from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler import leases
 from scheduler.core.model.snapshot import WHOLE_MILLI
 from scheduler.leases import HeldLease
-from scheduler.nodes.task_mounts import VolumeNotAllowedError, is_basic_mount, read_job_volumes
 from scheduler.nodes.task_spec import (
     OPTIONAL_CAPABILITIES,
     RankAssignment,
     RendezvousUnknownError,
+    VolumeNotAllowedError,
     build_task_spec,
     image_reference,
+    is_basic_mount,
+    read_job_volumes,
 )
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,6 @@ MAX_LOG_CHUNKS = 16
 
 
 class NextStep(enum.Enum):
-    """What remains to be done for a start."""
-
     DONE = "done"
     RETRY = "retry"  # the same call again after a delay
     PULL_IMAGE = "pull_image"
@@ -190,9 +190,8 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
         return NextStep.PULL_IMAGE
     if refusal.code == "disk_full":
         nodes.record_disk_full(node.pk, refusal.message)
-    if (
-        refusal.code in NODE_FAULT_REFUSALS
-    ):  # before the attempt ends, while it is still the probation attempt of the node
+    # before the attempt ends, while it is still the probation attempt of the node
+    if refusal.code in NODE_FAULT_REFUSALS:
         quarantine.record_incident(
             node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message
         )
@@ -243,16 +242,9 @@ def exclude_node(job: Job, node: Node) -> None:
 
 def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
     """Stop an attempt on the node and refuse later starts of it; return True when it is gone."""
-    job = attempt.job
-    failpoint("stop.before_send")
-    answer = connection.engine.stop(
-        connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s
-    )
-    failpoint("stop.answered")
-    if not answer.gone:
-        _record_stuck(connection, attempt, answer.stuck_s)
+    ended = _stop(connection, attempt, "stop")
+    if ended is None:
         return False
-    ended = {container.key.task: container for container in answer.ended}
     for task in attempt.task_rows.filter(node=connection.node, container_removed=False).order_by("rank"):
         record_task_end(task.pk, ended.get(task.rank))
         failpoint("stop.recorded")
@@ -264,22 +256,32 @@ def stop_task(connection: NodeConnection, task: Task) -> bool:
 
     When the agent cannot stop single tasks, the whole attempt ends and the job is pending again.
     """
-    attempt, job = task.attempt, task.attempt.job
     if not connection.engine.supports_stopping_tasks:
         reason = EndReason(task.eviction_reason or EndReason.GANG_INCOMPLETE)
-        job_control.request_stop(attempt.pk, reason)
+        job_control.request_stop(task.attempt.pk, reason)
         return False
-    failpoint("evict.before_send")
-    answer = connection.engine.stop(
-        connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s, tasks=[task.rank]
-    )
-    failpoint("evict.answered")
-    if not answer.gone:
-        _record_stuck(connection, attempt, answer.stuck_s, task.rank)
+    ended = _stop(connection, task.attempt, "evict", task.rank)
+    if ended is None:
         return False
-    record_task_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
+    record_task_end(task.pk, ended.get(task.rank))
     failpoint("evict.recorded")
     return True
+
+
+def _stop(
+    connection: NodeConnection, attempt: Attempt, step: str, *ranks: int
+) -> dict[int, Container] | None:
+    """Stop these tasks of an attempt, or all; return those that ended by rank, None while some are left."""
+    job, tasks = attempt.job, list(ranks) or None
+    failpoint(f"{step}.before_send")
+    answer = connection.engine.stop(
+        connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s, tasks=tasks
+    )
+    failpoint(f"{step}.answered")
+    if answer.gone:
+        return {container.key.task: container for container in answer.ended}
+    _record_stuck(connection, attempt, answer.stuck_s, *ranks)
+    return None
 
 
 def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:

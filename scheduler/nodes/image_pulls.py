@@ -141,9 +141,8 @@ class ImagePuller:
             if missing := _verify(engine, node, environment, pin):
                 return missing
         except AgentError as refusal:
-            with contextlib.suppress(
-                AgentError, OutcomeUnknownError
-            ):  # the image that the tag named may be gone
+            # the image that the tag named may be gone
+            with contextlib.suppress(AgentError, OutcomeUnknownError):
                 record_claim(environment, node, engine.images())
             return refusal.message
         except OutcomeUnknownError as error:

@@ -49,9 +49,8 @@ from scheduler.nodes import dispatch
 from scheduler.nodes.dispatch import NodeConnection
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.image_pulls import ImagePuller, record_images
-from scheduler.nodes.keyed_pool import KeyedPool
 from scheduler.nodes.node_operations import run_due_operations
-from scheduler.nodes.node_queue import NodeQueue
+from scheduler.nodes.node_queue import KeyedPool, NodeQueue
 from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ IMAGES = "images"
 _CONNECT_LIMIT = ConnectLimiter()
 
 
-class NodeActor:
+class NodeActor(threading.Thread):
     """The only sender of commands to its node while the lease is held."""
 
     def __init__(
@@ -88,7 +87,7 @@ class NodeActor:
         denied_addresses: Callable[[], list[str]],
         connect: Callable[[Node], NodeEngine] = open_engine,
     ) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
+        super().__init__(name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
         self.lease = lease
@@ -96,9 +95,8 @@ class NodeActor:
         self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
         self._stopping = threading.Event()
         self._connection: NodeConnection | None = None
-        self._images_requested = False
-        self._prefetch_requested = False
-        self._operations_requested = False
+        self._requested: set[str] = set()
+        """Notifications that are not handled yet."""
         self._reconnecting: NodeEngine | None = None
         self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImagePuller(lambda: self.notify(PULL_IMAGE))
@@ -116,17 +114,11 @@ class NodeActor:
         self._read_denied_addresses = denied_addresses
         self._unrecorded_incidents: list[tuple[IncidentKind, str]] = []
 
-    def start(self) -> None:
-        self._thread.start()
+    def notify(self, message: str | EngineEvent) -> None:
+        """Ask the actor to check its work now, or to handle an event; dropped when the inbox is full.
 
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self, within_s: float) -> None:
-        self._thread.join(within_s)
-
-    def notify(self, message: str) -> None:
-        """Ask the actor to check its work now; dropped when the inbox is full."""
+        The connection's reading thread sends events; the next reconciliation finds a lost one.
+        """
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(message)
 
@@ -137,7 +129,7 @@ class NodeActor:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
         """Loop until stopped or the lease is lost. An error closes the connection, never ends the thread."""
         try:
             while not self._stopping.is_set():
@@ -192,14 +184,14 @@ class NodeActor:
             self._last_contact_s = self._reconciled_s = time.monotonic()
             self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             due = True
-        if self._images_requested:
-            self._images_requested = False
+        if IMAGES in self._requested:
+            self._requested.discard(IMAGES)
             record_images(self._connection.node, self._connection.engine.images(), self._images.in_progress())
-        if self._prefetch_requested:
-            self._prefetch_requested = False
+        if PULL_IMAGE in self._requested:
+            self._requested.discard(PULL_IMAGE)
             self._images.prefetch(self._connection.node)
-        if self._operations_requested:
-            self._operations_requested = False
+        if OPERATIONS in self._requested:
+            self._requested.discard(OPERATIONS)
             self._pool.submit(
                 "orders",
                 partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)),
@@ -220,9 +212,7 @@ class NodeActor:
             while True:
                 if isinstance(item, str):
                     due = True
-                    self._images_requested |= item == IMAGES
-                    self._operations_requested |= item == OPERATIONS
-                    self._prefetch_requested |= item == PULL_IMAGE
+                    self._requested.add(item)
                     if item == RECONCILE:
                         self._reconcile_soon()
                 else:
@@ -254,7 +244,7 @@ class NodeActor:
             self._update_denied_addresses(node_connection)
             node.refresh_from_db()
             record_images(node, engine.hello["images"], self._images.in_progress())
-            engine.watch(self._enqueue_event)
+            engine.watch(self.notify)
         except EngineConnectError as problem:
             engine.close()
             self._record_unreachable(node, str(problem), permanent=True)
@@ -262,7 +252,8 @@ class NodeActor:
         except BaseException:
             engine.close()
             raise
-        self._connection, self._operations_requested, self._prefetch_requested = node_connection, True, True
+        self._connection = node_connection
+        self._requested |= {OPERATIONS, PULL_IMAGE}
         self._last_contact_s = time.monotonic()
         self._connected_s, self._reconcile_at_s = self._last_contact_s, 0.0
         log.info("connected to %s", node.name)
@@ -281,11 +272,6 @@ class NodeActor:
             # with a full disk it starts nothing; the reconciliation records that
             if refusal.code != DISK_FULL:
                 raise
-
-    def _enqueue_event(self, event: EngineEvent) -> None:
-        """Called in the connection's reading thread; the next reconciliation finds a lost event."""
-        with contextlib.suppress(queue.Full):
-            self._inbox.put_nowait(event)
 
     def _record_unreachable(self, node: Node, message: str, *, permanent: bool) -> None:
         self._back_off()

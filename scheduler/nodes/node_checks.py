@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from django.conf import settings
@@ -25,24 +26,20 @@ log = logging.getLogger(__name__)
 
 def run_check(operation_id: str) -> None:
     """Run a test in its own thread; does nothing when it has already begun."""
-    check = _get_unstarted(operation_id)
-    if check is None:
-        return
-    try:
-        ok = _check_node(operation_id, check.node)
-        record_connection_test_finished(operation_id, ok)
-    finally:
-        connection.close()
+    _run(operation_id, _check_node)
 
 
 def run_enrolment(operation_id: str) -> None:
     """Enrol a node through one sudo login, then test it."""
+    _run(operation_id, lambda id_, node: _enrol(id_, node) and _check_node(id_, node))
+
+
+def _run(operation_id: str, steps: Callable[[str, Node], bool]) -> None:
     check = _get_unstarted(operation_id)
     if check is None:
         return
     try:
-        ok = _enrol(operation_id, check.node) and _check_node(operation_id, check.node)
-        record_connection_test_finished(operation_id, ok)
+        record_connection_test_finished(operation_id, steps(operation_id, check.node))
     finally:
         connection.close()
 
@@ -55,15 +52,20 @@ def _get_unstarted(operation_id: str) -> NodeOperation | None:
     )
 
 
-def _enrol(operation_id: str, node: Node) -> bool:
+def _timed_step(operation_id: str, name: str) -> Callable[[bool, str], bool]:
+    """Return a function that records the step with the time since now, and returns whether it succeeded."""
     began_s = time.monotonic()
 
     def step(ok: bool, message: str) -> bool:
-        record_operation_step(
-            operation_id, name="Enrolment", ok=ok, message=message, seconds=time.monotonic() - began_s
-        )
+        seconds = time.monotonic() - began_s
+        record_operation_step(operation_id, name=name, ok=ok, message=message, seconds=seconds)
         return ok
 
+    return step
+
+
+def _enrol(operation_id: str, node: Node) -> bool:
+    step = _timed_step(operation_id, "Enrolment")
     login = pop_sudo_login(operation_id)
     if login is None:
         return step(
@@ -111,18 +113,11 @@ def _keys() -> dict[Purpose, Path]:
 
 
 def _check_local_node(operation_id: str, node: Node) -> bool:
-    began_s = time.monotonic()
+    step = _timed_step(operation_id, "Agent")
     try:
         engine = open_engine(node)
     except EngineConnectError as problem:
-        record_operation_step(
-            operation_id, name="Agent", ok=False, message=str(problem), seconds=time.monotonic() - began_s
-        )
-        return False
+        return step(False, str(problem))
     hello = engine.hello
     engine.close()
-    message = f"Version {hello['agent_version']} responds, with {len(hello['gpus'])} GPUs."
-    record_operation_step(
-        operation_id, name="Agent", ok=True, message=message, seconds=time.monotonic() - began_s
-    )
-    return True
+    return step(True, f"Version {hello['agent_version']} responds, with {len(hello['gpus'])} GPUs.")

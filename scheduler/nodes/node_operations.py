@@ -64,10 +64,7 @@ def run_due_operations(connection: NodeConnection, reconnect: Callable[[], None]
                     _preflight(operation)
                 case OperationKind.GC:
                     _collect_garbage(operation)
-        except AgentError as refusal:
-            operation.step(check.title, False, refusal.message)
-            operation.finish(False)
-        except FairwayError as problem:
+        except (AgentError, FairwayError) as problem:
             operation.step(check.title, False, problem.message)
             operation.finish(False)
 

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, Value
+from django.db.models.functions import NullIf
 
 from portal.domain.node_breaker import accepts_another_job
 from portal.domain.policy_settings import affects_decisions
@@ -30,7 +31,6 @@ from portal.selectors.scheduling.decayed_usage import decayed_usage
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import (
     GpuRow,
-    GpuUuid,
     NodeId,
     NodeRow,
     PoolId,
@@ -92,34 +92,17 @@ def read_gpus(cache: RowCache[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ..
 
 def _fetch_gpus(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, ...]]]:
     rows = Gpu.objects.filter(Q(present=True) | Q(used_milli__gt=0)).order_by("node_id", "index", "id")
-    exclusive = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
-    columns = chosen.annotate(exclusive=exclusive).values_list(
-        "node_id", "present", "health", "foreign_process_owner", "uuid", "index", "model", "memory_mib", "used_milli",
-        "exclusive",
-        "nvlink_island", "mig_profile", "compute_capability", named=True,
+    columns = chosen.annotate(
+        exclusive=Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True)),
+        healthy=Q(present=True, health=GpuHealth.OK.value, foreign_process_owner=""),
+        profile=NullIf("mig_profile", Value("")),
+    ).values_list(
+        "node_id", "uuid", "index", "model", "memory_mib", "used_milli", "exclusive", "healthy", "nvlink_island",
+        "profile", "compute_capability",
     )  # fmt: skip
-    for node, gpus in groupby(columns, key=attrgetter("node_id")):
-        yield (
-            node,
-            tuple(
-                GpuRow(
-                    uuid=GpuUuid(gpu.uuid),
-                    index=gpu.index,
-                    model=gpu.model,
-                    memory_mib=gpu.memory_mib,
-                    used_milli=gpu.used_milli,
-                    exclusive=gpu.exclusive,
-                    healthy=gpu.present
-                    and gpu.health == GpuHealth.OK.value
-                    and not gpu.foreign_process_owner,
-                    nvlink_island=gpu.nvlink_island,
-                    mig_profile=gpu.mig_profile or None,
-                    compute_capability=gpu.compute_capability,
-                )
-                for gpu in gpus
-            ),
-        )
+    for node, gpus in groupby(columns, key=itemgetter(0)):
+        yield node, tuple(GpuRow(*gpu) for _, *gpu in gpus)
 
 
 def read_nodes(

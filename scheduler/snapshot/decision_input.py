@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from django.db import connection, transaction
@@ -34,16 +35,14 @@ from scheduler.snapshot.cluster import (
     read_topologies,
     read_usage,
 )
-from scheduler.snapshot.elastic import ScaleUpSource, read_scale_ups
 from scheduler.snapshot.network_isolation import (
     IsolatedOccupants,
     exclude_isolated_nodes,
-    isolation_sides,
     read_isolated_workloads,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes, read_ineligible_nodes
-from scheduler.snapshot.pending import read_pending
-from scheduler.snapshot.rights import RightsCache, denial_verdict, exclude_denied, read_denials
+from scheduler.snapshot.pending import ScaleUpSource, read_pending, read_scale_ups
+from scheduler.snapshot.rights import RightsCache, denial_verdict, read_denials
 from scheduler.snapshot.row_cache import DerivedCache, RowCache
 from scheduler.snapshot.running import (
     LiveAttempt,
@@ -130,18 +129,17 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
         running = read_running(attempts, ineligible, home_nodes, cache.running)
         pending, rows = read_pending(pools, ineligible, home_nodes, cache.pending_columns, cache.pending)
         if isolated_workloads:
-            isolation_by_row = isolation_sides(
-                {id_: attempt.row for id_, attempt in attempts.items()}, "job__"
-            )
+            columns = {id_: attempt.row for id_, attempt in attempts.items()}
             running = exclude_isolated_nodes(
-                running, isolation_by_row, list(attempts), isolated_workloads, cache.running_isolated
+                running, columns, "job__", isolated_workloads, cache.running_isolated
             )
-            pending = exclude_isolated_nodes(
-                pending, isolation_sides(rows), list(rows), isolated_workloads, cache.pending_isolated
-            )
+            pending = exclude_isolated_nodes(pending, rows, "", isolated_workloads, cache.pending_isolated)
         scale_ups = read_scale_ups(attempts, ineligible, cache.scale_ups)
         nominations = read_nominations()
         denials = read_denials(rows, [job.job for job in scale_ups], cache.rights)
+    waiting = (*pending, *scale_ups)
+    if denials:
+        waiting = tuple(row for row in waiting if row.job not in denials)
     faults += _invalid_row_faults(RowKind.NODE, "nodes", cache.nodes, nodes, "id")
     faults += _invalid_row_faults(RowKind.RUNNING, "running", cache.running, running, "job")
     faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.pending, pending, "job")
@@ -158,7 +156,7 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=exclude_denied(pending, scale_ups, denials),
+            pending=waiting,
             topologies=topologies,
             reservations=reservations,
         ),
@@ -170,7 +168,7 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
         home_nodes=home_nodes,
         nominations=nominations,
         faults=tuple(faults),
-        excluded=tuple(map(denial_verdict, denials.items())),
+        excluded=tuple(starmap(denial_verdict, denials.items())),
     )
 
 

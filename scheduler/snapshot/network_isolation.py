@@ -34,13 +34,6 @@ IsolatedOccupants = Mapping[NodeId, Collection[tuple[IsolationClass, ProjectId]]
 """Class and project of isolated jobs by node, for pools that allow gangs the host network."""
 
 
-def isolation_class_of(*, workspace: bool, gang: bool) -> IsolationClass | None:
-    """Return the class of a job, independent of its placement: any gang may span several nodes."""
-    if workspace:
-        return IsolationClass.WORKSPACE
-    return IsolationClass.HOST_NETWORK if gang else None
-
-
 def must_be_separated(
     isolation_class: IsolationClass,
     project: ProjectId,
@@ -62,9 +55,11 @@ def isolation_excluded_nodes(
 
 
 def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationClass | None:
-    """Return the isolation class of a job from its columns; None when it has none."""
+    """Return the isolation class of a job, independent of its placement: any gang may span several nodes."""
+    if kind == JobKind.WORKSPACE.value:
+        return IsolationClass.WORKSPACE
     gang = tasks > 1 and elastic_min_tasks(tasks, min_tasks) is None
-    return isolation_class_of(workspace=kind == JobKind.WORKSPACE.value, gang=gang)
+    return IsolationClass.HOST_NETWORK if gang else None
 
 
 def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:
@@ -83,18 +78,22 @@ def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAtt
 
 def exclude_isolated_nodes(
     rows: Sequence[Row],
-    sides: Mapping[int, IsolationClass],
-    row_ids: Sequence[int],
+    columns: Mapping[int, Mapping[str, Any]],
+    prefix: str,
     workloads: IsolatedOccupants,
     cache: DerivedCache[Row, Row],
 ) -> tuple[Row, ...]:
     """Return the rows, where those with an isolation class avoid the nodes closed to them.
 
-    ``row_ids`` are their primary keys, ``sides`` the isolation classes by primary key.
+    ``columns`` are those of their jobs by primary key, in the order of ``rows``; names begin with ``prefix``.
     """
+    sides = {}
+    for id_, job in columns.items():
+        if side := isolation_side(job[f"{prefix}kind"], job[f"{prefix}tasks"], job[f"{prefix}min_tasks"]):
+            sides[id_] = side
     if not workloads or not sides:
         return tuple(rows)
-    isolated_rows = {id_: row for id_, row in zip(row_ids, rows, strict=True) if id_ in sides}
+    isolated_rows = {id_: row for id_, row in zip(columns, rows, strict=True) if id_ in sides}
     known: dict[tuple[IsolationClass, ProjectId], tuple[NodeId, ...]] = {}
 
     def make(id_: int, row: Row) -> Row:
@@ -104,7 +103,7 @@ def exclude_isolated_nodes(
         return exclude_nodes(row, known[owner_key])
 
     made = dict(zip(isolated_rows, cache.map(isolated_rows, workloads, make), strict=True))
-    return tuple(made.get(id_, row) for id_, row in zip(row_ids, rows, strict=True))
+    return tuple(made.get(id_, row) for id_, row in zip(columns, rows, strict=True))
 
 
 def exclude_nodes(row: Row, nodes: tuple[NodeId, ...]) -> Row:
@@ -155,13 +154,3 @@ class NetworkIsolationCheck:
 
 def _side(job: Job) -> IsolationClass | None:
     return isolation_side(job.kind, job.tasks, job.min_tasks)
-
-
-def isolation_sides(rows: Mapping[int, dict[str, Any]], prefix: str = "") -> dict[int, IsolationClass]:
-    """Return the isolation classes of jobs by primary key, from their columns."""
-    found = {}
-    for id_, row in rows.items():
-        side = isolation_side(row[f"{prefix}kind"], row[f"{prefix}tasks"], row[f"{prefix}min_tasks"])
-        if side is not None:
-            found[id_] = side
-    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,15 +21,13 @@ from portal.domain.states import compatible_runtimes
 from portal.models import Environment, ImagePresence, Node
 from portal.selectors.nodes.network_policy import restricted_pools
 from portal.services.projects.volumes import node_restricted_volumes, nodes_by_volume
-from scheduler.core.model.snapshot import NodeId
+from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId
 from scheduler.core.model.validation import Fault, RowKind
 
 NodeIds = tuple[NodeId, ...]
 
 
 class NodeCapabilities(NamedTuple):
-    """What a node can run."""
-
     runtime: str
     driver: str | None
     enforces_gpu_shares: bool = False
@@ -50,12 +49,19 @@ class EnvironmentRequirements(NamedTuple):
     cuda: str = ""
 
 
+class EnvironmentNodes(NamedTuple):
+    """The nodes that cannot run an environment, and the CUDA version that it requires; blank is any."""
+
+    without_gpus: NodeIds
+    with_gpus: NodeIds
+    cuda: str
+
+
 @dataclass(frozen=True)
 class IneligibleNodes:
     """Ineligible nodes by requirement; environments by primary key, nodes sorted by id."""
 
-    without_gpus: Mapping[int, NodeIds]
-    with_gpus: Mapping[int, NodeIds]
+    environments: Mapping[int, EnvironmentNodes]
     without_host_network: NodeIds
     """Nodes of pools that do not allow host networking."""
     without_volume: Mapping[str, NodeIds] = field(default_factory=dict)
@@ -70,41 +76,30 @@ class IneligibleNodes:
     """By public id of each project with a network policy, nodes that cannot enforce it."""
     without_gang_egress_policy: Mapping[str, NodeIds] = field(default_factory=dict)
     """The same for gangs: includes nodes with host networking, where the policy cannot be enforced."""
-    cuda: Mapping[int, str] = field(default_factory=dict)
-    """Required CUDA version by primary key of the environment; blank means any."""
 
     def required_cuda(self, environment: int, gpus: int) -> str:
         """Return the CUDA version that a task requires; blank when any or when it has no GPU."""
-        return self.cuda.get(environment, "") if gpus else ""
+        return self.environments[environment].cuda if gpus else ""
 
-    def for_task(
-        self,
-        environment: int,
-        gpus: int,
-        *,
-        shares_gpu: bool,
-        gang: bool = False,
-        needs_rendezvous: bool = False,
-        volumes: Sequence[Mapping[str, Any]] = (),
-        project: str = "",
+    def for_job(
+        self, row: Mapping[str, Any], prefix: str = "", *, gang: bool = False, needs_rendezvous: bool = False
     ) -> NodeIds:
-        """Return the ineligible nodes for a task; a task without GPUs needs no driver.
+        """Return the ineligible nodes for the tasks of a job; a task without GPUs needs no driver.
 
-        ``shares_gpu``: it requests a share of a GPU. ``gang``: its job has several tasks and is not elastic,
-        so they may be on several nodes. ``needs_rendezvous``: its tasks must reach each other. ``volumes``:
-        those of the job. ``project``: public id.
+        ``row`` contains the job's columns, whose names begin with ``prefix``. ``gang``: it has several tasks and
+        is not elastic, so they may be on several nodes. ``needs_rendezvous``: its tasks must reach each other.
         """
-        cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
-        more = [
-            self.without_volume[each["volume"]] for each in volumes if each["volume"] in self.without_volume
-        ]
+        gpus, project = row[f"{prefix}gpus_per_task"], row[f"{prefix}project__public_id"]
+        environment = self.environments[row[f"{prefix}environment_id"]]
+        cannot = environment.with_gpus if gpus else environment.without_gpus
+        names = [each["volume"] for each in row[f"{prefix}volumes"]]
+        more = [self.without_volume[name] for name in names if name in self.without_volume]
         if project in self.without_egress_policy:
+            spans_nodes = gang or needs_rendezvous
             more.append(
-                (self.without_gang_egress_policy if gang or needs_rendezvous else self.without_egress_policy)[
-                    project
-                ]
+                (self.without_gang_egress_policy if spans_nodes else self.without_egress_policy)[project]
             )
-        if shares_gpu and gpus:
+        if gpus and row[f"{prefix}milli_per_gpu"] < WHOLE_MILLI:
             more.append(self.without_gpu_shares)
         if needs_rendezvous:
             more.append(self.without_host_network)
@@ -124,50 +119,39 @@ def read_ineligible_nodes(
     ``gpu_shares_required``: nodes of pools that require enforced GPU shares. ``cluster_settings``: settings
     of the cluster. Network policies of projects add a fixed number of queries.
     """
-    known: dict[EnvironmentRequirements, NodeIds] = {}
     invalid: dict[int, Fault] = {}
-    without: dict[int, NodeIds] = {}
-    with_: dict[int, NodeIds] = {}
-    cuda: dict[int, str] = {}
+    environments: dict[int, EnvironmentNodes] = {}
 
-    def find(needs: EnvironmentRequirements) -> NodeIds:
-        if needs not in known:
-            known[needs] = find_ineligible_nodes(needs, capabilities.items())
-        return known[needs]
+    @cache
+    def find(*needs: str) -> NodeIds:
+        return find_ineligible_nodes(EnvironmentRequirements(*needs), capabilities.items())
 
     rows = Environment.objects.values_list(
         "id", "public_id", "name", "runtime", "min_driver", "image_cuda", "min_cuda"
     )
     for id_, public_id, name, runtime, driver, said, chosen in rows:
-        cuda[id_] = required_cuda(said, chosen)
-        if not (DRIVER_VERSION.fullmatch(driver or "0") and CUDA_VERSION.fullmatch(cuda[id_] or "0.0")):
-            what = f"{name} requires driver {driver!r} and CUDA {cuda[id_]!r}, one of which is not a version"
+        cuda = required_cuda(said, chosen)
+        if not (DRIVER_VERSION.fullmatch(driver or "0") and CUDA_VERSION.fullmatch(cuda or "0.0")):
+            what = f"{name} requires driver {driver!r} and CUDA {cuda!r}, one of which is not a version"
             invalid[id_] = Fault(RowKind.ENVIRONMENT, public_id, f"environments[{public_id}]", what)
-            driver = cuda[id_] = ""
-        without[id_], with_[id_] = (
-            find(EnvironmentRequirements(runtime)),
-            find(EnvironmentRequirements(runtime, driver, cuda[id_])),
-        )
+            driver = cuda = ""
+        environments[id_] = EnvironmentNodes(find(runtime), find(runtime, driver, cuda), cuda)
     for id_, node, needs in _node_specific_requirements():
-        if id_ in with_ and node in capabilities:
-            others = [each for each in with_[id_] if each != node]
-            with_[id_] = tuple(sorted([*others, *find_ineligible_nodes(needs, [(node, capabilities[node])])]))
+        if id_ in environments and node in capabilities:
+            others = [each for each in environments[id_].with_gpus if each != node]
+            here = find_ineligible_nodes(needs, [(node, capabilities[node])])
+            environments[id_] = environments[id_]._replace(with_gpus=tuple(sorted([*others, *here])))
     without_gpu_shares = tuple(
         sorted(node for node in gpu_shares_required if not capabilities[node].enforces_gpu_shares)
     )
     without_gang_network = tuple(
-        sorted(
-            NodeId(node)
-            for node, node_capabilities in capabilities.items()
-            if node_capabilities.lacks_gang_network
-        )
+        sorted(NodeId(node) for node, can in capabilities.items() if can.lacks_gang_network)
     )
     without_egress_policy, without_gang_egress_policy = _nodes_without_egress_policy(
         capabilities, set(without_host_network), cluster_settings
     )
     return IneligibleNodes(
-        without,
-        with_,
+        environments,
         without_host_network,
         _nodes_without_volume(capabilities),
         without_gpu_shares,
@@ -175,7 +159,6 @@ def read_ineligible_nodes(
         invalid=invalid,
         without_egress_policy=without_egress_policy,
         without_gang_egress_policy=without_gang_egress_policy,
-        cuda=cuda,
     )
 
 
@@ -191,18 +174,10 @@ def _nodes_without_egress_policy(
     found: dict[str, NodeIds] = {}
     gangs: dict[str, NodeIds] = {}
     for project, held in pools.items():
-        inside = [
-            (NodeId(id_), node_capabilities)
-            for id_, node_capabilities in sorted(capabilities.items())
-            if node_capabilities.pool in held
-        ]
-        found[project] = tuple(
-            id_ for id_, node_capabilities in inside if not node_capabilities.enforces_egress
-        )
+        inside = [(NodeId(id_), can) for id_, can in sorted(capabilities.items()) if can.pool in held]
+        found[project] = tuple(id_ for id_, can in inside if not can.enforces_egress)
         gangs[project] = tuple(
-            id_
-            for id_, node_capabilities in inside
-            if not node_capabilities.enforces_egress or id_ not in without_host_network
+            id_ for id_, can in inside if not can.enforces_egress or id_ not in without_host_network
         )
     return found, gangs
 
@@ -233,8 +208,8 @@ def find_ineligible_nodes(
     fit = compatible_runtimes(requirements.runtime)
     return tuple(
         NodeId(node)
-        for node, node_capabilities in sorted(capabilities)
-        if node_capabilities.runtime not in fit
-        or not is_driver_sufficient(node_capabilities.driver, requirements.driver)
-        or not is_cuda_sufficient(node_capabilities.cuda, requirements.cuda)
+        for node, can in sorted(capabilities)
+        if can.runtime not in fit
+        or not is_driver_sufficient(can.driver, requirements.driver)
+        or not is_cuda_sufficient(can.cuda, requirements.cuda)
     )

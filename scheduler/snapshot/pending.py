@@ -1,17 +1,19 @@
-"""Reads pending jobs as snapshot rows."""
+"""Reads pending jobs, and the missing tasks of running elastic jobs, as snapshot rows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from django.db.models import QuerySet
 
 from portal.domain.end_states import APPLICATION_FAILURES, backoff_s
 from portal.domain.reasons import EndReason
 from portal.domain.states import DesiredState, JobState
 from portal.models import Job
 from scheduler.core.model.snapshot import (
-    WHOLE_MILLI,
     JobId,
     NodeId,
     PendingRow,
@@ -31,8 +33,8 @@ from scheduler.snapshot.job_columns import (
     pending_values,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes
-from scheduler.snapshot.row_cache import DerivedCache, RowCache, row_version_blocks
-from scheduler.snapshot.running import EpochSeconds
+from scheduler.snapshot.row_cache import INVALID_DATA, DerivedCache, RowCache, row_version_blocks
+from scheduler.snapshot.running import EpochSeconds, LiveAttempt
 
 _PENDING = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
 _BACKOFF_REASONS = APPLICATION_FAILURES | {
@@ -55,11 +57,7 @@ def read_pending(
     Nodes that can never run a job are among those it avoids.
     """
     all_pools = tuple(pool.id for pool in pools)
-    excluded: dict[int, list[str]] = defaultdict(list)
-    for job, node in Job.avoid_nodes.through.objects.filter(job__in=_PENDING).values_list(
-        "job_id", "node__public_id"
-    ):
-        excluded[job].append(node)
+    excluded = _read_avoided_nodes(_PENDING)
     waiting = columns_cache.refresh_blocks(
         row_version_blocks(
             "portal_job",
@@ -74,7 +72,7 @@ def read_pending(
         return build_placeable_row(row, all_pools, ineligible, excluded.get(id_, []), home_nodes)
 
     def fallback(_: int, row: dict[str, Any]) -> PendingRow:
-        return build_pending_row(without_json(row), all_pools, (), [], None)
+        return build_pending_row(_without_json(row), all_pools, (), [], None)
 
     pending = rows_cache.map(waiting, (all_pools, ineligible, home_nodes, dict(excluded)), make, fallback)
     if dependencies := read_dependencies(_PENDING):
@@ -83,7 +81,16 @@ def read_pending(
     return pending, waiting
 
 
-def without_json(row: dict[str, Any]) -> dict[str, Any]:
+def _read_avoided_nodes(jobs: QuerySet[Job] | Collection[int]) -> defaultdict[int, list[str]]:
+    """Return the nodes (public ids) that each of ``jobs`` avoids for a while."""
+    avoided: defaultdict[int, list[str]] = defaultdict(list)
+    rows = Job.avoid_nodes.through.objects.filter(job__in=jobs)
+    for job, node in rows.values_list("job_id", "node__public_id"):
+        avoided[job].append(node)
+    return avoided
+
+
+def _without_json(row: dict[str, Any]) -> dict[str, Any]:
     """Return the columns with JSON values blanked, for a row with invalid JSON."""
     return row | {"topology_constraint": None, "volumes": [], "nominated_placement": None}
 
@@ -123,14 +130,10 @@ def build_placeable_row(
     home_nodes: dict[str, NodeId],
 ) -> PendingRow:
     """Return the snapshot row of a job with the nodes that can never run it, and its home node."""
-    ineligible_nodes = ineligible.for_task(
-        row["environment_id"],
-        row["gpus_per_task"],
-        shares_gpu=row["milli_per_gpu"] < WHOLE_MILLI,
+    ineligible_nodes = ineligible.for_job(
+        row,
         gang=row["tasks"] > 1 and elastic_min_tasks(row["tasks"], row["min_tasks"]) is None,
         needs_rendezvous=bool(gang_launcher(row["tasks"], row["launcher"])),
-        volumes=row["volumes"],
-        project=row["project__public_id"],
     )
     home = home_node(row["kind"], row["owner__public_id"], home_nodes)
     cuda = ineligible.required_cuda(row["environment_id"], row["gpus_per_task"])
@@ -173,3 +176,48 @@ def _not_before_s(row: dict[str, Any]) -> float | None:
     if row["reason"] not in _BACKOFF_REASONS:
         return None
     return float(row["queued_s"] + backoff_s(row["attempt_count"]))
+
+
+ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]]
+"""Columns of the job, its attempt, ineligible nodes, and nodes it avoids for a while."""
+
+
+def read_scale_ups(
+    attempts: Mapping[int, LiveAttempt],
+    ineligible: IneligibleNodes,
+    cache: DerivedCache[ScaleUpSource, PendingRow],
+) -> tuple[PendingRow, ...]:
+    """Return a pending row with the missing ranks of each running job that may grow.
+
+    Two queries, or none when no job may grow.
+    """
+    growing = {attempt.row["job_id"]: attempt for attempt in attempts.values() if attempt.missing_ranks}
+    if not growing:
+        return cache.map({}, None, _build_row)
+    excluded = _read_avoided_nodes(growing)
+    sources = {}
+    for id_, row in fetch_columns(list(growing)):
+        if row["held"]:
+            continue
+        try:
+            sources[id_] = (row, growing[id_], ineligible.for_job(row), sorted(excluded[id_]))
+        except INVALID_DATA:
+            continue  # ``read_running`` reports the same job
+    return cache.map(
+        sources,
+        None,
+        _build_row,
+        lambda id_, source: _build_row(id_, (_without_json(source[0]), *source[1:])),
+    )
+
+
+def _build_row(_: int, source: ScaleUpSource) -> PendingRow:
+    row, attempt, avoid, avoided = source
+    return replace(
+        build_pending_row(row, (), avoid, avoided, None),
+        pools=(PoolId(attempt.row["pool__public_id"]),),
+        tasks=len(attempt.missing_ranks),
+        ranks=attempt.missing_ranks,
+        nominated_tasks=(),  # they are in the running row
+        not_before_s=attempt.row["grow_after_s"],
+    )

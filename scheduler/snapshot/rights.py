@@ -16,7 +16,7 @@ from portal.selectors.jobs.rights import (
     usage_from_columns,
 )
 from scheduler.core.model.plan import Verdict
-from scheduler.core.model.snapshot import JobId, PendingRow
+from scheduler.core.model.snapshot import JobId
 from scheduler.snapshot.row_cache import DerivedCache
 
 
@@ -60,14 +60,5 @@ def read_denials(
     return found | {job: denied[run] for job, run in grow.items() if run in denied}
 
 
-def exclude_denied(
-    pending: tuple[PendingRow, ...], scale_ups: tuple[PendingRow, ...], denials: Mapping[JobId, Denial]
-) -> tuple[PendingRow, ...]:
-    if not denials:
-        return (*pending, *scale_ups)
-    return tuple(row for row in (*pending, *scale_ups) if row.job not in denials)
-
-
-def denial_verdict(item: tuple[JobId, Denial]) -> Verdict:
-    job, denial = item
+def denial_verdict(job: JobId, denial: Denial) -> Verdict:
     return Verdict(job, VerdictCode.OWNER_NOT_PERMITTED, str(denial), {"right": denial.requirement.value})

@@ -66,7 +66,6 @@ class RowCache(Generic[Value]):
 
     @property
     def rows(self) -> dict[int, Value]:
-        """Return the rows as last read or put."""
         return {id_: value for id_, (_, value) in self._rows.items()}
 
     def put(self, versions: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
@@ -135,7 +134,6 @@ class DerivedCache(Generic[Source, Value]):
 
 
 def _parse_versions(blocks: Iterable[str]) -> dict[int, object]:
-    """Return the versions of blocks by primary key."""
     pairs = (pair.split(":", 1) for text in blocks for pair in text.split())
     return {int(id_): version for id_, version in pairs}
 
@@ -153,17 +151,13 @@ def row_version_blocks(
         f"SELECT {key} / {BLOCK_SIZE}, string_agg({key}::text || ':' || xmin::text, ' ')"  # noqa: S608
         f" FROM {table} WHERE {where} GROUP BY 1"
     )
-    with connection.cursor() as cursor:
-        cursor.execute(query, parameters)
-        blocks: list[tuple[int, str]] = cursor.fetchall()
-    return blocks
+    return row_versions(query, parameters)
 
 
-def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object]]:
-    """Return primary keys with versions from a query."""
+def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, str]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        versions: list[tuple[int, object]] = cursor.fetchall()
+        versions: list[tuple[int, str]] = cursor.fetchall()
     return versions
 
 

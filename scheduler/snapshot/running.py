@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db.models import Case, F, FloatField, Func, Q, When
 
@@ -18,7 +18,6 @@ from portal.models import (
     Volume,
 )
 from scheduler.core.model.snapshot import (
-    WHOLE_MILLI,
     GpuShare,
     GpuUuid,
     JobId,
@@ -95,24 +94,25 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
     live = Attempt.objects.filter(state__in=_LIVE)
     chosen = live if attempts is None else live.filter(pk__in=attempts)
     shares: dict[int, list[GpuShare]] = defaultdict(list)
-    for task, uuid, milli in (
+    for task_id, uuid, milli in (
         Allocation.objects.filter(ended_at__isnull=True, task__attempt__in=chosen)
         .order_by("gpu__index")
         .values_list("task_id", "gpu__uuid", "milli")
     ):
-        shares[task].append(GpuShare(GpuUuid(uuid), milli))
-    tasks: dict[int, list[_TaskColumns]] = defaultdict(list)
+        shares[task_id].append(GpuShare(GpuUuid(uuid), milli))
+    tasks: dict[int, list[Any]] = defaultdict(list)
     # of elastic jobs also removed tasks, because a replacement gets a new rank
     included = Q(container_removed=False) | Q(attempt__job__min_tasks__isnull=False)
-    for fields in (
+    for task in (
         Task.objects.filter(included, attempt__in=chosen)
         .annotate(stopping=Q(eviction_requested_at__isnull=False))
         .order_by("attempt_id", "rank")
         .values_list(
-            "attempt_id", "id", "rank", "node_id", "node__public_id", "container_removed", "state", "stopping"
+            "attempt_id", "id", "rank", "node_id", "node__public_id", "container_removed", "state", "stopping",
+            named=True,
         )
-    ):
-        tasks[fields[0]].append(_TaskColumns(*fields[1:]))
+    ):  # fmt: skip
+        tasks[task.attempt_id].append(task)
     preemptor = Case(When(_PREEMPTOR_STILL_PENDING, then=F("preempted_for__public_id")), default=None)
     for row in chosen.annotate(
         preemptor=preemptor,
@@ -151,12 +151,12 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         "job__desired_state",
     ):
         every = tasks[row["id"]]
-        live_tasks = [task for task in every if not task.gone]
+        live_tasks = [task for task in every if not task.container_removed]
         each = row["job__cpu_milli"], row["job__memory_mib"]
         elastic = elastic_min_tasks(row["job__tasks"], row["job__min_tasks"]) is not None
         running_tasks = (
             RunningTask(
-                NodeId(task.node_id),
+                NodeId(task.node__public_id),
                 tuple(shares.get(task.id, ())),
                 *each,
                 rank=task.rank if elastic else None,
@@ -168,27 +168,21 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         yield (
             row["id"],
             LiveAttempt(
-                dict(row), tuple(running_tasks), tuple(task.node for task in live_tasks), min_tasks, missing
+                dict(row),
+                tuple(running_tasks),
+                tuple(task.node_id for task in live_tasks),
+                min_tasks,
+                missing,
             ),
         )
 
 
-class _TaskColumns(NamedTuple):
-    id: int
-    rank: int
-    node: int
-    node_id: str
-    gone: bool
-    state: str
-    stopping: bool
-
-
-def _elastic_size(row: dict[str, Any], tasks: Sequence[_TaskColumns]) -> tuple[int | None, tuple[int, ...]]:
+def _elastic_size(row: dict[str, Any], tasks: Sequence[Any]) -> tuple[int | None, tuple[int, ...]]:
     """Return the fewest tasks an elastic attempt can run with, and its missing ranks."""
     ends = row["stopping"] or row["job__desired_state"] != DesiredState.RUN.value
     if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
         return None, ()
-    missing = row["job__tasks"] - sum(not task.gone for task in tasks)
+    missing = row["job__tasks"] - sum(not task.container_removed for task in tasks)
     if row["failed_tasks"] >= row["job__max_attempts"] or missing > MAX_TASKS:
         missing = 0
     first = 1 + max((task.rank for task in tasks), default=-1)
@@ -206,14 +200,7 @@ def read_running(
     def make(_: int, attempt: LiveAttempt) -> RunningRow:
         row = attempt.row
         home = home_node(row["job__kind"], row["job__owner__public_id"], home_nodes)
-        avoid = ineligible.for_task(
-            row["job__environment_id"],
-            row["job__gpus_per_task"],
-            shares_gpu=row["job__milli_per_gpu"] < WHOLE_MILLI,
-            volumes=row["job__volumes"],
-            project=row["job__project__public_id"],
-        )
-        return build_running_row(attempt, avoid, home)
+        return build_running_row(attempt, ineligible.for_job(row, "job__"), home)
 
     return cache.map(
         attempts, (ineligible, home_nodes), make, lambda _, attempt: _build_row_without_json(attempt)

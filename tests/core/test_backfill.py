@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.core.actions.backfill import JobEnd, ReservationPlanner, expected_end_s
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import HeldSlots, JobId, TaskShape
-from tests.core.cluster_builder import NOW_S, node, waits
+from tests.core.cluster_builder import NOW_S, node
 
 
 def floor(nodes: int, gpus: int = 4) -> NodePlacer:
@@ -17,7 +17,7 @@ def floor(nodes: int, gpus: int = 4) -> NodePlacer:
 
 
 def shape(gpus: int) -> TaskShape:
-    return TaskShape.from_job(waits("j", "p", gpus, cpu_milli=0, memory_mib=0))
+    return TaskShape(gpus, 1000, None, None, 0, 0, (), None)
 
 
 def held(at: int, *slots: int) -> tuple[HeldSlots, ...]:

@@ -15,8 +15,7 @@ from scheduler import tasks
 from scheduler.core.model.plan import Verdict
 from scheduler.core.model.snapshot import JobId
 from scheduler.core.verdicts.report import VerdictReport
-from scheduler.cycle import CycleResult, run_cycle
-from scheduler.cycle_state import CycleState
+from scheduler.cycle import CycleResult, CycleState, run_cycle
 from scheduler.tasks import CycleRunner
 from tests import factories
 

@@ -31,8 +31,7 @@ from portal.services.jobs.submission import preview_query_body, request_from_job
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from scheduler import what_if
-from scheduler.cycle import run_cycle
-from scheduler.cycle_state import CycleState
+from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import run_forecast_pass
 from tests import factories
 

@@ -17,7 +17,7 @@ from portal.services.jobs.submission import JobRequest, do_submit_job, preview_q
 from portal.web.launch import preview
 from scheduler import what_if
 from scheduler.cycle import run_cycle
-from scheduler.forecast import request_forecast
+from scheduler.forecast import forecast_pass
 from scheduler.forecast.forecast_pass import run_forecast_pass
 from scheduler.what_if import answer_query
 from tests import factories
@@ -53,7 +53,7 @@ def scene(monkeypatch):
     """Four GPUs, promised to the project `owed`; the project `lent` has borrowed three of them."""
     factories.cluster_settings()
     monkeypatch.setattr(what_if, "_cached_inputs", None)
-    monkeypatch.setattr(request_forecast, "_cached_calibration", None)
+    monkeypatch.setattr(forecast_pass, "_cached_calibration", None)
     pool = factories.pool("main-pool")
     factories.node(pool)
     owner, other = factories.user("ada"), factories.user("eve")

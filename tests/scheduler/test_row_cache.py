@@ -18,7 +18,7 @@ from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node,
 from portal.services.jobs.task_reports import record_checkpoint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
-from scheduler.cycle_state import CycleState
+from scheduler.cycle import CycleState
 from scheduler.snapshot.decision_input import DecisionInput, SnapshotCache, take_snapshot
 from scheduler.snapshot.row_cache import RowCache
 from tests import factories
@@ -249,7 +249,7 @@ def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     take_snapshot(settings, recall.snapshot_cache)
     recall.reset_if_database_changed()
     assert recall.snapshot_cache is kept
-    monkeypatch.setattr("scheduler.cycle_state.database_identity", lambda: ("another",))
+    monkeypatch.setattr("scheduler.cycle.database_identity", lambda: ("another",))
     recall.reset_if_database_changed()
     assert recall.snapshot_cache is not kept
 

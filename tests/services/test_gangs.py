@@ -22,8 +22,7 @@ from portal.services.nodes.nodes import record_network_info
 from scheduler import sweep
 from scheduler.core.decide import decide
 from scheduler.nodes.gang_connectivity import exclude_faulty_node
-from scheduler.nodes.task_mounts import JobVolumes
-from scheduler.nodes.task_spec import RankAssignment, build_task_spec
+from scheduler.nodes.task_spec import JobVolumes, RankAssignment, build_task_spec
 from scheduler.snapshot.decision_input import take_snapshot
 from tests import factories
 

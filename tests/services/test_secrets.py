@@ -16,8 +16,7 @@ from portal.services.projects.secrets import (
     do_save_secret,
     read_job_secrets,
 )
-from scheduler.nodes.task_mounts import JobVolumes
-from scheduler.nodes.task_spec import RankAssignment, build_task_spec
+from scheduler.nodes.task_spec import JobVolumes, RankAssignment, build_task_spec
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)

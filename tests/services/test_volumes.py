@@ -16,7 +16,7 @@ from portal.services.jobs.submission import (
 )
 from portal.services.projects.volumes import VolumeInput, do_delete_volume, do_save_volume
 from scheduler.cycle import run_cycle
-from scheduler.nodes.task_mounts import VolumeNotAllowedError, build_mounts, is_basic_mount, read_job_volumes
+from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, is_basic_mount, read_job_volumes
 from scheduler.snapshot.decision_input import take_snapshot
 from tests import factories
 

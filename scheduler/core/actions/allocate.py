@@ -67,7 +67,10 @@ class AllocateAction:
         if not gang.running_row and not pool_state.is_quota_blocked(gang, amounts):
             for task, place in places:
                 statement.allocate(task, place)
-            if not _is_overcommitted(pool_state, places):
+            held = [place for _, place in places]
+            if not (
+                pool_state.idle.is_overcommitted(held) or pool_state.idle_and_releasing.is_overcommitted(held)
+            ):
                 gang.pinned = True
                 return
             statement.rollback()
@@ -93,9 +96,8 @@ class AllocateAction:
                     statement.evict(task)
                 closed = pool_state.is_quota_blocked(gang, total_demand(tasks))
                 if not closed and GangPlacer(statement, nominate=False).place(gang, tasks):
-                    gang.pinned = bool(
-                        gang.pending_row and gang.pending_row.nominated_tasks
-                    )  # nominated by an earlier plan
+                    # nominated by an earlier plan
+                    gang.pinned = bool(gang.pending_row and gang.pending_row.nominated_tasks)
                 else:
                     statement.rollback()
 
@@ -146,7 +148,7 @@ class AllocateAction:
                 jobs += feasible
         queue = JobQueue(pool_state, jobs, no_place)
         while (gang := queue.pop()) is not None:
-            tasks = gang.next_to_place()
+            tasks = gang.next_tasks
             milli = total_demand(tasks).gpu_milli
             if not self._session.count_step(gang):
                 continue
@@ -156,7 +158,7 @@ class AllocateAction:
                 pool_state.gangs[gang.job] = gang
                 self._session.pool_of[gang.job] = pool
                 queue.started(gang, milli)
-                if gang.next_to_place():
+                if gang.next_tasks:
                     queue.requeue(gang)
             elif self._fits_nowhere(pool_state, gang, last):
                 full.add(gang.shape_id)
@@ -189,7 +191,7 @@ class AllocateAction:
 
     def _has_pending(self, gang: Gang) -> bool:
         """Return True if the gang has tasks to place; one that waits for nominated slots does not grow."""
-        if not gang.next_to_place():
+        if not gang.next_tasks:
             return False
         promised = gang.dirty and gang.job in self._session.nominated_jobs
         return not (promised and any(task.state is GangTaskState.NOMINATED for task in gang.tasks))
@@ -203,7 +205,7 @@ class AllocateAction:
         """Return True if only space is missing: then no other gang of this shape fits either."""
         if not gang.homogeneous:
             return False
-        tasks = gang.next_to_place()
+        tasks = gang.next_tasks
         if pool_state.available.fit_count(tasks[0].shape) >= len(tasks):
             return False
         return not (
@@ -214,7 +216,7 @@ class AllocateAction:
 
     def _start(self, pool_state: PoolState, gang: Gang) -> bool:
         """Start the next tasks of the gang on free slots, or change nothing."""
-        tasks = gang.next_to_place()
+        tasks = gang.next_tasks
         if pool_state.is_quota_blocked(gang, total_demand(tasks)):
             return False
         if any(task.state is GangTaskState.NOMINATED for task in gang.tasks):
@@ -224,7 +226,7 @@ class AllocateAction:
 
     def _nominate(self, pool_state: PoolState, gang: Gang) -> bool:
         """Nominate slots that are being released, or change nothing."""
-        tasks = gang.next_to_place()
+        tasks = gang.next_tasks
         if not pool_state.has_releasing:
             return False
         if self._quota_blocked(pool_state, gang):
@@ -240,9 +242,3 @@ def _duration_bounds_s(gang: Gang) -> tuple[float | None, float | None]:
         if gang.pending_row
         else (None, None)
     )
-
-
-def _is_overcommitted(pool_state: PoolState, places: list[tuple[GangTask, HeldSlots]]) -> bool:
-    """Return True if these slots are overcommitted, now or after all releases."""
-    held = [place for _, place in places]
-    return pool_state.idle.is_overcommitted(held) or pool_state.idle_and_releasing.is_overcommitted(held)

@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ class ReservationPlanner:
         self._now_s = now_s
         self._max_steps = max_steps
         known = [each for each in job_ends if each.end_s is not None and math.isfinite(each.end_s)]
-        known.sort(key=_by_end)
+        known.sort(key=attrgetter("end_s", "job"))
         self._release_times = _release_times(known, now_s)
         self._freed = SlotBatch([each.held for each in known])
 
@@ -100,7 +101,7 @@ class ReservationPlanner:
         if moment is None:
             return None
         ground = self._capacity_after(taken, moment.end_count)
-        fitting = next(each for each in shapes if _fits(ground, each, tasks))
+        fitting = next(each for each in shapes if ground.fit_count(each) >= tasks)
         held = ground.place_gang(fitting, tasks)
         if held is None:
             return None
@@ -113,12 +114,13 @@ class ReservationPlanner:
     ) -> _ReleaseTime | None:
         """Return the first release time at which one of ``shapes`` fits; count the ends up to it as steps."""
         left = self._max_steps - self.steps_used
+        ends_before = attrgetter("earlier_end_count")
         # a release time is within the budget if fewer ends than the remaining steps precede it
-        moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=_ends_before)]
+        moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=ends_before)]
 
         def fits(moment: _ReleaseTime) -> bool:
             ground = self._capacity_after(taken, moment.end_count)
-            return any(_fits(ground, each, tasks) for each in shapes)
+            return any(ground.fit_count(each) >= tasks for each in shapes)
 
         first = 0 if fits(moments[0]) else bisect_left(moments, True, lo=1, key=fits)
         self.steps_used += moments[min(first, len(moments) - 1)].end_count
@@ -144,10 +146,6 @@ class ReservationPlanner:
         return mask
 
 
-def _by_end(ending: JobEnd) -> tuple[float, JobId]:
-    return (ending.end_s if ending.end_s is not None else math.inf, ending.job)
-
-
 def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime]:
     """Return now and each later end; a job whose end has passed ends now."""
     found = [_ReleaseTime(now_s, 0, 0)]
@@ -161,18 +159,9 @@ def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime
     return found
 
 
-def _ends_before(moment: _ReleaseTime) -> int:
-    return moment.earlier_end_count
-
-
 def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> TaskShape:
-    """Return the shape restricted to the nodes of ``mask``."""
     others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
     return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
-
-
-def _fits(placer: NodePlacer, shape: TaskShape, tasks: int) -> bool:
-    return placer.fit_count(shape) >= tasks
 
 
 def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float) -> list[Gang]:
@@ -184,18 +173,22 @@ def late_gangs(pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: fl
         for gang in group
         if gang.homogeneous
         and now_s - gang.submitted_s >= pool_state.policy.backfill_reserve_after_s
-        and len(gang.next_to_place()) > 1
+        and len(gang.next_tasks) > 1
         and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
     ]
 
 
 class BackfillReservations:
+    """The reservations of one pool for the first of its gangs that have waited too long."""
+
     def __init__(self, pool_state: PoolState, late: Iterable[Gang], now_s: float, max_steps: int) -> None:
         """Reserve for the first of the ``late`` gangs, given in fair order."""
+        self.reservations: Sequence[GangReservation] = ()
+        self.steps_used = 0
         self._now_s = now_s
         self._planner: ReservationPlanner | None = None
         for gang in late:
-            tasks, near = gang.next_to_place(), gang.root.topology_constraint
+            tasks, near = gang.next_tasks, gang.root.topology_constraint
             shape, domains = tasks[0].shape, pool_state.domains
             if domains.max_tasks_together(near, pool_state.available, shape) >= len(tasks):
                 continue  # it fits on free slots when its turn comes
@@ -204,28 +197,21 @@ class BackfillReservations:
             if self._planner is None:
                 ends = _job_ends(pool_state, now_s)
                 self._planner = ReservationPlanner(pool_state.available, ends, now_s, max_steps)
+                self.reservations = self._planner.reservations
             self._planner.reserve(gang.job, shape, len(tasks), domains.required_domains(near))
-            if len(self._planner.reservations) == MAX_RESERVED_GANGS:
+            self.steps_used = self._planner.steps_used
+            if len(self.reservations) == MAX_RESERVED_GANGS:
                 break
 
-    @property
-    def steps_used(self) -> int:
-        return self._planner.steps_used if self._planner else 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self._planner and self._planner.reservations)
-
     def for_job(self, job: JobId) -> GangReservation | None:
-        made = self._planner.reservations if self._planner else ()
-        return next((each for each in made if each.job == job), None)
+        return next((each for each in self.reservations if each.job == job), None)
 
     def first_blocking(self, gang: Gang) -> GangReservation | None:
         """Return the first reservation of another gang that starts before ``gang`` would end."""
-        if self._planner is None:
+        if not self.reservations:
             return None
         ends_s = self._expected_end_s(gang)
-        others = (each for each in self._planner.reservations if each.job != gang.job)
+        others = (each for each in self.reservations if each.job != gang.job)
         return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
 
     def allowed_nodes(self, gang: Gang) -> Bools | None:

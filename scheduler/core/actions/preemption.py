@@ -10,7 +10,8 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from scheduler.core.actions.scheduling_session import (
     OrderedEviction,
@@ -49,15 +50,13 @@ class PreemptionPlanner:
         self.candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
         self._search = VictimSearch(pool_state, self.candidates)
         self._future_free: tuple[int, int] | None = None
-        self._reclaim_allowed: dict[
-            tuple[ProjectId, ResourceVector, bool], bool
-        ] = {}  # valid for one version of the pool state
+        self._reclaim_allowed: dict[tuple[ProjectId, ResourceVector, bool], bool] = {}
+        """Valid for one version of the pool state."""
         self._reclaim_allowed_version = -1
         self._protection_ends_s: list[float] | None = None  # valid until the pool state changes
         self._dry_run_steps = 0
-        self._dry_run_planners: dict[
-            float, PreemptionPlanner
-        ] = {}  # by simulated time, valid until the pool state changes
+        self._dry_run_planners: dict[float, PreemptionPlanner] = {}
+        """By simulated time, valid until the pool state changes."""
 
     @property
     def steps_used(self) -> int:
@@ -81,7 +80,7 @@ class PreemptionPlanner:
         lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
         asked = gang.next_demand
         if not gang.preemptible and self._pool_state.ledger.exceeded_guarantee(
-            gang.leaf_project, asked, assume_released=AssumeReleased.ALL
+            gang.leaf_project, asked, AssumeReleased.ALL
         ):
             return None
         most = self._max_held(gang)
@@ -113,11 +112,18 @@ class PreemptionPlanner:
 
     def reclaim(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Find victims in other projects."""
-        ledger, leaf = self._pool_state.ledger, gang.leaf_project
-        asked = gang.next_demand
-        reclaim_check = self._reclaim_check(gang, asked)
-        if not self.may_reclaim(gang):
+        ledger, leaf, asked = self._pool_state.ledger, gang.leaf_project, gang.next_demand
+        if not self._may_reclaim(leaf, asked, gang.preemptible):
             return None
+        held, held_non_preemptible = dict(ledger.held), dict(ledger.held_non_preemptible)
+
+        def new_check() -> ReclaimCheck[ProjectId]:
+            paths, entitlements = self._pool_state.tree.path, ledger.entitlements
+            return ReclaimCheck(
+                paths, entitlements, held, held_non_preemptible, leaf, asked, gang.preemptible
+            )
+
+        first_check = new_check()
         kind = (
             "guaranteed"
             if is_within_guarantee(ledger.entitlements[leaf], ledger.held[leaf], asked)
@@ -127,13 +133,12 @@ class PreemptionPlanner:
             each: mine
             for each in sorted(self.candidates.by_project())
             if each != leaf
-            and reclaim_check.may_have_reclaimable(each)
+            and first_check.may_have_reclaimable(each)
             and (mine := self.candidates.in_project(each, kind))
         }
-        before_held, before_firm = dict(ledger.held), dict(ledger.held_non_preemptible)
 
         def allowed(gone: Sequence[GangTask]) -> bool:
-            reclaim_check = self._reclaim_check(gang, asked, before_held, before_firm)
+            reclaim_check = new_check()
             for victim, tasks in _by_gang(gone):
                 for amounts in _pieces(victim, tasks):
                     if not reclaim_check.allows(victim.leaf_project):
@@ -182,23 +187,15 @@ class PreemptionPlanner:
         return eviction_set is not None
 
     def any_may_evict(
-        self,
-        leaf: ProjectId,
-        priority: int,
-        preemptible: bool,
-        min_demand: ResourceVector,
-        reason: EvictionReason,
+        self, owner: tuple[ProjectId, int, bool], min_demand: ResourceVector, reason: EvictionReason
     ) -> bool:
-        """Return False if ``may_evict`` is False for all gangs of this class with at least this demand."""
+        """Return False if ``may_evict`` is False for all gangs of ``owner`` with at least this demand.
+
+        ``owner`` is a leaf project, a priority, and whether the gangs are preemptible.
+        """
+        leaf, priority, preemptible = owner
         if reason is EvictionReason.RECLAIMED:
-            ledger = self._pool_state.ledger
-            return may_reclaim(
-                ledger.entitlements[leaf],
-                ledger.held[leaf],
-                ledger.held_non_preemptible[leaf],
-                min_demand,
-                preemptible,
-            )
+            return self._may_reclaim(leaf, min_demand, preemptible)
         if reason is EvictionReason.PREEMPTED:
             return self.candidates.any_below_priority(leaf, priority)
         return preemptible and min_demand.gpu_milli <= self.future_free_milli()
@@ -207,7 +204,7 @@ class PreemptionPlanner:
         """Return False if the rules certainly forbid all evictions for ``gang``."""
         lower: Sequence[Gang] = ()
         if reason is EvictionReason.RECLAIMED:
-            may = self.may_reclaim(gang)
+            may = self._may_reclaim(gang.leaf_project, gang.next_demand, gang.preemptible)
         elif reason is EvictionReason.PREEMPTED:
             lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
             may = bool(lower)
@@ -223,9 +220,7 @@ class PreemptionPlanner:
         """Return True if the gang exceeds a user limit, so that only evicting the same user's jobs helps."""
         ledger = self._pool_state.ledger
         return bool(
-            ledger.exceeded_user_limit(
-                gang.leaf_project, gang.user, gang.next_demand, assume_released=AssumeReleased.EVICTED
-            )
+            ledger.exceeded_user_limit(gang.leaf_project, gang.user, gang.next_demand, AssumeReleased.EVICTED)
         )
 
     def future_free_milli(self) -> int:
@@ -237,41 +232,32 @@ class PreemptionPlanner:
             )
         return self._future_free[1]
 
-    def may_reclaim(self, gang: Gang) -> bool:
-        """Return True if the gang's project may reclaim: with the gang it stays within its fair share."""
+    def cannot_help(self, reason: EvictionReason, gang: Gang) -> bool:
+        """Return True if eviction cannot help a gang, nor any other gang of its quota class."""
+        if gang.quota_class_id in self.candidates.infeasible[reason]:
+            return True
+        if self.may_evict(gang, reason):
+            return False
+        if reason is not EvictionReason.RECLAIMED:
+            self.candidates.infeasible[reason].add(gang.quota_class_id)
+        return True
+
+    def _may_reclaim(self, leaf: ProjectId, demand: ResourceVector, preemptible: bool) -> bool:
+        """Return True if a project may reclaim: with ``demand`` it stays within its fair share."""
         if self._reclaim_allowed_version != self._pool_state.version:
             self._reclaim_allowed_version = self._pool_state.version
             self._reclaim_allowed.clear()
-        leaf, asked = gang.leaf_project, gang.next_demand
-        known = self._reclaim_allowed.get((leaf, asked, gang.preemptible))
+        known = self._reclaim_allowed.get((leaf, demand, preemptible))
         if known is None:
             ledger = self._pool_state.ledger
-            known = self._reclaim_allowed[leaf, asked, gang.preemptible] = may_reclaim(
+            known = self._reclaim_allowed[leaf, demand, preemptible] = may_reclaim(
                 ledger.entitlements[leaf],
                 ledger.held[leaf],
                 ledger.held_non_preemptible[leaf],
-                asked,
-                gang.preemptible,
+                demand,
+                preemptible,
             )
         return known
-
-    def _reclaim_check(
-        self,
-        gang: Gang,
-        asked: ResourceVector,
-        held: dict[ProjectId, ResourceVector] | None = None,
-        held_non_preemptible: dict[ProjectId, ResourceVector] | None = None,
-    ) -> ReclaimCheck[ProjectId]:
-        ledger = self._pool_state.ledger
-        return ReclaimCheck(
-            self._pool_state.tree.path,
-            ledger.entitlements,
-            held or ledger.held,
-            held_non_preemptible or ledger.held_non_preemptible,
-            gang.leaf_project,
-            asked,
-            gang.preemptible,
-        )
 
     def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Find jobs to migrate so that ``gang`` fits; every one of them has a new placement."""
@@ -320,19 +306,19 @@ class EvictAction:
         for pool, pool_state in self._session.pool_states.items():
             planner, reason = self._planners[pool], EVICTION_REASONS[action]
             cannot_help, infeasible = (
-                self._cannot_help(planner, action),
-                planner.candidates.infeasible(reason),
+                partial(planner.cannot_help, reason),
+                planner.candidates.infeasible[reason],
             )
             mine: list[Gang] = []
             for owner, claims in self._session.ready_classes[pool].items():
-                if not planner.any_may_evict(*owner, claims.min_demand, reason):
+                if not planner.any_may_evict(owner, claims.min_demand, reason):
                     continue
                 for group in claims.groups:
                     if group[0].quota_class_id in infeasible:
                         continue
                     first = first_placeable(group)
                     if first is not None and not cannot_help(first):
-                        mine += [gang for gang in group if gang.next_to_place() and self._may_preempt(gang)]
+                        mine += [gang for gang in group if gang.next_tasks and self._may_preempt(gang)]
             queue = JobQueue(pool_state, mine, cannot_help)
             while (gang := queue.pop()) is not None:
                 milli = gang.next_demand.gpu_milli
@@ -382,7 +368,7 @@ class EvictAction:
                 statement.evict(task)
             for task in gone:
                 statement.restore(task)
-            if self._fits_beside_victim(pool_state, statement, preemptor, kept, gone, ordered.reason):
+            if self._fits_beside_victim(statement, kept, gone, ordered.reason):
                 for task in gone:
                     del self._session.evictions[task]
                 self._planners[pool_state.pool.id].invalidate()
@@ -397,15 +383,10 @@ class EvictAction:
         return (-self._planners[pool_state.pool.id].candidates.lost_gpu_seconds(gang), gang.job)
 
     def _fits_beside_victim(
-        self,
-        pool_state: PoolState,
-        statement: Statement,
-        preemptor: Gang,
-        nominated: list[GangTask],
-        evicted: list[GangTask],
-        reason: EvictionReason,
+        self, statement: Statement, nominated: list[GangTask], evicted: list[GangTask], reason: EvictionReason
     ) -> bool:
-        """Place ``preemptor`` again while ``evicted`` stay; return False if that is not possible."""
+        """Place the preemptor's ``nominated`` tasks again while ``evicted`` stay; return False if impossible."""
+        pool_state, preemptor = statement.pool_state, nominated[0].gang
         victim = evicted[0].gang
         if pool_state.idle_and_releasing.is_overcommitted(place for task in evicted for place in task.held):
             return False
@@ -426,32 +407,16 @@ class EvictAction:
             return not pool_state.gang_fits_now(gang)
         return self._session.snapshot.now_s >= preemption_allowed_from_s(gang, pool_state.policy)
 
-    def _cannot_help(self, planner: PreemptionPlanner, action: str) -> Callable[[Gang], bool]:
-        """Return a predicate: True if eviction cannot help a gang, nor any other gang of its quota class."""
-        reason = EVICTION_REASONS[action]
-        infeasible = planner.candidates.infeasible(reason)
-
-        def cannot_help(gang: Gang) -> bool:
-            if gang.quota_class_id in infeasible:
-                return True
-            if not planner.may_evict(gang, reason):
-                if reason is not EvictionReason.RECLAIMED:
-                    planner.candidates.mark_infeasible(gang, reason)
-                return True
-            return False
-
-        return cannot_help
-
     def _find_victims(self, planner: PreemptionPlanner, action: str, gang: Gang) -> EvictionSet | None:
         """Return the victims of ``action`` for ``gang``, found within the remaining step budget."""
         before = planner.steps_used
         budget = before + self._session.policy.max_steps_per_cycle - self._session.steps_used
-        if action == "consolidate":
-            eviction_set = planner.consolidate(gang, budget)
-        elif action == "reclaim":
-            eviction_set = planner.reclaim(gang, budget)
-        else:
-            eviction_set = planner.preempt(gang, budget)
+        searches = {
+            "consolidate": planner.consolidate,
+            "reclaim": planner.reclaim,
+            "preempt": planner.preempt,
+        }
+        eviction_set = searches[action](gang, budget)
         self._session.steps_used += planner.steps_used - before
         return eviction_set
 
@@ -459,35 +424,26 @@ class EvictAction:
         """Evict gangs that have had too few live tasks for too long; they return to the queue."""
         for pool_state in self._session.pool_states.values():
             statement = Statement(pool_state)
-            for gang in stale_gangs(pool_state, self._session.snapshot.now_s, self._session.policy):
+            for job, gang in sorted(pool_state.gangs.items()):
+                if not _is_stale(gang, self._session.snapshot.now_s, self._session.policy):
+                    continue
                 for task in gang.tasks:
                     if task.state is GangTaskState.RUNNING:
                         statement.evict(task)
-                        self._session.evictions[task] = OrderedEviction(
-                            task, EvictionReason.GANG_INCOMPLETE, gang.job
-                        )
+                        eviction = OrderedEviction(task, EvictionReason.GANG_INCOMPLETE, job)
+                        self._session.evictions[task] = eviction
 
 
-def stale_gangs(pool_state: PoolState, now_s: float, policy: Policy) -> list[Gang]:
-    """Return the gangs to evict whole, ordered by job."""
-    found = []
-    for job in sorted(pool_state.gangs):
-        gang = pool_state.gangs[job]
-        row = gang.running_row
-        if row is None or row.stale_since_s is None or row.stopping:
-            continue
-        if gang.root.is_satisfied:  # the tasks that this plan starts complete it again
-            continue
-        grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
-        if grace_s < 0 or now_s - row.stale_since_s < grace_s:
-            continue
-        if any(task.state is GangTaskState.RUNNING for task in gang.tasks):
-            found.append(gang)
-    return found
+def _is_stale(gang: Gang, now_s: float, policy: Policy) -> bool:
+    """Return True for a gang to evict whole; the tasks that this plan starts may complete it again."""
+    row = gang.running_row
+    if row is None or row.stale_since_s is None or row.stopping or gang.root.is_satisfied:
+        return False
+    grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
+    return 0 <= grace_s <= now_s - row.stale_since_s
 
 
 def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
-    """Group tasks by gang, in order of eviction."""
     found: dict[JobId, tuple[Gang, list[GangTask]]] = {}
     for task in tasks:
         found.setdefault(task.gang.job, (task.gang, []))[1].append(task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -47,7 +47,11 @@ class ReadyClasses:
     def min_demand(self) -> ResourceVector:
         """Lower bound of every resource over the tasks of these gangs."""
         unlike = {group[0].shape_id: group[0] for group in self.groups}
-        asked = (task.amounts for gang in unlike.values() for task in _distinct_tasks(gang))
+        asked = (
+            task.amounts
+            for gang in unlike.values()
+            for task in (gang.tasks[:1] if gang.homogeneous else gang.tasks)
+        )
         return ResourceVector(*map(min, zip(*asked, strict=True)))
 
 
@@ -89,9 +93,8 @@ class SchedulingSession:
             p: {} for p in self.pool_states
         }
         self.evictions: dict[GangTask, OrderedEviction] = {}
-        self.nominated_jobs: set[JobId] = (
-            set()
-        )  # nominated by an earlier plan, or placed by evictions of this one
+        self.nominated_jobs: set[JobId] = set()
+        """Nominated by an earlier plan, or placed by evictions of this one."""
         self.backfill_reservations: dict[PoolId, BackfillReservations] = {}
         self.unprocessed: set[JobId] = set()
         self.steps_used = 0
@@ -178,11 +181,6 @@ class SchedulingSession:
             return False
         self.steps_used += 1
         return True
-
-
-def _distinct_tasks(gang: Gang) -> Sequence[GangTask]:
-    """Return tasks that cover every distinct request of the gang."""
-    return gang.tasks[:1] if gang.homogeneous else gang.tasks
 
 
 def _is_time_dependent(row: PendingRow) -> bool:

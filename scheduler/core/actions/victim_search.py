@@ -11,8 +11,8 @@ minimum, or one task beyond it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from dataclasses import dataclass, field
 
 from scheduler.core.actions.victims import NodeEvictionCosts, NodeVictims, VictimCandidates
 from scheduler.core.model.plan import EvictionReason
@@ -33,12 +33,11 @@ class EvictionSet:
 
     evicted: tuple[GangTask, ...]
     migrated: tuple[GangTask, ...]
-    reason: EvictionReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SearchRequest:
-    """The input of a search: ``candidates`` may be evicted for ``gang``, by project.
+    """The input of a search: ``candidates`` may be evicted for the ``wanted`` tasks of ``gang``, by project.
 
     ``allowed`` returns whether the rules permit these evictions; the search ends at ``budget_steps``.
     With ``dry_run`` the pool state is left unchanged.
@@ -51,6 +50,10 @@ class SearchRequest:
     budget_steps: int
     dry_run: bool = False
     eviction_right: str = "reclaim"  # kind of eviction, as in ``VictimCandidates.in_project``
+    wanted: Sequence[GangTask] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wanted = self.gang.next_tasks
 
 
 class VictimSearch:
@@ -62,12 +65,10 @@ class VictimSearch:
         self._candidates = candidates
         self._costs: dict[tuple[object, ...], NodeEvictionCosts] = {}
         self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
-        self._allocated_before: dict[
-            GangTask, HeldSlots
-        ] = {}  # where an evicted task was to start in this plan
-        self._nominated_before: dict[
-            GangTask, HeldSlots
-        ] = {}  # or where an evicted rank of a running job was nominated
+        self._allocated_before: dict[GangTask, HeldSlots] = {}
+        """Where an evicted task was to start in this plan."""
+        self._nominated_before: dict[GangTask, HeldSlots] = {}
+        """Or where an evicted rank of a running job was nominated."""
         self._rejected_by_rules = False  # the last search by cost failed for rules, not eviction_set
         self.steps_used = 0
         self.truncated = False
@@ -87,34 +88,27 @@ class VictimSearch:
         if eviction_set is not None:
             self._candidates.remove(eviction_set.evicted)
         elif not self.truncated:
-            self._candidates.mark_infeasible(request.gang, request.reason)
+            self._candidates.infeasible[request.reason].add(request.gang.quota_class_id)
         return eviction_set
 
     def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
-        wanted = request.gang.next_to_place()
-        if (
-            not wanted
-            or not any(request.candidates.values())
-            or not self._could_help(wanted, request.candidates)
-        ):
-            self._candidates.mark_infeasible(request.gang, request.reason)
+        if not request.wanted or not any(request.candidates.values()) or not self._could_help(request):
+            self._candidates.infeasible[request.reason].add(request.gang.quota_class_id)
             return None
         if self._reschedules_victims(request.reason):
-            return self._search_with_rescheduling(request, wanted, statement)
+            return self._search_with_rescheduling(request, statement)
         if not request.gang.homogeneous or self._candidates.has_surplus:
-            return self._search_in_order(request, wanted, statement)
-        eviction_set = self._search_by_cost(request, wanted, statement)
+            return self._search_in_order(request, statement)
+        eviction_set = self._search_by_cost(request, statement)
         if eviction_set is not None or self.truncated or not self._rejected_by_rules:
             return eviction_set
         statement.rollback()
-        return self._search_with_rescheduling(request, wanted, statement)
+        return self._search_with_rescheduling(request, statement)
 
     def _reschedules_victims(self, reason: EvictionReason) -> bool:
         return reason is EvictionReason.MIGRATED or self._policy.semantics.reschedules_victims
 
-    def _search_in_order(
-        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
-    ) -> EvictionSet | None:
+    def _search_in_order(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         """Evict one candidate after the other, in fair order."""
         queue = VictimQueue(self._pool_state, request.candidates, self._candidates.eviction_order)
         steps: list[list[GangTask]] = []
@@ -129,17 +123,16 @@ class VictimSearch:
             self.steps_used += 1
             self._evict(tasks, statement)
             steps.append(tasks)
-            if self._may_fit(request.gang, wanted) and (
-                eviction_set := self._try(request, wanted, steps, statement)
+            if self._may_fit(request.gang, request.wanted) and (
+                eviction_set := self._try(request, request.wanted, steps, statement)
             ):
                 return eviction_set
         return None
 
-    def _search_by_cost(
-        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
-    ) -> EvictionSet | None:
+    def _search_by_cost(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         """Evict node by node, where one more task of the gang costs the least lost work."""
-        pool_state, shape, candidates = self._pool_state, wanted[0].shape, request.candidates
+        pool_state, wanted, candidates = self._pool_state, request.wanted, request.candidates
+        shape = wanted[0].shape
         prices = self._costs_of(request, shape)
         self._rejected_by_rules = False
         steps: list[list[GangTask]] = []
@@ -149,7 +142,7 @@ class VictimSearch:
         for node in prices.cheapest_nodes(candidates.keys()) if prices.max_tasks >= len(wanted) else ():
             mark, held_back = statement.checkpoint(), len(steps)
             before = pool_state.idle_and_releasing.capacity_on(shape, node)
-            for victim in prices.victims_on(node):
+            for victim in prices.victims.by_node[node]:
                 tasks = victim.evictable_tasks
                 if not tasks or victim.leaf_project not in candidates or victims >= self._policy.max_victims:
                     continue
@@ -169,7 +162,7 @@ class VictimSearch:
             if more <= 0:
                 statement.rollback(mark)
                 del steps[held_back:]
-                prices.reject(node)
+                prices.rejected.add(node)
                 continue
             missing -= more
             if missing > 0:
@@ -182,7 +175,7 @@ class VictimSearch:
             statement.rollback(mark)
             del steps[held_back:]
             missing += more
-            prices.reject(node)
+            prices.rejected.add(node)
             if tried > MAX_REFUSALS:
                 break
         return None
@@ -210,9 +203,7 @@ class VictimSearch:
             self._costs[names, shape] = NodeEvictionCosts(self._pool_state, shape, self._victim_groups[names])
         return self._costs[names, shape]
 
-    def _search_with_rescheduling(
-        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
-    ) -> EvictionSet | None:
+    def _search_with_rescheduling(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         """Search task by task, with the victims found for earlier tasks.
 
         After each step of the victim queue, evict all victims so far on a node of that step.
@@ -224,7 +215,7 @@ class VictimSearch:
             else self._policy.max_victims
         )
         eviction_set: EvictionSet | None = None
-        for count in range(1, len(wanted) + 1):
+        for count in range(1, len(request.wanted) + 1):
             eviction_set = None
             for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
                 if tried > MAX_REFUSALS:
@@ -236,14 +227,14 @@ class VictimSearch:
                     break
                 self.steps_used += 1
                 self._evict(victims, statement)
-                if self._may_fit(request.gang, wanted[:count]) and (
-                    eviction_set := self._try(request, wanted[:count], [victims], statement)
+                if self._may_fit(request.gang, request.wanted[:count]) and (
+                    eviction_set := self._try(request, request.wanted[:count], [victims], statement)
                 ):
                     break
                 statement.rollback()
             if eviction_set is None:
                 return None
-            if count < len(wanted):
+            if count < len(request.wanted):
                 found = [*eviction_set.evicted, *eviction_set.migrated]
                 statement.rollback()
         return eviction_set
@@ -269,10 +260,10 @@ class VictimSearch:
                     yield [*found, *step]
                 yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
 
-    def _could_help(self, wanted: Sequence[GangTask], candidates: dict[ProjectId, list[Gang]]) -> bool:
+    def _could_help(self, request: SearchRequest) -> bool:
         """Return False if even evicting all candidates frees too few GPUs."""
-        missing = total_demand(wanted).gpu_milli
-        for mine in candidates.values():
+        missing = total_demand(request.wanted).gpu_milli
+        for mine in request.candidates.values():
             for each in mine:
                 missing -= sum(
                     t.amounts.gpu_milli
@@ -302,9 +293,8 @@ class VictimSearch:
         mark = statement.checkpoint()
         gone = [task for step in steps for task in step]
         if self._reschedules_victims(reason):
-            if not VictimRescheduler(
-                pool_state, statement, gang, wanted, gone, self._placer(statement)
-            ).place_all():
+            evicted = dict.fromkeys(gone).keys()
+            if not VictimRescheduler(statement, gang, wanted, evicted, self._placer(statement)).place_all():
                 statement.rollback(mark)
                 return None
         else:
@@ -321,7 +311,7 @@ class VictimSearch:
         ):
             statement.rollback(mark)
             return None
-        return EvictionSet(tuple(left), tuple(moved), reason)
+        return EvictionSet(tuple(left), tuple(moved))
 
     def _placer(self, statement: Statement) -> Callable[[Gang, Sequence[GangTask]], bool]:
         """Return a function that places tasks: tasks new in this plan on free slots, others nominated."""
@@ -426,57 +416,50 @@ def _migrates_whole_gang(task: GangTask) -> bool:
     return not stay or (not task.gang.root.children and stay >= task.gang.root.required_members)
 
 
+@dataclass(slots=True)
 class VictimRescheduler:
-    """Places one preemptor and the tasks evicted for it again, in an undo log."""
+    """Places one preemptor and the tasks evicted for it again, in an undo log.
 
-    def __init__(
-        self,
-        pool_state: PoolState,
-        statement: Statement,
-        preemptor: Gang,
-        preemptor_tasks: Sequence[GangTask],
-        evicted: Sequence[GangTask],
-        place: Callable[[Gang, Sequence[GangTask]], bool],
-    ) -> None:
-        """``place`` nominates slots for all tasks of a gang, or for none."""
-        self._pool_state = pool_state
-        self._statement = statement
-        self._preemptor = preemptor
-        self._preemptor_tasks = preemptor_tasks
-        self._evicted = evicted
-        self._left = set(evicted)
-        self._place = place
+    ``place`` nominates slots for all tasks of a gang, or for none. ``evicted`` are in order of eviction.
+    """
+
+    statement: Statement
+    preemptor: Gang
+    preemptor_tasks: Sequence[GangTask]
+    evicted: KeysView[GangTask]
+    place: Callable[[Gang, Sequence[GangTask]], bool]
 
     def place_all(self) -> bool:
         """Place every gang that fits; return False if the preemptor does not (then roll back)."""
-        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
-        waiting[self._preemptor.job] = self._preemptor
+        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self.evicted}
+        waiting[self.preemptor.job] = self.preemptor
         while waiting:
             gang = self._first(waiting.values())
             del waiting[gang.job]
             tasks = self._next_tasks(gang)
-            blocked = self._pool_state.is_quota_blocked(gang, total_demand(tasks), AssumeReleased.EVICTED)
-            seated = bool(tasks) and not blocked and self._place(gang, tasks)
-            if gang is self._preemptor and not seated:
+            blocked = self.statement.pool_state.is_quota_blocked(
+                gang, total_demand(tasks), AssumeReleased.EVICTED
+            )
+            seated = bool(tasks) and not blocked and self.place(gang, tasks)
+            if gang is self.preemptor and not seated:
                 return False
-        for task in self._evicted:
+        for task in self.evicted:
             self._restore_on_same_node(task)
         return True
 
     def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
-        """Return the tasks of a gang to place together."""
-        if gang is self._preemptor:
-            return self._preemptor_tasks
+        if gang is self.preemptor:
+            return self.preemptor_tasks
         return gang.root.next_to_place(self._is_reschedulable)
 
     def _is_reschedulable(self, task: GangTask) -> bool:
-        return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
+        return task in self.evicted and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
 
     # -- fair order -----------------------------------------------------------------------------------
 
     def _first(self, gangs: Iterable[Gang]) -> Gang:
         """Return the next gang in fair order: first of its project, first project at every level."""
-        tree = self._pool_state.tree
+        tree = self.statement.pool_state.tree
         heads: dict[ProjectId, Gang] = {}
         below: dict[ProjectId | None, set[ProjectId]] = {}
         for gang in gangs:
@@ -496,7 +479,7 @@ class VictimRescheduler:
         found = {}
         for project in sorted(below[parent]):
             head = heads[project] if project in heads else self._head(project, heads, below)
-            key = self._pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
+            key = self.statement.pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
             found[key] = head
         return found[min(found)]
 
@@ -514,7 +497,7 @@ class VictimRescheduler:
         missing = own.difference(place.slots)
         if missing and place.milli != WHOLE_MILLI:
             return
-        for other in (*self._preemptor_tasks, *self._evicted):
+        for other in (*self.preemptor_tasks, *self.evicted):
             there = other.nominated
             if (
                 other is task
@@ -526,6 +509,6 @@ class VictimRescheduler:
             if taken := missing.intersection(there.slots):
                 kept = tuple(slot for slot in there.slots if slot not in taken)
                 given = tuple(spare.pop() for _ in taken)
-                self._statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
+                self.statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
                 missing -= taken
-        self._statement.restore(task)
+        self.statement.restore(task)

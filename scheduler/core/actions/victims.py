@@ -8,7 +8,7 @@ visited by that bound and few costs are computed per search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from scheduler.core.capacity.node_capacity import SlotBatch
@@ -40,7 +40,8 @@ class VictimCandidates:
         self._min_priority: dict[ProjectId, float] = {}  # lower bound of the priorities in a leaf project
         self._by_project: dict[ProjectId, list[Gang]] | None = None
         self._lost: dict[Gang, tuple[list[GangTask], float]] = {}  # valid while the same tasks are evictable
-        self._infeasible: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
+        self.infeasible: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
+        """Quota classes without victims since the last ``invalidate``."""
         self.has_surplus = False
         """Some gang runs more tasks than its minimum."""
 
@@ -50,16 +51,8 @@ class VictimCandidates:
         self._in_order.clear()
         self._min_priority.clear()
         self._by_project = None
-        for questions in self._infeasible.values():
+        for questions in self.infeasible.values():
             questions.clear()
-
-    def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """Return the live set of quota classes without victims since the last ``invalidate``."""
-        return self._infeasible[reason]
-
-    def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
-        """Skip gangs of this quota class until the next ``invalidate``."""
-        self._infeasible[reason].add(gang.quota_class_id)
 
     def in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
         """Return the gangs of a leaf project that may be evicted, in order of eviction.
@@ -96,7 +89,6 @@ class VictimCandidates:
         return least < priority and bool(self.in_project(leaf, "preempt", priority))
 
     def by_project(self) -> dict[ProjectId, list[Gang]]:
-        """Return all candidates by leaf project."""
         if self._by_project is None:
             self._by_project = {}
             self.has_surplus = False
@@ -120,11 +112,11 @@ class VictimCandidates:
 
     def lost_gpu_seconds(self, gang: Gang) -> float:
         """Return the GPU-seconds since the last checkpoint, else since the start; 0 if it has not started."""
-        if gang.started_s is None:
+        if (row := gang.running_row) is None:
             return 0.0
         known = self._lost.get(gang)
         if known is None or known[0] is not gang.evictable_tasks:
-            since_s = max(gang.started_s, gang.checkpoint_s or gang.started_s)
+            since_s = max(row.started_s, row.checkpoint_s or row.started_s)
             milli = sum(
                 task.amounts.gpu_milli for task in gang.evictable_tasks if task.state is GangTaskState.RUNNING
             )
@@ -214,7 +206,7 @@ class NodeEvictionCosts:
     def __init__(self, pool_state: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
         self._pool_state = pool_state
         self._shape = shape
-        self._victims = victims
+        self.victims = victims
         holds = victims.capacity_without.capacity(shape)
         self.max_tasks = int(holds.sum())
         """Upper bound of the tasks that fit with all candidates gone."""
@@ -223,18 +215,19 @@ class NodeEvictionCosts:
             (lost[there[0].job], node) for node, there in victims.by_node.items() if holds[node]
         ]
         heapify(self._min_costs)
-        self._rejected: set[int] = set()
+        self.rejected: set[int] = set()
+        """Nodes excluded from the current search."""
 
     def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[int]:
         """Yield nodes by cost of evicting ``victim_projects``, each again while it can free more."""
-        self._rejected = set()
+        self.rejected = set()
         looked: list[tuple[float, int]] = []  # entries to restore to ``_min_costs``
         priced: list[tuple[float, int]] = []
         try:
             while True:
                 while self._min_costs and (not priced or self._min_costs[0][0] < priced[0][0]):
                     least, node = heappop(self._min_costs)
-                    now = self._victims.min_cost(node)
+                    now = self.victims.min_cost(node)
                     if now > least:
                         if not math.isinf(now):
                             heappush(self._min_costs, (now, node))
@@ -246,32 +239,24 @@ class NodeEvictionCosts:
                     return
                 _, node = heappop(priced)
                 yield node
-                if node not in self._rejected and not math.isinf(price := self._cost(node, victim_projects)):
+                if node not in self.rejected and not math.isinf(price := self._cost(node, victim_projects)):
                     heappush(priced, (price, node))
         finally:
             for entry in looked:
                 heappush(self._min_costs, entry)
-
-    def reject(self, node: int) -> None:
-        """Exclude ``node``, the last one yielded, from this search."""
-        self._rejected.add(node)
-
-    def victims_on(self, node: int) -> list[Gang]:
-        """Return the candidates on a node, in order of eviction."""
-        return self._victims.by_node.get(node, [])
 
     def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:
         later, lost = self._pool_state.idle_and_releasing, 0.0
         before = later.capacity_on(self._shape, node)
         taken = []
         price = math.inf
-        for gang in self._victims.by_node[node]:
+        for gang in self.victims.by_node[node]:
             if gang.leaf_project not in victim_projects:
                 continue
             places = [place for task in gang.evictable_tasks for place in task.held if place.node == node]
             if not places:
                 continue
-            lost += self._victims.lost_gpu_seconds[gang.job]
+            lost += self.victims.lost_gpu_seconds[gang.job]
             for place in places:
                 later.adjust(place, +1)
                 taken.append(place)

@@ -71,7 +71,8 @@ class DemandHistogram:
         if isinstance(row, RunningRow):
             pools, asks = (row.pool,), _running_requests(row)
         elif isinstance(row, PendingRow):
-            pools, asks = dict.fromkeys(row.pools), _pending_requests(row)
+            pools = dict.fromkeys(row.pools)
+            asks = [(ask, 1) for ask in row.task_requests] or [(row.task_request, row.tasks)]
         else:
             return
         for pool in pools:
@@ -93,14 +94,6 @@ def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
         )
         for task in row.tasks
     ]  # fmt: skip
-
-
-def _pending_requests(row: PendingRow) -> list[tuple[TaskRequest, int]]:
-    if row.task_requests:
-        return [(ask, 1) for ask in row.task_requests]
-    return [
-        (row.task_request if row.gpus_per_task else row.task_request._replace(milli=WHOLE_MILLI), row.tasks)
-    ]
 
 
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:

@@ -400,7 +400,6 @@ class NodeCapacity:
         return held
 
     def is_overcommitted(self, held: Iterable[HeldSlots]) -> bool:
-        """Return True if the nodes or GPUs of these slots are overcommitted."""
         return any(
             self.cpu_free[one.node] < 0
             or self.memory_free[one.node] < 0

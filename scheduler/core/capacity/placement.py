@@ -22,7 +22,6 @@ from scheduler.core.capacity.fragmentation import (
 from scheduler.core.capacity.node_capacity import Bools, Ints, NodeCapacity, SharedGpuCapacity
 from scheduler.core.capacity.throughput import (
     UNKNOWN_LAYOUT,
-    LayoutTable,
     NodeLayout,
     NodeLayouts,
     ThroughputTieBreak,
@@ -88,7 +87,8 @@ class NodePlacer(NodeCapacity):
         self._shared_capacities: dict[TaskShape, SharedGpuCapacity] = {}  # by shape without tenant
         self._fragmentation_scores: dict[TaskShape, _ShapeScores] = {}  # scored by fragmentation
         self._node_layouts: dict[tuple[TaskShape, int], NodeLayouts] = {}
-        self._layout_table = LayoutTable()
+        self._layouts: dict[NodeLayout, int] = {}
+        """The number of each layout; they are few, because nodes are similar."""
         self._fragmentation: Fragmentation | None = None
         self._typical_mix: dict[TaskRequest, int] = {}
         self._unusable_log_position = 0
@@ -208,9 +208,8 @@ class NodePlacer(NodeCapacity):
             missing = tasks - len(held)
             rank, count = self._rank_nodes(scores, missing, near)
             node = int(rank.argmin())
-            if (
-                rank[node] == WORST_SCORE
-            ):  # fractions taken on one GPU may leave less than the capacity counted
+            # fractions taken on one GPU may leave less than the capacity counted
+            if rank[node] == WORST_SCORE:
                 self.release(held)
                 return None
             if pace is not None:
@@ -250,11 +249,11 @@ class NodePlacer(NodeCapacity):
         """Return the first of the ``equal`` nodes whose layout ``tie_break`` prefers."""
         numbers, first = np.unique(self._layout_numbers(shape, count, equal), return_index=True)
         order = first.argsort()
-        spots = [self._layout_table.layouts[number] for number in numbers[order]]
+        layouts = list(self._layouts)
+        spots = [layouts[number] for number in numbers[order]]
         return int(equal[first[order[tie_break.choose(spots, missing, count)]]])
 
     def _layout_numbers(self, shape: TaskShape, count: int, nodes: Ints) -> Ints:
-        """Return the layout numbers of ``count`` tasks of ``shape`` on these nodes."""
         spots = self._node_layouts.get((shape, count))
         if spots is None:
             spots = self._node_layouts[shape, count] = NodeLayouts(len(self.nodes), len(self._changed))
@@ -262,7 +261,8 @@ class NodePlacer(NodeCapacity):
             spots.layout_of_node[self._changed[spots.log_position :]] = UNKNOWN_LAYOUT
             spots.log_position = len(self._changed)
         for node in nodes[spots.layout_of_node[nodes] == UNKNOWN_LAYOUT].tolist():
-            spots.layout_of_node[node] = self._layout_table.number(self._layout_on(shape, count, node))
+            layout = self._layout_on(shape, count, node)
+            spots.layout_of_node[node] = self._layouts.setdefault(layout, len(self._layouts))
         return np.asarray(spots.layout_of_node[nodes])
 
     def _layout_on(self, shape: TaskShape, count: int, node: int) -> NodeLayout:
@@ -285,7 +285,6 @@ class NodePlacer(NodeCapacity):
         )
 
     def _current_scores(self, shape: TaskShape, by_fragmentation: bool) -> _ShapeScores:
-        """Return scores of ``shape`` that are up to date."""
         cache = self._fragmentation_scores if by_fragmentation else self._scores
         scores = cache.get(shape)
         if scores is None:
@@ -445,5 +444,4 @@ class NodePlacer(NodeCapacity):
 
 
 def _packing_score(whole: _Number, milli: _Number) -> _Number:
-    """Return the packing score of a node by its free whole GPUs, then free milli."""
     return whole * 1_000_000 + milli

@@ -40,7 +40,6 @@ class ThroughputHistory:
         return bool(self._speeds)
 
     def learn(self, job: int, work: str, layout: Layout, rate_per_s: float) -> None:
-        """Add an attempt of job number ``job`` that ran at ``rate_per_s`` units per second."""
         self._arrivals.append((job, work))
         self._by_work.setdefault(work, deque()).append((job, layout, rate_per_s))
         self._changed.add(work)
@@ -86,25 +85,9 @@ class NodeLayouts:
     __slots__ = ("layout_of_node", "log_position")
 
     def __init__(self, nodes: int, log_position: int) -> None:
-        self.layout_of_node: Ints = np.full(
-            nodes, UNKNOWN_LAYOUT, dtype=np.int64
-        )  # an index into ``LayoutTable.layouts``
+        self.layout_of_node: Ints = np.full(nodes, UNKNOWN_LAYOUT, dtype=np.int64)
+        """Numbers of ``NodePlacer``."""
         self.log_position = log_position  # changes applied from the placer's change log
-
-
-class LayoutTable:
-    """Numbers the distinct layouts of a pool; they are few, because nodes are similar."""
-
-    def __init__(self) -> None:
-        self.layouts: list[NodeLayout] = []
-        self._number: dict[NodeLayout, int] = {}
-
-    def number(self, layout: NodeLayout) -> int:
-        """Return the number of a layout, adding it if it is new."""
-        number = self._number.setdefault(layout, len(self.layouts))
-        if number == len(self.layouts):
-            self.layouts.append(layout)
-        return number
 
 
 class ThroughputTieBreak:

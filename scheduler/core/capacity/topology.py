@@ -40,16 +40,13 @@ class TopologyIndex:
             self.paths.append(sorted({path for path in mine if path is not None}))
             number = {path: i for i, path in enumerate(self.paths[depth])}
             self.domain_index[depth] = [NO_DOMAIN if path is None else number[path] for path in mine]
+        self.known_nodes: Bools = np.asarray((self.domain_index != NO_DOMAIN).any(axis=0))
+        """The nodes that have a domain at some level."""
         self.masks: list[dict[DomainPath, Bools]] = [
             {path: self.domain_index[depth] == i for i, path in enumerate(at_level)}
             for depth, at_level in enumerate(self.paths)
         ]
         """The nodes of each domain."""
-
-    @property
-    def known_nodes(self) -> Bools:
-        """The nodes that have a domain at some level."""
-        return np.asarray((self.domain_index != NO_DOMAIN).any(axis=0))
 
     def smallest_domain(self, capacity: Ints, tasks: int) -> Bools | None:
         """Return the nodes of the smallest domain that holds ``tasks``; None if none does.

@@ -41,7 +41,6 @@ class BucketRequest(NamedTuple):
 
     @property
     def size(self) -> TaskSize:
-        """GPUs, milli and tenant."""
         return self.gpus, self.milli, self.tenant
 
 
@@ -151,9 +150,8 @@ class BucketOccupancy:
     def __init__(self, buckets: CapacityBuckets, sizes: Sequence[TaskSize]) -> None:
         self._type_of = buckets.type_of
         self._sizes = [BucketRequest(gpus, milli, (), tenant) for gpus, milli, tenant in sizes]
-        self._sizes_of: dict[
-            int, list[tuple[int, BucketRequest]]
-        ] = {}  # by tenant: indexes in ``sizes`` and requests
+        self._sizes_of: dict[int, list[tuple[int, BucketRequest]]] = {}
+        """By tenant: indexes in ``sizes`` and requests."""
         for number, size in enumerate(self._sizes):
             if size.tenant:
                 self._sizes_of.setdefault(size.tenant, []).append((number, size))
@@ -162,9 +160,8 @@ class BucketOccupancy:
         self._tasks_in: dict[BucketState, np.ndarray] = {}
         self._whole = list(buckets.whole_gpus)
         self._shared: dict[int, dict[int, int]] = {}  # by bucket: shared GPUs open to all tenants
-        self._own: dict[
-            int, dict[int, dict[int, int]]
-        ] = {}  # by bucket and tenant: shared GPUs open to that tenant only
+        self._own: dict[int, dict[int, dict[int, int]]] = {}
+        """By bucket and tenant: shared GPUs open to that tenant only."""
         self._buckets_of: dict[int, dict[int, None]] = {}  # by tenant: buckets with such GPUs
         self._tenants: dict[int, int] = {}  # by GPU
         self._next_gpu = buckets.gpu_number_limit
@@ -172,9 +169,8 @@ class BucketOccupancy:
             {} for _ in range(max(buckets.type_of, default=-1) + 1)
         ]
         self._states: list[BucketState] = [(0, ())] * len(buckets.type_of)
-        self._more: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # by bucket: index of size, and additional tasks of its tenant
+        self._more: dict[int, list[tuple[int, int]]] = {}
+        """By bucket: index of size, and additional tasks of its tenant."""
         for bucket, gpus in buckets.shared.items():
             for gpu, milli in gpus.items():
                 self._add_shared_gpu(bucket, gpu, buckets.tenants.get(gpu, 0), milli)
@@ -190,11 +186,11 @@ class BucketOccupancy:
         if bucket is None:
             return None
         self._uncount_bucket(bucket)
-        place = (
-            self._take_whole_gpus(bucket, request)
-            if request.milli == WHOLE_MILLI
-            else self._take_shares(bucket, request)
-        )
+        if request.milli == WHOLE_MILLI:
+            self._whole[bucket] -= request.gpus
+            place: BucketSlots = bucket, request.gpus, ()
+        else:
+            place = self._take_shares(bucket, request)
         self._count_bucket(bucket)
         return place
 
@@ -240,10 +236,6 @@ class BucketOccupancy:
                     best = mine if best is None else min(best, mine)
         return None if best is None else best[2]
 
-    def _take_whole_gpus(self, bucket: int, request: BucketRequest) -> BucketSlots:
-        self._whole[bucket] -= request.gpus
-        return bucket, request.gpus, ()
-
     def _take_shares(self, bucket: int, request: BucketRequest) -> BucketSlots:
         """Take shares of the fullest GPUs that have enough left, then of whole ones."""
         shared = (
@@ -263,7 +255,6 @@ class BucketOccupancy:
         return bucket, request.milli, tuple(gpus)
 
     def _add_shared_gpu(self, bucket: int, gpu: int, tenant: int, milli: int) -> None:
-        """Add a shared GPU with ``milli`` free."""
         if tenant:
             self._tenants[gpu] = tenant
             self._own.setdefault(bucket, {}).setdefault(tenant, {})[gpu] = milli

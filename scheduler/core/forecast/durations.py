@@ -44,28 +44,24 @@ class DurationHistory:
         self._max_jobs = max_jobs
         self._levels: dict[Hashable, _Level] = {}
         self._kinds: deque[DurationKey] = deque()
-        self._learned = 0
-
-    @property
-    def learned_count(self) -> int:
+        self.learned_count = 0
         """Number of jobs learned from, including forgotten ones."""
-        return self._learned
 
     def learn(self, kind: DurationKey, duration_s: float) -> None:
         """Add a job that ran for ``duration_s`` and ended."""
         for key in _keys(kind):
-            self._levels.setdefault(key, _Level()).add(self._learned, duration_s)
-        self._learned += 1
+            self._levels.setdefault(key, _Level()).add(self.learned_count, duration_s)
+        self.learned_count += 1
         if self._max_jobs is not None:
             self._kinds.append(kind)
             if len(self._kinds) > self._max_jobs:
-                self._forget(self._learned - len(self._kinds), self._kinds.popleft())
+                self._forget(self.learned_count - len(self._kinds), self._kinds.popleft())
 
     def _forget(self, number: int, kind: DurationKey) -> None:
         for key in _keys(kind):
             level = self._levels[key]
             level.drop(number)
-            if level.empty:
+            if not level.arrivals:
                 del self._levels[key]
 
     def expected_s(self, kind: DurationKey) -> float | None:
@@ -144,30 +140,26 @@ def _keys(kind: DurationKey) -> Iterator[Hashable]:
 class _Level:
     """Durations of one level: sorted for lookup, and in order of arrival to drop the oldest."""
 
-    __slots__ = ("_came", "_ordered")
+    __slots__ = ("_ordered", "arrivals")
 
     def __init__(self) -> None:
-        self._came: deque[tuple[int, float]] = deque()
+        self.arrivals: deque[tuple[int, float]] = deque()
         self._ordered: list[float] = []
-
-    @property
-    def empty(self) -> bool:
-        return not self._came
 
     def add(self, number: int, duration_s: float) -> None:
         """Add a job; numbers ascend."""
-        self._came.append((number, duration_s))
+        self.arrivals.append((number, duration_s))
         insort(self._ordered, duration_s)
-        if len(self._came) > MAX_SAMPLES:
+        if len(self.arrivals) > MAX_SAMPLES:
             self._drop_oldest()
 
     def drop(self, number: int) -> None:
         """Drop the job of this number if it is the oldest; otherwise it is gone already."""
-        if self._came and self._came[0][0] == number:
+        if self.arrivals and self.arrivals[0][0] == number:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        del self._ordered[bisect_left(self._ordered, self._came.popleft()[1])]
+        del self._ordered[bisect_left(self._ordered, self.arrivals.popleft()[1])]
 
     def left_s(self, ran_s: float, part: float) -> float | None:
         first = bisect_right(self._ordered, ran_s)

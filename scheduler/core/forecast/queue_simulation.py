@@ -28,7 +28,7 @@ from scheduler.core.forecast.capacity_buckets import (
 )
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
-from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
 
 SIMULATION_RUNS = 8
 MAX_STEPS = 2_000_000
@@ -172,7 +172,7 @@ class SimulationInput:
             return True
         owner = job_class.owner
         return self.ledger is not None and self.ledger.is_blocked(
-            owner.leaf_project, owner.user, owner.amounts, owner.preemptible, empty=True
+            owner.leaf_project, owner.user, owner.amounts, owner.preemptible, AssumeReleased.HELD
         )
 
 
@@ -199,8 +199,6 @@ def simulate_queue(
 
 
 class _Simulation:
-    """One run of the simulation."""
-
     def __init__(self, simulation_input: SimulationInput, run: int, targets: Collection[int]) -> None:
         self._input = simulation_input
         self._run = run
@@ -250,7 +248,6 @@ class _Simulation:
         """By job class blocked by a quota: the project, and its ends at that time."""
 
     def starts_s(self, max_steps: int) -> dict[int, float | None]:
-        """Return the start of each target."""
         found: dict[int, float | None] = {}
         while self._steps < max_steps:
             while (job_class := self._next()) is not None:
@@ -287,7 +284,6 @@ class _Simulation:
             self._steps += 1
 
     def _update_open_types(self, fit_class: int) -> None:
-        """Update the open bucket types of a fit class."""
         self._bucket_types[fit_class] = self._input.open_bucket_types(fit_class, self._now_s)
         self._open[fit_class] = 0
         if self._bucket_types[fit_class]:

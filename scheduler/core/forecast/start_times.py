@@ -139,7 +139,8 @@ class QueueForecast:
             if row.pool == pool
         ]
         for job in running:
-            self._count(job.owner)
+            owner = job.owner
+            self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
         self._position = {row.job: position for position, row in enumerate(rows)}
         self._simulation_input = SimulationInput(
             self._bucket_builder.build(job.slots for job in running),
@@ -172,9 +173,6 @@ class QueueForecast:
             if len(known) > len(runs) // 2:
                 found[positions[position]] = known[len(runs) // 2]
         return found
-
-    def _count(self, owner: JobOwner) -> None:
-        self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
 
     def _owner(self, row: PendingRow | RunningRow, amounts: ResourceVector) -> JobOwner:
         """Return the owner of a job with only the details that quotas distinguish."""

@@ -37,18 +37,15 @@ Names = Mapping[tuple[str, str], str]
 
 
 def names_of(snapshot: Snapshot) -> Names:
-    names: dict[tuple[str, str], str] = {}
-    for row in snapshot.pools:
-        names["pool", row.id] = row.name
-    for node in snapshot.nodes:
-        names["node", node.id] = node.name
-    for project in snapshot.projects:
-        names["project", project.id] = project.name
-    for reservation in snapshot.reservations:
-        names["reservation", reservation.id] = reservation.name
-    names |= {("job", row.job): row.name for row in snapshot.running}
-    names |= {("job", row.job): row.name for row in snapshot.pending}
-    return names
+    groups: tuple[tuple[str, str, Iterable[Any]], ...] = (
+        ("pool", "id", snapshot.pools),
+        ("node", "id", snapshot.nodes),
+        ("project", "id", snapshot.projects),
+        ("reservation", "id", snapshot.reservations),
+        ("job", "job", snapshot.running),
+        ("job", "job", snapshot.pending),
+    )
+    return {(kind, getattr(row, key)): row.name for kind, key, rows in groups for row in rows}
 
 
 def message_for_admins(fault: Fault, names: Names) -> str:

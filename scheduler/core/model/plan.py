@@ -27,8 +27,6 @@ class JobPlacement:
 
 
 class EvictionReason(StrEnum):
-    """Why a running job is evicted."""
-
     RECLAIMED = "reclaimed"  # for another project
     PREEMPTED = "preempted"  # for a job of higher priority in its own project
     MIGRATED = "migrated"  # so that another job fits; the same plan nominates a new placement

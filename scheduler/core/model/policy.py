@@ -56,9 +56,8 @@ class Policy:
     victim_order: str = CHOICE_SETTINGS["victim_order"].default
     use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether snapshots contain any
     gpu_sharing_scope: str = CHOICE_SETTINGS["gpu_sharing_scope"].default
-    gpu_sharing_requires_mps: str = CHOICE_SETTINGS[
-        "gpu_sharing_requires_mps"
-    ].default  # decides which nodes snapshots mark as ineligible
+    gpu_sharing_requires_mps: str = CHOICE_SETTINGS["gpu_sharing_requires_mps"].default
+    """Decides which nodes snapshots mark as ineligible."""
     semantics: SchedulingSemantics = SchedulingSemantics()
 
     def __post_init__(self) -> None:
@@ -95,6 +94,5 @@ class Policy:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "semantics"}
 
     def for_pool(self, settings: Iterable[tuple[str, float | str]]) -> Policy:
-        """Return this policy with the overrides of one pool."""
         turned: dict[str, Any] = dict(settings)
         return replace(self, **turned) if turned else self

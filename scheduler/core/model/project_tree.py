@@ -47,7 +47,6 @@ class ProjectTree:
         return project.endswith(OWN_LEAF_SUFFIX)
 
     def project_of(self, project: ProjectId) -> ProjectId:
-        """Return the project that a leaf belongs to."""
         return ProjectId(project.removesuffix(OWN_LEAF_SUFFIX))
 
     def quotas_in_pool(self, rows: Iterable[QuotaRow], pool: PoolId) -> dict[ProjectId, QuotaRow]:

@@ -105,9 +105,8 @@ class GpuRow:
     used_milli: int = 0
     exclusive: bool = False  # held by a whole-GPU allocation, so no share may be added
     healthy: bool = True
-    nvlink_island: int | None = (
-        None  # GPUs of a node with equal numbers are connected by NVLink; None is unknown
-    )
+    nvlink_island: int | None = None
+    """GPUs of a node with equal numbers are connected by NVLink; None is unknown."""
     mig_profile: str | None = None  # of a slice, such as 1g.10gb; None is a whole GPU
     compute_capability: float | None = None  # such as 9.0; None is unknown
 
@@ -244,9 +243,8 @@ class RunningRow:
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
-    isolation_excluded_nodes: tuple[
-        NodeId, ...
-    ] = ()  # the part of ``avoid_nodes`` excluded by network isolation
+    isolation_excluded_nodes: tuple[NodeId, ...] = ()
+    """The part of ``avoid_nodes`` excluded by network isolation."""
     mig_profile: str | None = None
     min_compute_capability: float | None = None
 
@@ -295,39 +293,35 @@ class PendingRow:
     ineligible_nodes: tuple[NodeId, ...] = ()
     min_tasks: int | None = None  # elastic: enough tasks to start; None is all
     ranks: tuple[int, ...] = ()  # pending ranks in placement order; empty is 0 to tasks - 1
-    task_requests: tuple[
-        TaskRequest, ...
-    ] = ()  # the request of each pending rank, where they differ; else the amounts above
+    task_requests: tuple[TaskRequest, ...] = ()
+    """The request of each pending rank, where they differ; else the amounts above."""
     groups: tuple[GroupRow, ...] = ()
     group_of_rank: tuple[str, ...] = ()  # the leaf group of each pending rank
     topology_constraint: TopologyConstraint | None = None
     share_mib: int | None = None  # instead of ``milli_per_gpu``: memory of each GPU
     preemption_delay_s: float | None = None  # how long it must wait before it may evict; None is the policy's
-    nominated_tasks: tuple[
-        RunningTask, ...
-    ] = ()  # nominated by an earlier plan, until the evicted jobs are gone
+    nominated_tasks: tuple[RunningTask, ...] = ()
+    """Nominated by an earlier plan, until the evicted jobs are gone."""
     predicted_duration_s: float | None = None  # expected run time; None is unknown
     mig_profile: str | None = None  # requests MIG slices of this profile; None is whole GPUs or shares
     min_compute_capability: float | None = None
-    dependencies: tuple[
-        JobDependency, ...
-    ] = ()  # starts after these have ended; those that ended are left out
+    dependencies: tuple[JobDependency, ...] = ()
+    """Starts after these have ended; those that ended are left out."""
     ignore_dependency_failure: bool = False  # whether they may fail; else they must complete
-    layout_speeds: tuple[
-        LayoutSpeed, ...
-    ] = ()  # measured throughput of similar work by layout; empty is unknown
-    isolation_excluded_nodes: tuple[
-        NodeId, ...
-    ] = ()  # the part of ``avoid_nodes`` excluded by network isolation
+    layout_speeds: tuple[LayoutSpeed, ...] = ()
+    """Measured throughput of similar work by layout; empty is unknown."""
+    isolation_excluded_nodes: tuple[NodeId, ...] = ()
+    """The part of ``avoid_nodes`` excluded by network isolation."""
     required_cuda: str = ""  # newest CUDA its image requires; nodes with older drivers are ineligible
     launcher: str | None = None  # set if tasks must reach each other, in a pool with host network
 
     @property
     def task_request(self) -> TaskRequest:
-        """The request of each task, where all are equal."""
+        """The request of each task, where all are equal; without GPUs it is for no share of one."""
+        milli, share_mib = (self.milli_per_gpu, self.share_mib) if self.gpus_per_task else (WHOLE_MILLI, None)
         return TaskRequest(
-            self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib,
-            share_mib=self.share_mib, **gpu_constraints(self)._asdict(),
+            self.gpus_per_task, milli, self.cpu_milli, self.memory_mib,
+            share_mib=share_mib, **gpu_constraints(self)._asdict(),
         )  # fmt: skip
 
     @property
@@ -397,24 +391,8 @@ class TaskShape(NamedTuple):
     min_compute_capability: float | None = None
     tenant: ProjectId | None = None  # the project of a share; only its shares may use the same GPU
 
-    @classmethod
-    def from_job(cls, job: PendingRow) -> TaskShape:
-        """Return the shape of a job's tasks; equal requests give equal shapes."""
-        return cls(
-            job.gpus_per_task,
-            job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
-            cpu_milli=job.cpu_milli,
-            memory_mib=job.memory_mib,
-            avoid_nodes=tuple(sorted(job.avoid_nodes)),
-            node_affinity=job.node_affinity,
-            share_mib=job.share_mib if job.gpus_per_task else None,
-            tenant=job.project if job.gpus_per_task and job.task_request.is_fractional else None,
-            **gpu_constraints(job)._asdict(),
-        )
-
     @property
     def uses_whole_gpus(self) -> bool:
-        """True if each GPU is requested whole."""
         return self.milli == WHOLE_MILLI and self.share_mib is None
 
     @property

@@ -54,8 +54,6 @@ class SnapshotError(ValueError):
 
 
 class RowKind(StrEnum):
-    """The kinds of rows in a snapshot."""
-
     POOL = "pool"
     NODE = "node"
     TOPOLOGY = "topology"
@@ -254,10 +252,9 @@ def _check_quota(quota: QuotaRow, projects: frozenset[str], pools: frozenset[str
     _check_known(f"{at}.pool", quota.pool, pools)
     _check_at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
     _check_at_least(f"{at}.weight", quota.weight, 0)
-    if quota.limit_milli is not None:
-        _check_at_least(f"{at}.limit_milli", quota.limit_milli, 0)
-    if quota.user_limit_milli is not None:
-        _check_at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
+    for name in ("limit_milli", "user_limit_milli"):
+        if (value := getattr(quota, name)) is not None:
+            _check_at_least(f"{at}.{name}", value, 0)
 
 
 def _check_usage(at: str, usage: UsageRow, projects: frozenset[str], pools: frozenset[str]) -> None:

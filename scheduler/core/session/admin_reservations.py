@@ -46,21 +46,16 @@ class AdminReservations:
     ) -> None:
         self._now_s = snapshot.now_s
         self._tree = tree
-        self._rows = sorted(snapshot.reservations, key=lambda row: (row.end_s, row.start_s, row.id))
+        self.rows = sorted(snapshot.reservations, key=lambda row: (row.end_s, row.start_s, row.id))
         self._excluded_nodes: dict[tuple[ProjectId, float | None], tuple[NodeId, ...]] = {}
         self._before = dict(restricted_rows)
         self._restricted_rows = restricted_rows
         restricted_rows.clear()
         self._original_rows: dict[JobId, PendingRow] = {}
 
-    @property
-    def has_reservations(self) -> bool:
-        """True if any nodes are reserved, now or later."""
-        return bool(self._rows)
-
     def restrict(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with the excluded nodes added to every job."""
-        if not self._rows:
+        if not self.rows:
             return snapshot
         self._original_rows = {row.job: row for row in snapshot.pending}
         return replace(
@@ -85,7 +80,7 @@ class AdminReservations:
         key = (project, max_duration_s)
         if key not in self._excluded_nodes:
             nodes = {
-                node for row in self._rows if self._blocks(row, project, max_duration_s) for node in row.nodes
+                node for row in self.rows if self._blocks(row, project, max_duration_s) for node in row.nodes
             }
             self._excluded_nodes[key] = tuple(sorted(nodes))
         return self._excluded_nodes[key]
@@ -101,5 +96,5 @@ class AdminReservations:
 
     def first_blocking(self, job: PendingRow, nodes: Set[NodeId]) -> ReservationRow | None:
         """Return the reservation of these nodes that blocks the job and ends first."""
-        blocking = (row for row in self._rows if self._blocks(row, job.project, job.time_limit_s))
+        blocking = (row for row in self.rows if self._blocks(row, job.project, job.time_limit_s))
         return next((row for row in blocking if not nodes.isdisjoint(row.nodes)), None)

@@ -6,7 +6,8 @@ and does not affect the plans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from scheduler.core.capacity.fragmentation import DemandHistogram
@@ -112,25 +113,13 @@ class DecisionCache:
 
     def pending_gangs(self, rows: Iterable[PendingRow]) -> list[Gang | None]:
         """Return for each row the gang that was built from this object, if it is unchanged."""
-        known = self._pending.get
-        return [
-            gang
-            if (gang := known(id(row))) is not None and gang.pending_row is row and not gang.dirty
-            else None
-            for row in rows
-        ]
+        return _unchanged_gangs(self._pending, rows, attrgetter("pending_row"))
 
     def running_gangs(self, rows: Sequence[RunningRow], placer: NodePlacer) -> list[Gang | None]:
         """Return the same for running jobs of one pool, whose slots refer to ``placer``."""
         if not rows or self._last_placers.get(rows[0].pool) is not placer:
             return [None] * len(rows)
-        known = self._running.get
-        return [
-            gang
-            if (gang := known(id(row))) is not None and gang.running_row is row and not gang.dirty
-            else None
-            for row in rows
-        ]
+        return _unchanged_gangs(self._running, rows, attrgetter("running_row"))
 
     def store_pending(self, gangs: Collection[Gang]) -> None:
         """Keep pending gangs for the next decision, with their rows, so that no ``id()`` is reused."""
@@ -144,3 +133,12 @@ class DecisionCache:
     def finish_running(self) -> None:
         """Mark all running gangs as built; the next decision may reuse them with the same placers."""
         self._last_placers = dict(self.placers)
+
+
+def _unchanged_gangs(
+    known: Mapping[int, Gang], rows: Iterable[object], row_of: Callable[[Gang], object]
+) -> list[Gang | None]:
+    return [
+        gang if (gang := known.get(id(row))) is not None and row_of(gang) is row and not gang.dirty else None
+        for row in rows
+    ]

@@ -8,6 +8,7 @@ A *gang* is a job with its tasks. Tasks belong to leaf *groups*; a group is sati
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from math import ceil
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from portal.domain.feasibility import gpu_constraints
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
-    GroupRow,
     HeldSlots,
     JobId,
     NodeId,
@@ -45,42 +45,33 @@ class GangTaskState(IntEnum):
 ACTIVE_STATES = (GangTaskState.RUNNING, GangTaskState.ALLOCATED, GangTaskState.NOMINATED)
 
 
+@dataclass(slots=True, eq=False)
 class GangTask:
     """One rank. ``held`` are its current slots, ``nominated`` its future ones."""
 
-    __slots__ = ("amounts", "gang", "group", "held", "nominated", "rank", "shape", "state")
-
-    def __init__(
-        self, gang: Gang, rank: int, group: TaskGroup, shape: TaskShape, amounts: ResourceVector
-    ) -> None:
-        self.gang = gang
-        self.rank = rank
-        self.group = group
-        self.shape = shape
-        self.amounts = amounts
-        self.state = GangTaskState.PENDING
-        self.held: tuple[HeldSlots, ...] = ()
-        self.nominated: HeldSlots | None = None
+    gang: Gang
+    rank: int
+    group: TaskGroup
+    shape: TaskShape
+    amounts: ResourceVector
+    state: GangTaskState = GangTaskState.PENDING
+    held: tuple[HeldSlots, ...] = ()
+    nominated: HeldSlots | None = None
 
 
 def _is_pending(task: GangTask) -> bool:
     return task.state is GangTaskState.PENDING
 
 
+@dataclass(slots=True, eq=False)
 class TaskGroup:
     """A part of a gang: a leaf with tasks, or an inner group with children."""
 
-    __slots__ = ("active_count", "children", "min_members", "name", "tasks", "topology_constraint")
-
-    def __init__(
-        self, name: str, min_members: int | None, topology_constraint: TopologyConstraint | None
-    ) -> None:
-        self.name = name
-        self.min_members = min_members
-        self.topology_constraint = topology_constraint
-        self.children: list[TaskGroup] = []
-        self.tasks: list[GangTask] = []
-        self.active_count = 0  # tasks of a leaf that run, start or are nominated
+    min_members: int | None
+    topology_constraint: TopologyConstraint | None
+    children: list[TaskGroup] = field(default_factory=list)
+    tasks: list[GangTask] = field(default_factory=list)
+    active_count: int = 0  # tasks of a leaf that run, start or are nominated
 
     @property
     def required_members(self) -> int:
@@ -96,7 +87,6 @@ class TaskGroup:
         return self.active_count >= self.required_members
 
     def all_tasks(self) -> Iterable[GangTask]:
-        """Yield its tasks and those of its descendants."""
         yield from self.tasks
         for child in self.children:
             yield from child.all_tasks()
@@ -149,134 +139,71 @@ def _is_active(task: GangTask, gone: set[GangTask]) -> bool:
     return task.state in ACTIVE_STATES and task not in gone
 
 
-def _group_order(group: TaskGroup) -> tuple[bool, float, str]:
+def _group_order(group: TaskGroup) -> tuple[bool, float]:
     """Order groups: unsatisfied first, then the smallest ratio of active to required tasks."""
     return (
         group.is_satisfied,
         group.active_count / group.required_members if group.required_members and not group.children else 0.0,
-        "",
     )
 
 
+@dataclass(slots=True, eq=False)
 class Gang:
     """A job with its tasks, as seen by one pool."""
 
-    __slots__ = (
-        "_evictable_slots",
-        "_evictable_tasks",
-        "_next_demand",
-        "_pending_demand",
-        "_size_level",
-        "checkpoint_s",
-        "class_id",
-        "dirty",
-        "effective_submit_s",
-        "feasible_pools",
-        "groups",
-        "homogeneous",
-        "job",
-        "leaf_project",
-        "next_tasks",
-        "pending_row",
-        "pinned",
-        "preemptible",
-        "priority",
-        "project",
-        "quota_class_id",
-        "root",
-        "running_row",
-        "shape_id",
-        "sort_key",
-        "started_s",
-        "submitted_s",
-        "tasks",
-        "time_dependent",
-        "user",
-    )
-
-    def __init__(
-        self,
-        job: JobId,
-        project: ProjectId,
-        leaf_project: ProjectId,
-        user: UserId,
-        priority: int,
-        preemptible: bool,
-        submitted_s: float,
-        started_s: float | None,
-    ) -> None:
-        self.job = job
-        self.project = project
-        self.leaf_project = leaf_project
-        self.user = user
-        self.priority = priority
-        self.preemptible = preemptible
-        self.submitted_s = submitted_s
-        self.effective_submit_s = submitted_s  # submit time as the queue orders it
-        self.started_s = started_s
-        self.checkpoint_s: float | None = None
-        self.pending_row: PendingRow | None = None
-        self.running_row: RunningRow | None = None
-        self.root = TaskGroup("", None, None)
-        self.groups: dict[str, TaskGroup] = {"": self.root}
-        self.sort_key: tuple[int, float, str] | None = None  # cached while the gang is unchanged
-        self.dirty = False  # a task changed its state in this decision
-        self.pinned = False  # started on slots that an earlier plan nominated: not evicted
-        self.homogeneous = True  # one group of equal tasks, none of which runs yet
-        self.tasks: list[GangTask] = []
-        self.quota_class_id = -1
-        self.class_id = -1  # gangs of one class differ only in age, and in user where no quota counts users
-        self.feasible_pools: Sequence[PoolId] = ()  # pools where it could run if they were empty
-        self.time_dependent = False  # feasibility changes with time, other jobs or one node
-        self.shape_id = -1  # gangs of one shape id fit in the same places
-        # cached until a task changes its state
-        self.next_tasks: list[GangTask] | None = None
-        self._next_demand: ResourceVector | None = None
-        self._pending_demand: ResourceVector | None = None
-        self._size_level: int | None = None
-        self._evictable_tasks: list[GangTask] | None = None
-        self._evictable_slots: list[HeldSlots] | None = None
-
-    def build_groups(
-        self,
-        rows: Sequence[GroupRow],
-        min_members: int | None,
-        topology_constraint: TopologyConstraint | None,
-    ) -> None:
-        """Build the tree of groups; parents may come after their children."""
-        self.root.min_members = min_members
-        self.root.topology_constraint = topology_constraint
-        if not rows:
-            return
-        self.homogeneous = False
-        for row in rows:
-            self.groups[row.name] = TaskGroup(row.name, row.min_members, row.topology_constraint)
-        for row in rows:
-            self.groups[row.parent or ""].children.append(self.groups[row.name])
+    job: JobId
+    leaf_project: ProjectId
+    user: UserId
+    priority: int
+    preemptible: bool
+    submitted_s: float
+    started_s: float | None
+    root: TaskGroup
+    groups: dict[str, TaskGroup]
+    homogeneous: bool  # one group of equal tasks, none of which runs yet
+    effective_submit_s: float = 0.0  # submit time as the queue orders it
+    pending_row: PendingRow | None = None
+    running_row: RunningRow | None = None
+    sort_key: tuple[int, float, str] | None = None  # cached while the gang is unchanged
+    dirty: bool = False  # a task changed its state in this decision
+    pinned: bool = False  # started on slots that an earlier plan nominated: not evicted
+    tasks: list[GangTask] = field(default_factory=list)
+    quota_class_id: int = -1
+    class_id: int = -1  # gangs of one class differ only in age, and in user where no quota counts users
+    feasible_pools: Sequence[PoolId] = ()  # pools where it could run if they were empty
+    time_dependent: bool = False  # feasibility changes with time, other jobs or one node
+    shape_id: int = -1  # gangs of one shape id fit in the same places
+    # cached until a task changes its state; slots are faster than ``cached_property``
+    _next_tasks: list[GangTask] | None = None
+    _next_demand: ResourceVector | None = None
+    _pending_demand: ResourceVector | None = None
+    _size_level: int | None = None
+    _evictable_tasks: list[GangTask] | None = None
+    _evictable_slots: list[HeldSlots] | None = None
 
     def mark_changed(self) -> None:
         """Discard cached values after a task was added or changed its state."""
-        self.next_tasks = self._next_demand = self._pending_demand = self._size_level = (
+        self._next_tasks = self._next_demand = self._pending_demand = self._size_level = (
             self._evictable_tasks
         ) = self._evictable_slots = None
         self.dirty = True
 
-    def next_to_place(self) -> list[GangTask]:
-        """Return the tasks to place next."""
-        if self.next_tasks is None:
-            self.next_tasks = self.root.next_to_place()
-        return self.next_tasks
+    @property
+    def next_tasks(self) -> list[GangTask]:
+        """The tasks to place next."""
+        if self._next_tasks is None:
+            self._next_tasks = self.root.next_to_place()
+        return self._next_tasks
 
     @property
     def next_demand(self) -> ResourceVector:
         """The demand of the tasks to place next."""
         if self._next_demand is None:
-            self._next_demand = total_demand(self.next_to_place())
+            self._next_demand = total_demand(self.next_tasks)
         return self._next_demand
 
     @property
     def pending_demand(self) -> ResourceVector:
-        """The demand of all pending tasks."""
         if self._pending_demand is None:
             self._pending_demand = total_demand(
                 task for task in self.tasks if task.state is GangTaskState.PENDING
@@ -287,22 +214,15 @@ class Gang:
     def evictable_tasks(self) -> list[GangTask]:
         """Its running and allocated tasks."""
         if self._evictable_tasks is None:
-            self._evictable_tasks = [
-                task for task in self.tasks if task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
-            ]
+            evictable = (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
+            self._evictable_tasks = [task for task in self.tasks if task.state in evictable]
         return self._evictable_tasks
 
     @property
     def evictable_slots(self) -> list[HeldSlots]:
-        """The slots of the evictable tasks."""
         if self._evictable_slots is None:
             self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
         return self._evictable_slots
-
-    @property
-    def active_count(self) -> int:
-        """Number of tasks that run, start or are nominated."""
-        return sum(task.state in ACTIVE_STATES for task in self.tasks)
 
     def size_level_without(self, gone: set[GangTask]) -> int:
         """Return ``size_level`` without the tasks in ``gone``."""
@@ -333,9 +253,9 @@ class Gang:
 
 def first_placeable(group: Sequence[Gang]) -> Gang | None:
     """Return the first gang of a class with tasks to place; nearly always the very first."""
-    if group[0].next_to_place():
+    if group[0].next_tasks:
         return group[0]
-    return next((gang for gang in group if gang.next_to_place()), None)
+    return next((gang for gang in group if gang.next_tasks), None)
 
 
 class BatchRequest(NamedTuple):
@@ -349,7 +269,6 @@ class BatchRequest(NamedTuple):
 
 
 def total_demand(tasks: Iterable[GangTask]) -> ResourceVector:
-    """Return the sum of the demands of ``tasks``."""
     milli = cpu = memory = 0.0
     for task in tasks:
         milli += task.amounts[0]
@@ -389,16 +308,28 @@ def build_task_shape(
 
 def build_pending_gang(row: PendingRow, leaf_project: ProjectId, smallest_gpu_mib: int) -> Gang:
     """Build the gang of a job without running tasks."""
-    gang = Gang(
-        row.job, row.project, leaf_project, row.user, row.priority, row.preemptible, row.submitted_s, None
-    )
-    gang.build_groups(row.groups, row.min_tasks, row.topology_constraint)
+    gang = _new_gang(row, leaf_project, row.submitted_s, None)
     add_pending_tasks(gang, row, smallest_gpu_mib)
     return gang
 
 
+def _new_gang(
+    row: PendingRow | RunningRow, leaf_project: ProjectId, submitted_s: float, started_s: float | None
+) -> Gang:
+    """Build a gang without tasks, with its tree of groups; parents may come after their children."""
+    root = TaskGroup(row.min_tasks, row.topology_constraint)
+    groups = {"": root} | {
+        each.name: TaskGroup(each.min_members, each.topology_constraint) for each in row.groups
+    }
+    for each in row.groups:
+        groups[each.parent or ""].children.append(groups[each.name])
+    return Gang(
+        row.job, leaf_project, row.user, row.priority, row.preemptible, submitted_s, started_s, root, groups,
+        homogeneous=not row.groups, effective_submit_s=submitted_s,
+    )  # fmt: skip
+
+
 def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
-    """Add the pending ranks of ``row``."""
     gang.pending_row = row
     avoid = tuple(sorted(row.avoid_nodes))
     asks = row.task_requests or (row.task_request,) * row.tasks
@@ -418,34 +349,26 @@ def build_running_gang(
     row: RunningRow, leaf_project: ProjectId, held: Sequence[tuple[HeldSlots, ...]]
 ) -> Gang:
     """Build the gang of a running job; ``held`` are the slots of each of its tasks."""
-    gang = Gang(
-        row.job, row.project, leaf_project, row.user, row.priority, row.preemptible,
-        row.started_s if row.submitted_s is None else row.submitted_s, row.started_s,
-    )  # fmt: skip
+    submitted_s = row.started_s if row.submitted_s is None else row.submitted_s
+    gang = _new_gang(row, leaf_project, submitted_s, row.started_s)
     gang.running_row = row
-    gang.checkpoint_s = row.checkpoint_s
-    gang.build_groups(row.groups, row.min_tasks, row.topology_constraint)
     gang.homogeneous = False
     avoid = tuple(sorted(row.avoid_nodes))
+    constraints = gpu_constraints(row)._asdict()
     rank = -1
     for stands, places in zip(row.tasks, held, strict=True):
         rank = rank + 1 if stands.rank is None else stands.rank
-        milli = sum(share.milli for share in stands.gpus)
-        shape = TaskShape(
-            len(stands.gpus),
-            stands.gpus[0].milli if stands.gpus else WHOLE_MILLI,
-            cpu_milli=stands.cpu_milli,
-            memory_mib=stands.memory_mib,
-            avoid_nodes=avoid,
-            node_affinity=row.node_affinity,
-            **gpu_constraints(row)._asdict(),
-            tenant=row.project if stands.gpus and stands.gpus[0].milli < WHOLE_MILLI else None,
+        milli = stands.gpus[0].milli if stands.gpus else WHOLE_MILLI
+        request = TaskRequest(len(stands.gpus), milli, stands.cpu_milli, stands.memory_mib, **constraints)
+        shape, _ = build_task_shape(request, row.project, avoid, row.node_affinity, smallest_gpu_mib=1)
+        amounts = ResourceVector(
+            sum(share.milli for share in stands.gpus), stands.cpu_milli, stands.memory_mib
         )
+        stopping = row.stopping or stands.stopping
+        state = GangTaskState.RELEASING if stopping else GangTaskState.RUNNING
         group = gang.groups[stands.group or ""]
-        task = GangTask(gang, rank, group, shape, ResourceVector(milli, stands.cpu_milli, stands.memory_mib))
-        task.held = places
-        task.state = GangTaskState.RELEASING if row.stopping or stands.stopping else GangTaskState.RUNNING
-        group.active_count += task.state is GangTaskState.RUNNING
+        task = GangTask(gang, rank, group, shape, amounts, state, places)
+        group.active_count += not stopping
         group.tasks.append(task)
         gang.tasks.append(task)
     return gang

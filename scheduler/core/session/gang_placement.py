@@ -7,7 +7,6 @@ back if the action fails. Nothing else changes the state of a task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,21 +15,15 @@ from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import HeldSlots, TaskShape
 from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, GangTaskState, TaskGroup
 from scheduler.core.session.pool import PoolState
-
-
-class _LogEntry(NamedTuple):
-    task: GangTask
-    state: GangTaskState
-    nominated: HeldSlots | None
-    held: tuple[HeldSlots, ...]
+from scheduler.core.session.topology_domains import DomainCandidate
 
 
 class Statement:
-    """The log of changes since it was created, newest last."""
+    """The tasks as they were before each change since it was created, newest last."""
 
     def __init__(self, pool_state: PoolState) -> None:
         self.pool_state = pool_state
-        self._log: list[_LogEntry] = []
+        self._log: list[tuple[GangTask, GangTaskState, tuple[HeldSlots, ...], HeldSlots | None]] = []
 
     def checkpoint(self) -> int:
         """Return a position to roll back to."""
@@ -39,8 +32,7 @@ class Statement:
     def rollback(self, checkpoint: int = 0) -> None:
         """Undo all changes since ``checkpoint``."""
         while len(self._log) > checkpoint:
-            done = self._log.pop()
-            self._move(done.task, done.state, done.held, done.nominated)
+            self._move(*self._log.pop())
 
     def allocate(self, task: GangTask, slots: HeldSlots) -> None:
         """Start ``task`` on slots that are free now and stay free."""
@@ -64,7 +56,7 @@ class Statement:
     def _do(
         self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None
     ) -> None:
-        self._log.append(_LogEntry(task, task.state, task.nominated, task.held))
+        self._log.append((task, task.state, task.held, task.nominated))
         self._move(task, state, held, nominated)
 
     def _move(
@@ -83,9 +75,8 @@ class Statement:
         pool_state, state, gang = self.pool_state, task.state, task.gang
         if state is GangTaskState.PENDING:
             return
-        if state is GangTaskState.RELEASING or (
-            state is GangTaskState.NOMINATED and task.held
-        ):  # it holds its slots until its container is gone
+        # it holds its slots until its container is gone
+        if state is GangTaskState.RELEASING or (state is GangTaskState.NOMINATED and task.held):
             pool_state.ledger.add_releasing(
                 gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign
             )
@@ -117,7 +108,7 @@ class GangPlacer:
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
         """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails."""
         mark = self._statement.checkpoint()
-        if self._place_group(gang.root, set(tasks), tasks, allowed_nodes, ()):
+        if self._place_group(gang.root, tasks, DomainCandidate(allowed_nodes)):
             return True
         self._statement.rollback(mark)
         return False
@@ -125,69 +116,44 @@ class GangPlacer:
     def _placer(self) -> NodePlacer:
         return self._pool_state.available if self._idle_only else self._pool_state.idle_and_releasing
 
-    def _place_group(
-        self,
-        group: TaskGroup,
-        wanted: set[GangTask],
-        tasks: Sequence[GangTask],
-        allowed_nodes: Bools | None,
-        preferred_domains: tuple[Bools, ...],
-    ) -> bool:
-        """Place the wanted tasks of a group in the first domain of its topology that holds them all."""
+    def _place_group(self, group: TaskGroup, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
+        """Place these tasks of a group in the first domain of its topology that holds them all."""
         if group.topology_constraint is None:
-            return self._place_members(group, wanted, tasks, allowed_nodes, preferred_domains)
+            return self._place_members(group, tasks, within)
         standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
-        shapes = _by_shape([task for task in tasks if task in wanted])
         for choice in self._pool_state.domains.candidates(
-            group.topology_constraint, self._placer(), shapes, standing, allowed_nodes
+            group.topology_constraint, self._placer(), _by_shape(tasks), standing, within.nodes
         ):
             mark = self._statement.checkpoint()
-            if self._place_members(
-                group, wanted, tasks, choice.nodes, choice.preferred_domains or preferred_domains
-            ):
+            preferred_domains = choice.preferred_domains or within.preferred_domains
+            if self._place_members(group, tasks, DomainCandidate(choice.nodes, preferred_domains)):
                 return True
             self._statement.rollback(mark)
         return False
 
-    def _place_members(
-        self,
-        group: TaskGroup,
-        wanted: set[GangTask],
-        tasks: Sequence[GangTask],
-        allowed_nodes: Bools | None,
-        preferred_domains: tuple[Bools, ...],
-    ) -> bool:
-        for child in group.children:
-            mine = {task for task in child.all_tasks() if task in wanted}
-            if mine and not self._place_group(
-                child, mine, [t for t in tasks if t in mine], allowed_nodes, preferred_domains
-            ):
-                return False
+    def _place_members(self, group: TaskGroup, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
         if group.children:
-            return True
-        return all(
-            self._place_by_domain(shape, run, allowed_nodes, preferred_domains)
-            for shape, run in _by_shape([t for t in tasks if t in wanted])
-        )
+            parts = [set(child.all_tasks()) for child in group.children]
+            return all(
+                self._place_group(child, mine, within)
+                for child, part in zip(group.children, parts, strict=True)
+                if (mine := [task for task in tasks if task in part])
+            )
+        return all(self._place_by_domain(shape, run, within) for shape, run in _by_shape(tasks))
 
-    def _place_by_domain(
-        self,
-        shape: TaskShape,
-        tasks: Sequence[GangTask],
-        allowed_nodes: Bools | None,
-        preferred_domains: tuple[Bools, ...],
-    ) -> bool:
+    def _place_by_domain(self, shape: TaskShape, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
         """Place tasks of one shape, filling one preferred domain after the other."""
+        preferred_domains = within.preferred_domains
         if self._nominate and self._pool_state.policy.semantics.nominates_idle_nodes_first:
             preferred_domains += (self._pool_state.idle.capacity(shape) > 0,)
         for part in preferred_domains:
             if not tasks:
                 break
-            nodes = part if allowed_nodes is None else part & allowed_nodes
+            nodes = part if within.nodes is None else part & within.nodes
             here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
             if here and self._place_alike(shape, tasks[:here], nodes):
                 tasks = tasks[here:]
-        return not tasks or self._place_alike(shape, tasks, allowed_nodes)
+        return not tasks or self._place_alike(shape, tasks, within.nodes)
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         placer = self._placer()
@@ -208,15 +174,10 @@ class GangPlacer:
         if found is None:
             return False
         placer.release(found)
+        assign = self._statement.nominate if self._nominate else self._statement.allocate
         for task, place in zip(tasks, found, strict=True):
-            self._assign(task, place)
+            assign(task, place)
         return True
-
-    def _assign(self, task: GangTask, place: HeldSlots) -> None:
-        if self._nominate:
-            self._statement.nominate(task, place)
-        else:
-            self._statement.allocate(task, place)
 
 
 def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:

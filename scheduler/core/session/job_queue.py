@@ -32,19 +32,11 @@ def effective_submit_s(row: PendingRow, policy: Policy) -> float:
     return row.submitted_s + shift_s
 
 
-GangSortKey = tuple[int, float, str]
-
-
-def gang_sort_key(gang: Gang) -> GangSortKey:
+def gang_sort_key(gang: Gang) -> tuple[int, float, str]:
     """Return the sort key of a gang among those of its user and priority; smaller goes first."""
     if gang.dirty or gang.sort_key is None:
         gang.sort_key = (gang.size_level, gang.effective_submit_s, gang.job)
     return gang.sort_key
-
-
-def sort_gangs(gangs: list[Gang], *, last_first: bool = False) -> None:
-    """Sort gangs of one user and priority."""
-    gangs.sort(key=gang_sort_key, reverse=last_first)
 
 
 class _PriorityLevel:
@@ -62,7 +54,7 @@ class _PriorityLevel:
         mine = self.waiting.setdefault(gang.user, [])
         mine.append(gang)
         if self._order is not None:
-            sort_gangs(mine, last_first=True)
+            mine.sort(key=gang_sort_key, reverse=True)
             self._rank_all()
 
     def fill(self, gangs: list[Gang]) -> None:
@@ -78,7 +70,7 @@ class _PriorityLevel:
         order = self._order
         if order is None:
             for each in self.waiting.values():
-                sort_gangs(each, last_first=True)
+                each.sort(key=gang_sort_key, reverse=True)
             order = self._rank_all()
         while order:
             key = order[0]
@@ -150,7 +142,6 @@ class _SiblingOrder:
         self.first: dict[ProjectId | None, ProjectId] = {}
 
     def first_leaf(self) -> ProjectId | None:
-        """Return the leaf that is next."""
         project: ProjectId | None = None
         while project in self.first:
             project = self.first[project]
@@ -366,7 +357,7 @@ def _sort_children(
 
 def _sort_leaf(pool_state: PoolState, gangs: list[Gang]) -> list[Gang]:
     """Sort by priority, then past usage of the user, then ``gang_sort_key``."""
-    sort_gangs(gangs)
+    gangs.sort(key=gang_sort_key)
     if len(users := {gang.user for gang in gangs}) > 1:
         by_usage = pool_state.users_of(gangs[0].leaf_project)
         rank = {user: by_usage.rank_key(user) for user in users}

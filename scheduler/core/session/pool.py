@@ -28,7 +28,6 @@ from scheduler.core.model.snapshot import (
     PoolRow,
     ProjectId,
     Snapshot,
-    TaskRequest,
     TaskShape,
     TopologyConstraint,
     UserId,
@@ -73,13 +72,11 @@ class PoolState:
         }
         self.strategy = pool.placement or policy.placement
         self._cache = cache
-        self._available = self._cached_placer() or NodePlacer(
-            self._nodes, self.strategy, demand=self._demand(), topologies=snapshot.topologies
-        )
-        cache.placers[pool.id] = self._available
+        self._available = cache.placers[pool.id] = self._current_placer()
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
         self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
-        self._idle = self._idle_and_releasing = self._available
+        self.idle = self._idle_and_releasing = self._available
+        """Capacity that is free now, nominated or not."""
         self._outdated_nodes: set[int] = set()  # where ``available`` is out of date
         self.version = 0  # incremented by every change, to invalidate caches
         self.quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
@@ -92,36 +89,27 @@ class PoolState:
         self.capacity = ResourceVector(
             self.capacity_milli, sum(node.cpu_milli for node in ready), sum(node.memory_mib for node in ready)
         )
-        self.usage = project_usage(
-            snapshot,
-            pool.id,
-            {p: tree.path[tree.leaf_of[p]] for p in tree.leaf_of},
-            self.capacity_milli,
-            policy,
-        )
+        ancestors = {project: tree.path[leaf] for project, leaf in tree.leaf_of.items()}
+        self.usage = project_usage(snapshot, pool.id, ancestors, self.capacity_milli, policy)
         self.shares: dict[ProjectId, FairShare] = {}
         self.fair_share_milli: dict[ProjectId, float] = {}
         self.requested_milli: dict[ProjectId, int] = {}
         self._users: dict[ProjectId, ProjectUsers] = {}
         self._sibling_keys: dict[tuple[ProjectId, ResourceVector], SiblingKey[ProjectId]] = {}
-        self._sibling_keys_version = 0  # the version these keys are valid for
         self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
-        self._max_together_version = 0  # and the version these are valid for
+        self._cached_version = 0  # the version that both are valid for
 
-    def _demand(self) -> Counter[TaskRequest] | None:
-        """Return the demand histogram of the pool, if the placement strategy uses it."""
-        if self.strategy != "fragmentation":
-            return None
-        return self._cache.demand.in_pool(self.pool.id)
-
-    def _cached_placer(self) -> NodePlacer | None:
-        """Return the placer of the last decision, brought up to date, if its nodes are the same."""
-        known = self._cache.placers.get(self.pool.id)
-        if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
-            return None
-        if not known.refresh(self._nodes, self._demand()):
-            return None
-        return known
+    def _current_placer(self) -> NodePlacer:
+        """Return the placer of the last decision, brought up to date, if its nodes are the same; else a new one."""
+        known, topologies = self._cache.placers.get(self.pool.id), self._snapshot.topologies
+        demand = self._cache.demand.in_pool(self.pool.id) if self.strategy == "fragmentation" else None
+        if (
+            known is not None
+            and (known.strategy, known.topologies) == (self.strategy, topologies)
+            and known.refresh(self._nodes, demand)
+        ):
+            return known
+        return NodePlacer(self._nodes, self.strategy, demand=demand, topologies=topologies)
 
     def _load_running(self) -> None:
         """Load running jobs: add what they hold to the ledger, and what stopping ones will release."""
@@ -158,7 +146,7 @@ class PoolState:
     def available(self) -> NodePlacer:
         """Capacity that is free both now and after all releases."""
         if self._outdated_nodes:
-            self._available.set_to_min_of(self._idle, self._idle_and_releasing, self._outdated_nodes)
+            self._available.set_to_min_of(self.idle, self._idle_and_releasing, self._outdated_nodes)
             self._outdated_nodes.clear()
         return self._available
 
@@ -166,19 +154,14 @@ class PoolState:
     def idle_and_releasing(self) -> NodePlacer:
         """Capacity that is free once all releasing tasks are gone, less nominated slots."""
         if not self.has_releasing:
-            self._idle = self._available.copy()
+            self.idle = self._available.copy()
             self._idle_and_releasing = self._available.copy()
         return self._idle_and_releasing
-
-    @property
-    def idle(self) -> NodePlacer:
-        """Capacity that is free now, nominated or not."""
-        return self._idle
 
     def adjust_idle(self, place: HeldSlots, sign: int) -> None:
         """Take (-1) or release (+1) slots, now and later."""
         if self.has_releasing:
-            self._idle.adjust(place, sign)
+            self.idle.adjust(place, sign)
             self._idle_and_releasing.adjust(place, sign)
             self._outdated_nodes.add(place.node)
         else:
@@ -196,7 +179,6 @@ class PoolState:
 
     @cached_property
     def domains(self) -> TopologyDomains:
-        """The topology domains of the pool."""
         return TopologyDomains(self._snapshot.topologies, self._available.nodes)
 
     def _accepts_jobs(self, node: NodeRow) -> bool:
@@ -302,7 +284,7 @@ class PoolState:
                 self.pool.id,
                 self.quotas[project].guaranteed_milli,
                 self.quotas[project].limit_milli,
-                self._allocated_milli(project),
+                int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli),
                 self.requested_milli[project],
                 share.amount,
                 tuple(share.steps),
@@ -317,7 +299,7 @@ class PoolState:
         if job.groups:
             gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
             asked = Counter(
-                task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_to_place()
+                task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_tasks
             )
             return all(placer.fit_count(shape) >= count for shape, count in asked.items())
         if not job.task_requests:
@@ -345,7 +327,6 @@ class PoolState:
         return self.task_shape(job)._replace(avoid_nodes=ineligible_nodes(job))
 
     def task_shape(self, job: PendingRow) -> TaskShape:
-        """Return the shape of one task of the job in this pool."""
         return self._shape_and_demand(job)[0]
 
     def _shape_and_demand(self, job: PendingRow) -> tuple[TaskShape, ResourceVector]:
@@ -365,17 +346,14 @@ class PoolState:
     def is_quota_blocked(
         self, gang: Gang, demand: ResourceVector, assume_released: AssumeReleased = AssumeReleased.NONE
     ) -> bool:
-        """Return True if a quota blocks ``demand`` more for ``gang``."""
-        return self.ledger.is_blocked(
-            gang.leaf_project, gang.user, demand, gang.preemptible, assume_released=assume_released
-        )
+        return self.ledger.is_blocked(gang.leaf_project, gang.user, demand, gang.preemptible, assume_released)
 
     def fits_now(self, job: PendingRow) -> bool:
         """Return True if limits, guarantee and free capacity let the gang start now."""
         if not (job.task_requests or job.groups):
             return self.batch_fits_now(job, self.batch_request(job))
         gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
-        wanted = gang.next_to_place()
+        wanted = gang.next_tasks
         if not wanted or self.is_quota_blocked(gang, total_demand(wanted)):
             return False
         return self.available.fit_count(wanted[0].shape) >= len(wanted)
@@ -387,7 +365,7 @@ class PoolState:
         if gang.homogeneous and gang.pending_row.share_mib is None:
             task, row = gang.tasks[0], gang.pending_row
             wanted = BatchRequest(
-                task.shape, task.amounts, len(gang.next_to_place()), row.topology_constraint, row.preemptible
+                task.shape, task.amounts, len(gang.next_tasks), row.topology_constraint, row.preemptible
             )
             return self.batch_fits_now(row, wanted)
         return self.fits_now(gang.pending_row)
@@ -407,9 +385,7 @@ class PoolState:
 
     def _max_tasks_together(self, near: TopologyConstraint | None, shape: TaskShape) -> int:
         """Return how many tasks fit now within the topology constraint; cached until the pool changes."""
-        if self._max_together_version != self.version:
-            self._max_together_version = self.version
-            self._max_together.clear()
+        self._discard_outdated()
         known = self._max_together.get((near, shape))
         if known is None:
             known = self._max_together[near, shape] = self.domains.max_tasks_together(
@@ -440,9 +416,7 @@ class PoolState:
 
     def sibling_key(self, project: ProjectId, requested: ResourceVector) -> SiblingKey[ProjectId]:
         """Return the sort key of ``project`` among its siblings if its next job requests ``requested``."""
-        if self._sibling_keys_version != self.version:
-            self._sibling_keys_version = self.version
-            self._sibling_keys.clear()
+        self._discard_outdated()
         known = self._sibling_keys.get((project, requested))
         if known is None:
             owed, held = self.ledger.entitlements[project], self.ledger.held[project]
@@ -451,6 +425,12 @@ class PoolState:
             self._sibling_keys[project, requested] = known
         return known
 
+    def _discard_outdated(self) -> None:
+        if self._cached_version != self.version:
+            self._cached_version = self.version
+            self._sibling_keys.clear()
+            self._max_together.clear()
+
     def is_within_share(self, leaf: ProjectId, amounts: ResourceVector) -> bool:
         """Return True if the project and its ancestors stay within their shares with ``amounts`` more."""
         ledger = self.ledger
@@ -458,9 +438,6 @@ class PoolState:
             ledger.held[level].add(amounts).fits_in(ledger.entitlements[level].fair_share)
             for level in self.tree.path[leaf]
         )
-
-    def _allocated_milli(self, project: ProjectId) -> int:
-        return int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli)
 
 
 def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[ProjectId]:

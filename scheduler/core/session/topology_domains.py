@@ -22,15 +22,13 @@ FULLNESS_WITHOUT_CAPACITY = 1000.0
 
 
 class DomainCandidate(NamedTuple):
-    """Nodes to try, and the domains of the preferred level to fill first, best first."""
+    """Nodes to try (None is all), and the domains of the preferred level to fill first, best first."""
 
-    nodes: Bools
+    nodes: Bools | None
     preferred_domains: tuple[Bools, ...] = ()
 
 
 class TopologyDomains:
-    """The topologies of a pool."""
-
     def __init__(self, topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> None:
         self._rows = {row.name: row for row in topologies}
         self._nodes = nodes
@@ -50,13 +48,10 @@ class TopologyDomains:
         a required level keeps the others in their domain. ``allowed_nodes`` are the nodes left by the group
         above.
         """
-        fabric = self._topology(constraint.topology)
+        fabric = self._topology(constraint)
         if fabric is None:
             return
         names = fabric.levels
-        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
-        if not wanted or not wanted <= set(names):
-            return
         lowest = names.index(
             constraint.preferred if constraint.preferred is not None else constraint.required or ""
         )
@@ -96,9 +91,8 @@ class TopologyDomains:
                     continue
                 if _fits_all(placer, tasks_by_shape, nodes):
                     yield DomainCandidate(nodes, parts)
-        if (
-            constraint.required is None and not fabric.known_nodes.all()
-        ):  # a preference never keeps a gang pending
+        # a preference never keeps a gang pending
+        if constraint.required is None and not fabric.known_nodes.all():
             anywhere = np.ones(len(self._nodes), dtype=bool) if allowed_nodes is None else allowed_nodes
             if _fits_all(placer, tasks_by_shape, anywhere):
                 yield DomainCandidate(anywhere, parts)
@@ -110,9 +104,8 @@ class TopologyDomains:
         """
         if constraint is None:
             return None
-        fabric = self._topology(constraint.topology)
-        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
-        if fabric is None or not wanted or not wanted <= set(fabric.levels):
+        fabric = self._topology(constraint)
+        if fabric is None:
             return []
         if constraint.required is None:
             return None
@@ -137,10 +130,15 @@ class TopologyDomains:
                 return bool((mask & nodes).sum() == nodes.sum())
         return False
 
-    def _topology(self, name: str) -> TopologyIndex | None:
-        if name not in self._topologies and name in self._rows:
-            self._topologies[name] = TopologyIndex(self._rows[name], self._nodes)
-        return self._topologies.get(name)
+    def _topology(self, constraint: TopologyConstraint) -> TopologyIndex | None:
+        """Return the topology of a constraint; None if it or a level is unknown here."""
+        row = self._rows.get(constraint.topology)
+        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
+        if row is None or not wanted or not wanted <= set(row.levels):
+            return None
+        if row.name not in self._topologies:
+            self._topologies[row.name] = TopologyIndex(row, self._nodes)
+        return self._topologies[row.name]
 
 
 def _fits_all(

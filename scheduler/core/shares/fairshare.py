@@ -71,7 +71,6 @@ class ProjectUsers:
         return (self._gpu_seconds.get(user, 0.0), user)
 
     def charge_start(self, user: UserId, milli: int) -> None:
-        """Add the start charge for a start of ``milli``."""
         self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) + milli / 1000 * self._start_charge_s
 
 

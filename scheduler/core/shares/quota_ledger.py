@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Generic, Self, TypeVar
 
 from scheduler.core.model.resources import ZERO, Entitlement, ResourceVector, build_entitlement
 from scheduler.core.model.snapshot import UNLIMITED_MILLI, ProjectId, QuotaRow, ResourceQuota, UserId
+
+Owner = TypeVar("Owner")
+Amount = TypeVar("Amount")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +32,50 @@ class ExceededQuota:
 
 
 class AssumeReleased(Enum):
-    """Which releasing resources count as released already."""
+    """What counts as released already."""
 
     NONE = "none"
     EVICTED = "evicted"
-    """Those of evicted jobs; jobs that stop for other reasons still hold theirs."""
+    """What evicted jobs are releasing; jobs that stop for other reasons still hold theirs."""
     ALL = "all"
+    """Everything that is releasing."""
+    HELD = "held"
+    """Everything that is held, too: what could ever start."""
 
 
-class UserHoldings:
+@dataclass
+class _Holdings(Generic[Owner, Amount]):
+    """Amounts by owner: held, releasing, and the part of the latter that is not released for another job."""
+
+    held: dict[Owner, Amount] = field(default_factory=dict)
+    releasing: dict[Owner, Amount] = field(default_factory=dict)
+    releasing_voluntarily: dict[Owner, Amount] = field(default_factory=dict)
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        other = copy(self)
+        other.held, other.releasing = dict(self.held), dict(self.releasing)
+        other.releasing_voluntarily = dict(self.releasing_voluntarily)
+        return other
+
+    def unreleased(self, assume_released: AssumeReleased) -> Mapping[Owner, Amount]:
+        """Return what is releasing and does not count as released."""
+        if assume_released is AssumeReleased.NONE:
+            return self.releasing
+        return self.releasing_voluntarily if assume_released is AssumeReleased.EVICTED else {}
+
+
+@dataclass
+class UserHoldings(_Holdings[UserId, float]):
     """What each user holds in one project and its descendants, in thousandths of a GPU."""
 
-    __slots__ = ("held", "limit_milli", "releasing", "releasing_voluntarily")
-
-    def __init__(self, limit_milli: float) -> None:
-        self.limit_milli = limit_milli
-        self.held: dict[UserId, float] = {}
-        self.releasing: dict[UserId, float] = {}
-        self.releasing_voluntarily: dict[UserId, float] = {}
+    limit_milli: float = math.inf
 
     def held_by(self, user: UserId, assume_released: AssumeReleased) -> float:
         """Return what a user holds, less what counts as released."""
-        there = {
-            AssumeReleased.NONE: self.releasing,
-            AssumeReleased.EVICTED: self.releasing_voluntarily,
-            AssumeReleased.ALL: {},
-        }[assume_released]
-        return self.held.get(user, 0.0) + there.get(user, 0.0)
-
-    def copy(self) -> UserHoldings:
-        """Return an independent copy."""
-        other = copy(self)
-        other.held, other.releasing, other.releasing_voluntarily = (
-            dict(self.held),
-            dict(self.releasing),
-            dict(self.releasing_voluntarily),
-        )
-        return other
+        if assume_released is AssumeReleased.HELD:
+            return 0.0
+        return self.held.get(user, 0.0) + self.unreleased(assume_released).get(user, 0.0)
 
     def requestable(self, requested: Mapping[UserId, float]) -> float:
         """Return the sum over users of what they hold and request, each capped by the limit."""
@@ -86,42 +97,39 @@ class PoolLedger:
         self.guaranteed = {project: _guaranteed(quota) for project, quota in quotas.items()}
         self.limit = {project: _limit(quota) for project, quota in quotas.items()}
         self.entitlements: dict[ProjectId, Entitlement] = {}
-        self.held: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
-        self.held_non_preemptible: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
-        self.releasing: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
-        self._releasing_non_preemptible: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
-        self._releasing_voluntarily: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
-        self._releasing_voluntarily_non_preemptible: dict[ProjectId, ResourceVector] = dict.fromkeys(
-            quotas, ZERO
-        )
+        nothing = dict.fromkeys(quotas, ZERO)
+        self._all = _Holdings(nothing, nothing, nothing).copy()
+        self._non_preemptible = self._all.copy()
         self.has_cpu_or_memory_quota = any(quota.cpu or quota.memory for quota in quotas.values())
         """False if only GPUs can be bounded."""
         self.user_holdings = {
-            project: UserHoldings(quota.user_limit_milli)
+            project: UserHoldings(limit_milli=quota.user_limit_milli)
             for project, quota in quotas.items()
             if quota.user_limit_milli is not None
         }
 
+    @property
+    def held(self) -> dict[ProjectId, ResourceVector]:
+        return self._all.held
+
+    @property
+    def held_non_preemptible(self) -> dict[ProjectId, ResourceVector]:
+        return self._non_preemptible.held
+
+    @property
+    def releasing(self) -> dict[ProjectId, ResourceVector]:
+        return self._all.releasing
+
     def copy(self) -> PoolLedger:
         """Return an independent copy that shares what never changes."""
         other = copy(self)
-        other.held, other.held_non_preemptible, other.releasing = (
-            dict(self.held),
-            dict(self.held_non_preemptible),
-            dict(self.releasing),
-        )
-        other._releasing_non_preemptible = dict(self._releasing_non_preemptible)
-        other._releasing_voluntarily, other._releasing_voluntarily_non_preemptible = (
-            dict(self._releasing_voluntarily),
-            dict(self._releasing_voluntarily_non_preemptible),
-        )
+        other._all, other._non_preemptible = self._all.copy(), self._non_preemptible.copy()
         other.user_holdings = {project: users.copy() for project, users in self.user_holdings.items()}
         return other
 
     def set_fair_shares(
         self, fair_share: Mapping[ProjectId, ResourceVector], created_s: Mapping[ProjectId, float]
     ) -> None:
-        """Set ``entitlements`` from the fair shares."""
         self.entitlements = {
             project: build_entitlement(
                 self.guaranteed[project],
@@ -137,11 +145,10 @@ class PoolLedger:
         self, project: ProjectId, user: UserId, amounts: ResourceVector, preemptible: bool, sign: int = 1
     ) -> None:
         """Add held resources; a negative sign removes them."""
-        _add(self.held, self.paths[project], amounts, sign)
         for users in self._user_holdings_above(project):
             _count(users.held, user, sign * amounts.gpu_milli)
-        if not preemptible:
-            _add(self.held_non_preemptible, self.paths[project], amounts, sign)
+        for holdings in self._holdings_of(preemptible):
+            _add(holdings.held, self.paths[project], amounts, sign)
 
     def add_releasing(
         self,
@@ -154,18 +161,18 @@ class PoolLedger:
         evicted: bool = True,
     ) -> None:
         """Add resources that are stopping but not gone; ``evicted``: they are released for another job."""
-        path = self.paths[project]
         for users in self._user_holdings_above(project):
             _count(users.releasing, user, sign * amounts.gpu_milli)
             if not evicted:
                 _count(users.releasing_voluntarily, user, sign * amounts.gpu_milli)
-        _add(self.releasing, path, amounts, sign)
-        if not evicted:
-            _add(self._releasing_voluntarily, path, amounts, sign)
-        if not preemptible:
-            _add(self._releasing_non_preemptible, path, amounts, sign)
+        for holdings in self._holdings_of(preemptible):
+            _add(holdings.releasing, self.paths[project], amounts, sign)
             if not evicted:
-                _add(self._releasing_voluntarily_non_preemptible, path, amounts, sign)
+                _add(holdings.releasing_voluntarily, self.paths[project], amounts, sign)
+
+    def _holdings_of(self, preemptible: bool) -> tuple[_Holdings[ProjectId, ResourceVector], ...]:
+        """Return the holdings that a job counts in."""
+        return (self._all,) if preemptible else (self._all, self._non_preemptible)
 
     def can_block(self, preemptible: bool) -> bool:
         """Return True if a quota can block any job; ``preemptible``: all jobs are preemptible."""
@@ -201,73 +208,55 @@ class PoolLedger:
         self,
         project: ProjectId,
         amounts: ResourceVector,
-        *,
-        empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
-        """Return the nearest limit that ``amounts`` more would exceed; ``empty``: with nothing held."""
-        there = {
-            AssumeReleased.NONE: self.releasing,
-            AssumeReleased.EVICTED: self._releasing_voluntarily,
-            AssumeReleased.ALL: None,
-        }[assume_released]
-        return self._first_exceeded(self.limit, self.held, there, project, amounts, empty)
+        """Return the nearest limit that ``amounts`` more would exceed."""
+        return self._first_exceeded(self.limit, self._all, project, amounts, assume_released)
 
     def exceeded_guarantee(
         self,
         project: ProjectId,
         amounts: ResourceVector,
-        *,
-        empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
         """Return the nearest guarantee that ``amounts`` more of non-preemptible work would exceed."""
-        there = {
-            AssumeReleased.NONE: self._releasing_non_preemptible,
-            AssumeReleased.EVICTED: self._releasing_voluntarily_non_preemptible,
-            AssumeReleased.ALL: None,
-        }[assume_released]
-        return self._first_exceeded(
-            self.guaranteed, self.held_non_preemptible, there, project, amounts, empty
-        )
+        return self._first_exceeded(self.guaranteed, self._non_preemptible, project, amounts, assume_released)
 
     def exceeded_user_limit(
         self,
         project: ProjectId,
         user: UserId,
         amounts: ResourceVector,
-        *,
-        empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
         """Return the nearest user limit that ``amounts`` more would exceed."""
         if not self.user_holdings or not amounts.gpu_milli:
             return None
         for level in self.paths[project]:
-            users = self.user_holdings.get(level)
-            if users is None:
-                continue
-            has = 0.0 if empty else users.held_by(user, assume_released)
-            if has + amounts.gpu_milli > users.limit_milli:
-                return ExceededQuota(level, has, users.limit_milli)
+            if (users := self.user_holdings.get(level)) is not None:
+                has = users.held_by(user, assume_released)
+                if has + amounts.gpu_milli > users.limit_milli:
+                    return ExceededQuota(level, has, users.limit_milli)
         return None
 
     def _first_exceeded(
         self,
         bounds: Mapping[ProjectId, ResourceVector],
-        held: Mapping[ProjectId, ResourceVector],
-        releasing: Mapping[ProjectId, ResourceVector] | None,
+        holdings: _Holdings[ProjectId, ResourceVector],
         project: ProjectId,
         amounts: ResourceVector,
-        empty: bool,
+        assume_released: AssumeReleased,
     ) -> ExceededQuota | None:
         resources = (0, 1, 2) if self.has_cpu_or_memory_quota else (0,)
+        held, releasing = holdings.held, holdings.unreleased(assume_released)
         for level in self.paths[project]:
             for resource in resources:
                 bound = bounds[level][resource]
                 if bound == math.inf or not amounts[resource]:
                     continue
-                has = 0 if empty else held[level][resource] + (releasing[level][resource] if releasing else 0)
+                has: float = 0
+                if assume_released is not AssumeReleased.HELD:
+                    has = held[level][resource] + (releasing[level][resource] if releasing else 0)
                 if has + amounts[resource] > bound:
                     return ExceededQuota(level, has, bound, resource)
         return None
@@ -278,22 +267,15 @@ class PoolLedger:
         user: UserId,
         amounts: ResourceVector,
         preemptible: bool,
-        *,
-        empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
-        """Return the limit, or for non-preemptible work the guarantee, that ``amounts`` more would exceed.
-
-        ``empty``: with nothing held.
-        """
-        limit = self.exceeded_limit(project, amounts, empty=empty, assume_released=assume_released)
+        """Return the limit, or for non-preemptible work the guarantee, that ``amounts`` more would exceed."""
+        limit = self.exceeded_limit(project, amounts, assume_released)
         if limit is None:
-            limit = self.exceeded_user_limit(
-                project, user, amounts, empty=empty, assume_released=assume_released
-            )
+            limit = self.exceeded_user_limit(project, user, amounts, assume_released)
         if limit is not None or preemptible:
             return limit
-        return self.exceeded_guarantee(project, amounts, empty=empty, assume_released=assume_released)
+        return self.exceeded_guarantee(project, amounts, assume_released)
 
     def is_blocked(
         self,
@@ -301,17 +283,9 @@ class PoolLedger:
         user: UserId,
         amounts: ResourceVector,
         preemptible: bool,
-        *,
-        empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> bool:
-        """Return True if a quota blocks ``amounts`` more; ``empty``: with nothing held."""
-        return (
-            self.exceeded_quota(
-                project, user, amounts, preemptible, empty=empty, assume_released=assume_released
-            )
-            is not None
-        )
+        return self.exceeded_quota(project, user, amounts, preemptible, assume_released) is not None
 
     def highest_bounded_project(self, project: ProjectId, preemptible: bool) -> ProjectId | None:
         """Return the highest project on the path whose quota can block a job; None if none can."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from scheduler.core.model.resources import Entitlement, ResourceVector
@@ -139,42 +140,33 @@ def diverging_paths(first: Sequence[Key], second: Sequence[Key]) -> tuple[Sequen
     return first[: len(first) - common], second[: len(second) - common]
 
 
+@dataclass(slots=True)
 class ReclaimCheck(Generic[Key]):
     """One reclaimer and the victims chosen so far; ``held`` itself is not changed.
 
     Call ``allows`` before each victim, then ``add_victim``, and finally ``is_balanced``.
     """
 
-    def __init__(
-        self,
-        paths: Mapping[Key, Sequence[Key]],
-        entitlements: Mapping[Key, Entitlement],
-        held: Mapping[Key, ResourceVector],
-        held_non_preemptible: Mapping[Key, ResourceVector],
-        reclaimer: Key,
-        requested: ResourceVector,
-        preemptible: bool,
-    ) -> None:
-        self._paths = paths
-        self._entitlements = entitlements
-        self._held = held
-        self._held_non_preemptible = held_non_preemptible
-        self._path = paths[reclaimer]
-        self._requested = requested
-        self._preemptible = preemptible
-        self._requested_resources: Involved = (requested[0] > 0, requested[1] > 0, requested[2] > 0)
-        self._remaining: dict[Key, ResourceVector] = {}  # what each project that lost resources still holds
-        self._involved: dict[Key, Involved] = {}
-        self._paths_by_leaf: dict[Key, tuple[Key, Sequence[Key]]] = {}
+    paths: Mapping[Key, Sequence[Key]]
+    entitlements: Mapping[Key, Entitlement]
+    held: Mapping[Key, ResourceVector]
+    held_non_preemptible: Mapping[Key, ResourceVector]
+    reclaimer: Key
+    requested: ResourceVector
+    preemptible: bool
+    _remaining: dict[Key, ResourceVector] = field(default_factory=dict)
+    """What each project that lost resources still holds."""
+    _involved: dict[Key, Involved] = field(default_factory=dict)
+    _paths_by_leaf: dict[Key, tuple[Key, Sequence[Key]]] = field(default_factory=dict)
 
     def may_have_reclaimable(self, leaf: Key) -> bool:
         """Return False if certainly no work of ``leaf`` can be reclaimed."""
         reclaimer, victims = self._levels(leaf)
         if not victims:
             return False
-        owed, held = self._entitlements, self._held
+        owed, held = self.entitlements, self.held
         return may_have_reclaimable(
-            owed[victims[-1]], held[victims[-1]], owed[reclaimer], held[reclaimer], self._requested
+            owed[victims[-1]], held[victims[-1]], owed[reclaimer], held[reclaimer], self.requested
         )
 
     def allows(self, leaf: Key) -> bool:
@@ -182,38 +174,38 @@ class ReclaimCheck(Generic[Key]):
         reclaimer, victims = self._levels(leaf)
         if not victims:
             return False
-        owed, left = self._entitlements, self._remaining
+        owed, left = self.entitlements, self._remaining
         victim = victims[-1]
         if not may_reclaim_from(
             owed[victim],
-            left.get(victim) or self._held[victim],
+            left.get(victim) or self.held[victim],
             owed[reclaimer],
-            self._held[reclaimer],
-            self._requested,
-            self._requested_resources,
+            self.held[reclaimer],
+            self.requested,
+            _given(self.requested),
         ):
             return False
         return all(
-            is_over_guarantee(owed[level], left.get(level) or self._held[level], self._requested_resources)
+            is_over_guarantee(owed[level], left.get(level) or self.held[level], _given(self.requested))
             for level in victims[:-1]
         )
 
     def add_victim(self, leaf: Key, amounts: ResourceVector) -> None:
         """Subtract one victim, from its project up to the root."""
-        gives: Involved = (amounts[0] > 0, amounts[1] > 0, amounts[2] > 0)
-        for level in self._paths[leaf]:
-            self._remaining[level] = (self._remaining.get(level) or self._held[level]).subtract(amounts)
+        gives = _given(amounts)
+        for level in self.paths[leaf]:
+            self._remaining[level] = (self._remaining.get(level) or self.held[level]).subtract(amounts)
             before = self._involved.get(level, (False, False, False))
             self._involved[level] = (before[0] or gives[0], before[1] or gives[1], before[2] or gives[2])
 
     def is_balanced(self) -> bool:
         """Return True if the reclaimer, with its job and without the victims, meets the rules."""
-        owed, asks = self._entitlements, self._requested_resources
-        for depth, level in enumerate(self._path):
-            now = (self._remaining.get(level) or self._held[level]).add(self._requested)
-            parent = tuple(self._path[depth + 1 : depth + 2])
+        owed, asks = self.entitlements, _given(self.requested)
+        for depth, level in enumerate(self.paths[self.reclaimer]):
+            now = (self._remaining.get(level) or self.held[level]).add(self.requested)
+            parent = tuple(self.paths[self.reclaimer][depth + 1 : depth + 2])
             for sibling, left in self._remaining.items():
-                if sibling == level or tuple(self._paths[sibling][1:2]) != parent:
+                if sibling == level or tuple(self.paths[sibling][1:2]) != parent:
                     continue
                 gave = self._involved[sibling]
                 involved = (gave[0] or asks[0], gave[1] or asks[1], gave[2] or asks[2])
@@ -221,8 +213,8 @@ class ReclaimCheck(Generic[Key]):
                     now, owed[level].fair_share, left, owed[sibling].fair_share, involved
                 ):
                     return False
-            if not self._preemptible and not is_within_guarantee(
-                owed[level], self._held_non_preemptible[level], self._requested
+            if not self.preemptible and not is_within_guarantee(
+                owed[level], self.held_non_preemptible[level], self.requested
             ):
                 return False
         return True
@@ -231,12 +223,16 @@ class ReclaimCheck(Generic[Key]):
         """Return the reclaimer's project below the common ancestor, and the victim's path up to there."""
         found = self._paths_by_leaf.get(leaf)
         if found is None:
-            reclaimers, victims = diverging_paths(self._path, self._paths[leaf])
+            reclaimers, victims = diverging_paths(self.paths[self.reclaimer], self.paths[leaf])
             found = self._paths_by_leaf[leaf] = (
-                reclaimers[-1] if reclaimers else self._path[0],
+                reclaimers[-1] if reclaimers else self.paths[self.reclaimer][0],
                 victims if reclaimers else (),
             )
         return found
+
+
+def _given(amounts: ResourceVector) -> Involved:
+    return amounts[0] > 0, amounts[1] > 0, amounts[2] > 0
 
 
 def _any_of(flags: Involved, counted: Involved) -> bool:

@@ -57,7 +57,7 @@ def sibling_key(
     return SiblingKey(
         is_over_in_any(entitlement, with_job, job)
         if over_share_in_any
-        else is_over_in_all(entitlement, held),
+        else all(held.exceeds_each(entitlement.fair_share)),
         not is_within_guarantee(entitlement, held, job),
         -entitlement.priority,
         _uses_unentitled_resource(entitlement, with_job),
@@ -73,11 +73,6 @@ def is_over_in_any(entitlement: Entitlement, held: ResourceVector, job: Resource
     """Return True if ``held`` exceeds the fair share in a resource that ``job`` requests."""
     over = held.exceeds_each(entitlement.fair_share)
     return (job[0] > 0 and over[0]) or (job[1] > 0 and over[1]) or (job[2] > 0 and over[2])
-
-
-def is_over_in_all(entitlement: Entitlement, held: ResourceVector) -> bool:
-    """Return True if ``held`` exceeds the fair share in every resource."""
-    return all(held.exceeds_each(entitlement.fair_share))
 
 
 def dominant_share(entitlement: Entitlement, held: ResourceVector, capacity: ResourceVector) -> float:

@@ -5,12 +5,12 @@ Equal requests are checked once, and every check counts as a step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
+from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.plan import Alternative, AlternativeKind
-from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import PendingRow, PoolId, TaskShape
+from scheduler.core.model.snapshot import PendingRow
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
@@ -23,17 +23,11 @@ MAX_CACHED_SIZE = 64
 class AlternativeSearch:
     """Checks changed requests against the pools as the decision left them."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        pool_states: Mapping[PoolId, PoolState],
-        cached_variants: dict[Hashable, list[RequestVariant]],
-    ) -> None:
-        """``cached_variants`` keeps request variants from decision to decision."""
-        self._policy = policy
-        self._pool_states = pool_states
-        self._cached_variants = cached_variants
-        self._user_limited_projects = projects_with_user_limits(pool_states.values())
+    def __init__(self, session: SchedulingSession) -> None:
+        self._policy = session.policy
+        self._pool_states = session.pool_states
+        self._cached_variants = session.cache.variants
+        self._user_limited_projects = projects_with_user_limits(session.pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
         self.steps_used = 0
 
@@ -41,14 +35,11 @@ class AlternativeSearch:
         """Return the cheapest change with which the job would start now; None if none is known."""
         key = self.reason_key(job)
         if key not in self._known:
-            self._known[key] = self._cheapest(job, (*request_key(job), job.pools))
+            self._known[key] = self.cheapest_by(job, (*request_key(job), job.pools))
         return self._known[key]
 
-    def cheapest_for_class(self, job: PendingRow, class_id: int) -> Alternative | None:
-        """Return the same, cached for all jobs of a class."""
-        return self._cheapest(job, class_id)
-
-    def _cheapest(self, job: PendingRow, name: Hashable) -> Alternative | None:
+    def cheapest_by(self, job: PendingRow, name: Hashable) -> Alternative | None:
+        """Return the same with the variants known by ``name``, which equal requests share."""
         return next(self._satisfiable(job, name, self._policy.max_suggestion_steps), None)
 
     def alternatives(self, job: PendingRow) -> tuple[Alternative, ...]:
@@ -105,7 +96,6 @@ class AlternativeSearch:
         return pool_state.batch_fits_now(job, known)
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
-        """Return the change with a message."""
         (value,) = variant.fields.values()
         fields = variant.fields
         match variant.kind:
@@ -165,6 +155,6 @@ def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> Batc
 def request_key(job: PendingRow) -> tuple[object, ...]:
     """Return the properties of a job that decide its reason; equal keys give equal answers."""
     return (
-        TaskShape.from_job(job), job.tasks, job.required_tasks, job.share_mib, job.task_requests, job.project,
-        job.preemptible, job.topology_constraint,
+        job.task_request, tuple(sorted(job.avoid_nodes)), job.node_affinity, job.tasks, job.required_tasks,
+        job.share_mib, job.task_requests, job.project, job.preemptible, job.topology_constraint,
     )  # fmt: skip

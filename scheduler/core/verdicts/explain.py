@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.backfill import GangReservation
+from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
-from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -21,14 +21,11 @@ from scheduler.core.model.snapshot import (
     NodeRow,
     PendingRow,
     PoolId,
-    Snapshot,
-    TaskShape,
 )
-from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
-from scheduler.core.shares.quota_ledger import ExceededQuota
-from scheduler.core.verdicts.alternatives import AlternativeSearch
+from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
+from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key
 from scheduler.core.verdicts.formatting import (
     format_closed_nodes,
     format_cpu_and_memory,
@@ -63,13 +60,9 @@ class Reason:
     message: str
     details: Details
 
-
-@dataclass(frozen=True, slots=True)
-class Nomination:
-    """The pool and slots nominated for a job that waits for evictions."""
-
-    pool: PoolId
-    held: tuple[HeldSlots, ...]
+    def verdict(self, job: PendingRow, suggestion: Alternative | None = None) -> Verdict:
+        """Return this verdict of ``job``, without a queue."""
+        return Verdict(job.job, self.code, self.message, self.details, (), suggestion)
 
 
 class ClassReason(NamedTuple):
@@ -90,10 +83,6 @@ class ClassReason(NamedTuple):
             numbers = self.details_by_position[about] = {**reason.details, "jobs_ahead": about}
         return Verdict(job, reason.code, reason.message, numbers, jobs_ahead, self.suggestion)
 
-    def with_reason(self, reason: Reason) -> ClassReason:
-        """Return the same suggestion with another reason."""
-        return ClassReason(reason, self.suggestion, {})
-
 
 @dataclass(frozen=True, slots=True)
 class FreeCapacity:
@@ -105,19 +94,11 @@ class FreeCapacity:
 
 
 class Explainer:
-    """Builds the verdicts of one decision."""
-
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        policy: Policy,
-        pool_states: Mapping[PoolId, PoolState],
-        cached_variants: dict[Hashable, list[RequestVariant]],
-    ) -> None:
-        """``cached_variants`` keeps request variants from decision to decision."""
-        self.alternative_search = AlternativeSearch(policy, pool_states, cached_variants)
+    def __init__(self, session: SchedulingSession) -> None:
+        snapshot = session.snapshot
+        self.alternative_search = AlternativeSearch(session)
         self._now_s = snapshot.now_s
-        self._pool_states = pool_states
+        self._pool_states = session.pool_states
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
@@ -142,20 +123,18 @@ class Explainer:
         pool_state = self._pool_states[pool]
         return (
             pool_state.could_ever_fit(job)
-            and self._quota_reason(job, pool_state, pool_state.demand(job), empty=True) is None
+            and self._quota_reason(job, pool_state, pool_state.demand(job), AssumeReleased.HELD) is None
         )
 
     def infeasible(self, job: PendingRow) -> Verdict:
         """Return the verdict of a job without feasible pools, with details as of after the plan."""
         if job.held:
-            return self._verdict(job, Reason(VerdictCode.HELD, "Held until it is released.", {}))
+            return Reason(VerdictCode.HELD, "Held until it is released.", {}).verdict(job)
         if job.dependencies and any(self._pool_states[pool].could_ever_fit(job) for pool in job.pools):
-            return self._verdict(job, _dependency_reason(job))
+            return _dependency_reason(job).verdict(job)
         if job.not_before_s is not None and job.not_before_s > self._now_s:
             message = f"It must not start before {format_time(job.not_before_s)}."
-            return self._verdict(
-                job, Reason(VerdictCode.BEGIN_TIME, message, {"not_before_s": job.not_before_s})
-            )
+            return Reason(VerdictCode.BEGIN_TIME, message, {"not_before_s": job.not_before_s}).verdict(job)
         key = self.alternative_search.reason_key(job)
         reason = self._reasons.get(key)
         if reason is None:
@@ -165,8 +144,8 @@ class Explainer:
                 or self._unsatisfiable(job)
             )
         if reason.code is VerdictCode.UNSATISFIABLE:
-            return self._verdict(job, reason)
-        return self._verdict(job, reason, suggestion=self.alternative_search.cheapest(job))
+            return reason.verdict(job)
+        return reason.verdict(job, self.alternative_search.cheapest(job))
 
     def _quota_reason_of_first_pool(self, job: PendingRow) -> Reason | None:
         """Return the quota reason of the first pool that is large enough but blocked by a quota."""
@@ -295,13 +274,17 @@ class Explainer:
         return found
 
     def nominated(
-        self, job: PendingRow, nomination: Nomination, victims_by_job: Mapping[JobId, set[JobId]]
+        self,
+        job: PendingRow,
+        pool: PoolId,
+        slots: Iterable[HeldSlots],
+        victims_by_job: Mapping[JobId, set[JobId]],
     ) -> Verdict:
         """Return the verdict of a job with nominated slots that waits for evicted jobs to stop."""
-        pool_state = self._pool_states[nomination.pool]
+        pool_state = self._pool_states[pool]
         leaving = victims_by_job.get(job.job)
         if leaving is None:
-            nodes = {pool_state.available.nodes[held.node].id for held in nomination.held}
+            nodes = {pool_state.available.nodes[held.node].id for held in slots}
             going = set().union(*victims_by_job.values())
             leaving = {
                 row.job
@@ -318,9 +301,9 @@ class Explainer:
         numbers: Details = {
             "needed_gpus": job.required_milli / WHOLE_MILLI,
             "jobs_releasing": len(rows),
-            "pool": nomination.pool,
+            "pool": pool,
         }
-        return self._verdict(job, Reason(VerdictCode.WAITING_FOR_EVICTION, message, numbers))
+        return Reason(VerdictCode.WAITING_FOR_EVICTION, message, numbers).verdict(job)
 
     def unschedulable(self, gang: Gang, job: PendingRow, pool: PoolId) -> ClassReason:
         """Return why jobs of this class did not start in ``pool``, as of after the plan."""
@@ -330,9 +313,9 @@ class Explainer:
             alike = gang.homogeneous and job.share_mib is None
             amounts = gang.tasks[0].amounts.multiply(job.required_tasks) if alike else pool_state.demand(job)
             reason = self._quota_reason(job, pool_state, amounts) or self._capacity_reason(
-                job, pool_state, gang.tasks[0].shape if alike else TaskShape.from_job(job)
+                job, pool_state, gang.tasks[0].shape if alike else request_key(job)
             )
-            change = self.alternative_search.cheapest_for_class(job, gang.class_id)
+            change = self.alternative_search.cheapest_by(job, gang.class_id)
             known = self._class_reasons[gang.class_id] = ClassReason(reason, change, {})
         return known
 
@@ -358,51 +341,42 @@ class Explainer:
             f"{format_time(until_s)}: they have not reached their minimum runtime, or are about to end."
         )
         numbers = {**reason.reason.details, "protected_until_s": until_s}
-        return reason.with_reason(Reason(VerdictCode.VICTIMS_PROTECTED, message, numbers))
+        return ClassReason(Reason(VerdictCode.VICTIMS_PROTECTED, message, numbers), reason.suggestion, {})
 
     def budget_exhausted(self, job: PendingRow, steps: int) -> Verdict:
         """Return the verdict of a job that was not tried because the cycle's budget was used up."""
         message = (
             f"This cycle reached its limit of {steps} steps before this job; the next cycle tries again."
         )
-        return self._verdict(job, Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, message, {"steps": steps}))
+        return Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, message, {"steps": steps}).verdict(job)
 
     def _quota_reason(
-        self, job: PendingRow, pool_state: PoolState, amounts: ResourceVector, *, empty: bool = False
+        self,
+        job: PendingRow,
+        pool_state: PoolState,
+        amounts: ResourceVector,
+        assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> Reason | None:
-        """Return the quota that ``amounts`` more would exceed; ``empty``: even with nothing held."""
-        leaf = pool_state.tree.leaf_of[job.project]
-        bound = pool_state.ledger.exceeded_limit(leaf, amounts, empty=empty)
-        if bound is not None:
-            message = (
-                f"Needs {format_request(job)}. {self._project_label(job, pool_state, bound)} uses "
-                f"{format_gpu_count(bound.held)} of its limit of {format_gpu_count(bound.allowed)}"
-            )
-            return self._build_quota_reason(VerdictCode.PROJECT_LIMIT, message, job, pool_state, bound)
-        bound = pool_state.ledger.exceeded_user_limit(leaf, job.user, amounts, empty=empty)
-        if bound is not None:
-            message = (
-                f"Needs {format_request(job)}. In {pool_state.tree.name[bound.project]} its owner uses "
-                f"{format_gpu_count(bound.held)} of the user limit of {format_gpu_count(bound.allowed)}"
-            )
-            return self._build_quota_reason(VerdictCode.USER_LIMIT, message, job, pool_state, bound)
-        if job.preemptible:
-            return None
-        bound = pool_state.ledger.exceeded_guarantee(leaf, amounts, empty=empty)
-        if bound is None:
+        """Return the quota that ``amounts`` more would exceed."""
+        ledger, leaf = pool_state.ledger, pool_state.tree.leaf_of[job.project]
+        must = purpose = ""
+        if bound := ledger.exceeded_limit(leaf, amounts, assume_released):
+            code, quota = VerdictCode.PROJECT_LIMIT, "its limit of"
+            holder = self._project_label(job, pool_state, bound)
+        elif bound := ledger.exceeded_user_limit(leaf, job.user, amounts, assume_released):
+            code, quota = VerdictCode.USER_LIMIT, "the user limit of"
+            holder = f"In {pool_state.tree.name[bound.project]} its owner"
+        elif not job.preemptible and (bound := ledger.exceeded_guarantee(leaf, amounts, assume_released)):
+            code, quota = VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, "its guaranteed"
+            holder = self._project_label(job, pool_state, bound)
+            must = ", which must be guaranteed because the job is not preemptible"
+            purpose = " for non-preemptible jobs"
+        else:
             return None
         message = (
-            f"Needs {format_request(job)}, which must be guaranteed because the job is not preemptible. "
-            f"{self._project_label(job, pool_state, bound)} uses {format_gpu_count(bound.held)} of its guaranteed "
-            f"{format_gpu_count(bound.allowed)} for non-preemptible jobs"
+            f"Needs {format_request(job)}{must}. {holder} uses {format_gpu_count(bound.held)} of {quota} "
+            f"{format_gpu_count(bound.allowed)}{purpose}{self._in_pool(pool_state)}."
         )
-        return self._build_quota_reason(
-            VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, message, job, pool_state, bound
-        )
-
-    def _build_quota_reason(
-        self, code: VerdictCode, message: str, job: PendingRow, pool_state: PoolState, bound: ExceededQuota
-    ) -> Reason:
         numbers: Details = {
             "needed_gpus": job.required_milli / WHOLE_MILLI,
             "used_gpus": bound.held / WHOLE_MILLI,
@@ -410,13 +384,16 @@ class Explainer:
             "project": pool_state.tree.project_of(bound.project),
             "pool": pool_state.pool.id,
         }
-        return Reason(code, message + self._in_pool(pool_state) + ".", numbers)
+        return Reason(code, message, numbers)
 
-    def _capacity_reason(self, job: PendingRow, pool_state: PoolState, shape: TaskShape) -> Reason:
-        """Return the reason for missing capacity: too few or fragmented free GPUs, or the fair share."""
+    def _capacity_reason(self, job: PendingRow, pool_state: PoolState, request: Hashable) -> Reason:
+        """Return the reason for missing capacity: too few or fragmented free GPUs, or the fair share.
+
+        Jobs of equal ``request`` differ at most in what else is listed here.
+        """
         key = (
             pool_state.pool.id,
-            shape,
+            request,
             job.required_tasks,
             job.share_mib,
             job.topology_constraint,
@@ -503,14 +480,6 @@ class Explainer:
         return FreeCapacity(message, numbers, too_few)
 
     # -- formatting -----------------------------------------------------------------------------------
-
-    def _verdict(
-        self,
-        job: PendingRow,
-        reason: Reason,
-        suggestion: Alternative | None = None,
-    ) -> Verdict:
-        return Verdict(job.job, reason.code, reason.message, reason.details, (), suggestion)
 
     def _project_label(self, job: PendingRow, pool_state: PoolState, bound: ExceededQuota) -> str:
         name = pool_state.tree.name[bound.project]

@@ -22,17 +22,16 @@ def format_gpu_count(milli: float) -> str:
 
 def format_request(job: PendingRow) -> str:
     """Return such as ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
+    kind = f"{job.gpu_model} " if job.gpu_model else ""
     if job.gpus_per_task == 0:
         each = format_cpu_and_memory(job)
     elif job.mig_profile is not None:
-        kind = f"{job.gpu_model} " if job.gpu_model else ""
         each = (
             f"{job.gpus_per_task} {kind}{job.mig_profile} {'slice' if job.gpus_per_task == 1 else 'slices'}"
         )
     elif job.milli_per_gpu == WHOLE_MILLI:
         each = format_gpus(job.task_milli, job.gpu_model)
     else:
-        kind = f"{job.gpu_model} " if job.gpu_model else ""
         share = format_gpu_count(job.milli_per_gpu)
         each = (
             f"{share} of a {kind}GPU"
@@ -46,11 +45,9 @@ def format_request(job: PendingRow) -> str:
     asked = each if job.required_tasks == 1 else f"{job.required_tasks} × {each}"
     if job.required_tasks < job.tasks:
         asked = f"at least {asked}"
-    return (
-        asked
-        if job.topology_constraint is None or job.topology_constraint.required is None
-        else f"{asked} in one {format_level(job.topology_constraint.required)}"
-    )
+    if job.topology_constraint is not None and job.topology_constraint.required is not None:
+        asked = f"{asked} in one {format_level(job.topology_constraint.required)}"
+    return asked
 
 
 def format_level(key: str) -> str:
@@ -66,12 +63,8 @@ def format_cpu_and_memory(job: PendingRow) -> str:
 
 def format_closed_nodes(out_of_service: int, unreachable: int) -> str:
     """Return such as ``no node accepts jobs now: 2 are out of service, 1 is unreachable``."""
-    parts = (
-        [f"{out_of_service} {'is' if out_of_service == 1 else 'are'} out of service"]
-        if out_of_service
-        else []
-    )
-    parts += [f"{unreachable} {'is' if unreachable == 1 else 'are'} unreachable"] if unreachable else []
+    counts = ((out_of_service, "out of service"), (unreachable, "unreachable"))
+    parts = [f"{count} {'is' if count == 1 else 'are'} {state}" for count, state in counts if count]
     return f"no node accepts jobs now: {', '.join(parts)}"
 
 
@@ -132,11 +125,9 @@ def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
     ]
     if not old:
         return ""
-    owner = (
-        "1 node is skipped because its driver supports only"
-        if len(old) == 1
-        else (f"{len(old)} nodes are skipped because their drivers support at most")
-    )
+    owner = "1 node is skipped because its driver supports only"
+    if len(old) > 1:
+        owner = f"{len(old)} nodes are skipped because their drivers support at most"
     return f" Its image needs CUDA {needed}: {owner} CUDA {newest_cuda(old)}."
 
 

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from portal.domain.reasons import VerdictCode
+from scheduler.core.actions.preemption import EvictAction
 from scheduler.core.actions.scheduling_session import SchedulingSession, preemption_allowed_from_s
 from scheduler.core.model.plan import Eviction, Verdict
 from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, ReservationRow
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
-from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
+from scheduler.core.verdicts.explain import ClassReason, Explainer
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
 
 
+@dataclass
 class VerdictReport:
     """Builds verdicts after the actions of a decision have run, for all jobs or for some."""
 
-    def __init__(
-        self,
-        session: SchedulingSession,
-        explainer: Explainer,
-        evictions: Iterable[Eviction],
-        earliest_eviction_s: Callable[[PoolId, Gang, int], tuple[float | None, int]],
-    ) -> None:
-        """``earliest_eviction_s`` is that of ``EvictAction``."""
-        self._session = session
-        self._explainer = explainer
-        self._evictions = evictions
-        self._earliest_eviction_s = earliest_eviction_s
-        # by class id
-        self._protected_reasons: dict[int, ClassReason | None] = {}
-        self._fits: dict[int, bool] = {}
+    session: SchedulingSession
+    explainer: Explainer
+    evictions: Iterable[Eviction]
+    evict_action: EvictAction
+    _protected_reasons: dict[int, ClassReason | None] = field(default_factory=dict)
+    """By class id."""
+    _fits: dict[int, bool] = field(default_factory=dict)
+    """By class id."""
 
     def all(self) -> list[Verdict]:
         """Return the verdicts of all jobs that did not start."""
-        return self.for_jobs(self._session.gangs)
+        return self.for_jobs(self.session.gangs)
 
     def for_jobs(self, jobs: Iterable[JobId]) -> list[Verdict]:
         """Return the verdicts of those of ``jobs`` that did not start.
 
         Each equals that of ``all``, except that suggestions may differ because their search is bounded.
         """
-        session, cycle_budget_exhausted = self._session, self._session.unprocessed
+        session, cycle_budget_exhausted = self.session, self.session.unprocessed
         found: list[Verdict] = []
         waiting: dict[PoolId, list[int]] = {pool: [] for pool in session.pool_states}
         for job in jobs:
@@ -54,12 +49,12 @@ class VerdictReport:
             if (row := gang.pending_row) is None or self._starts(gang):
                 continue
             if not gang.feasible_pools:
-                found.append(self._explainer.infeasible(row))
+                found.append(self.explainer.infeasible(row))
             elif kept := self._nominated_slots(gang):
-                where = Nomination(session.pool_of.get(job) or gang.feasible_pools[0], kept)
-                found.append(self._explainer.nominated(row, where, self._victims_by_job))
+                where = session.pool_of.get(job) or gang.feasible_pools[0]
+                found.append(self.explainer.nominated(row, where, kept, self._victims_by_job))
             elif cycle_budget_exhausted and job in cycle_budget_exhausted:
-                found.append(self._explainer.budget_exhausted(row, session.steps_used))
+                found.append(self.explainer.budget_exhausted(row, session.steps_used))
             else:
                 waiting[gang.feasible_pools[0]].append(self._position_of[job])
         for pool, places in waiting.items():
@@ -76,12 +71,12 @@ class VerdictReport:
 
     @cached_property
     def _victims_by_job(self) -> Mapping[JobId, set[JobId]]:
-        return self._explainer.victims_by_job(self._evictions)
+        return self.explainer.victims_by_job(self.evictions)
 
     @cached_property
     def _queues(self) -> dict[PoolId, list[Gang]]:
         """The pending gangs of each pool in fair order."""
-        session, cycle_budget_exhausted = self._session, self._session.unprocessed
+        session, cycle_budget_exhausted = self.session, self.session.unprocessed
         waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in session.pool_states}
         for job, gang in session.gangs.items():
             if (
@@ -102,15 +97,16 @@ class VerdictReport:
         """Yield the verdicts of the jobs at these positions of a pool's queue."""
         if not places:
             return
-        session, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
-        now_s, reserves = session.snapshot.now_s, self._has_reservations(pool)
+        session, policy, queue = self.session, self.session.pool_states[pool].policy, self._queues[pool]
+        now_s, backfill = session.snapshot.now_s, session.backfill_reservations.get(pool)
+        reserves = bool(session.admin_reservations.rows or (backfill and backfill.reservations))
         ahead = tuple(gang.job for gang in queue[: session.policy.jobs_ahead_limit])
         for place in places:
             gang = queue[place]
             if (row := gang.pending_row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
-            reported = why = self._explainer.unschedulable(gang, row, pool)
+            reported = why = self.explainer.unschedulable(gang, row, pool)
             no_place, from_s = why.reason.code in _CAPACITY_CODES, preemption_allowed_from_s(gang, policy)
             if no_place and now_s >= from_s:
                 reported = self._protected_reason(pool, gang, row, why) or why
@@ -121,13 +117,6 @@ class VerdictReport:
             if no_place and now_s < from_s and verdict.code in _CAPACITY_CODES:
                 verdict = _with_preemption_delay(from_s, verdict)
             yield verdict
-
-    def _has_reservations(self, pool: PoolId) -> bool:
-        """Return True if an admin reservation or a backfill reservation may be why jobs wait here."""
-        reserving = self._session.backfill_reservations.get(pool)
-        return self._session.admin_reservations.has_reservations or (
-            reserving is not None and not reserving.is_empty
-        )
 
     def _combine_reservations(
         self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, explained: Verdict
@@ -147,11 +136,11 @@ class VerdictReport:
         self, job: PendingRow, verdict: Verdict, feasible_pools: Iterable[PoolId]
     ) -> Verdict:
         """Return the verdict of a job that only an admin reservation blocks, else ``verdict``."""
-        reservations = self._session.admin_reservations
+        reservations = self.session.admin_reservations
         asked = reservations.original_row(job)
         if asked is None:
             return verdict
-        pools = [self._session.pool_states[pool] for pool in feasible_pools]
+        pools = [self.session.pool_states[pool] for pool in feasible_pools]
         free = any(pool_state.fits_now(asked) for pool_state in pools)
         if not free and any(pool_state.fits_when_empty(job) for pool_state in pools):
             return verdict
@@ -162,7 +151,7 @@ class VerdictReport:
         return replace(
             verdict,
             code=VerdictCode.RESERVED_FOR_OTHER_JOB,
-            message=_reservation_message(job, first, free=free, now_s=self._session.snapshot.now_s),
+            message=_reservation_message(job, first, free=free, now_s=self.session.snapshot.now_s),
             details={
                 **verdict.details,
                 "reservation": first.name,
@@ -173,19 +162,19 @@ class VerdictReport:
 
     def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
         """Return the verdict of a job that backfill reservations affect, else ``verdict``."""
-        reserving = self._session.backfill_reservations.get(pool)
-        if reserving is None or reserving.is_empty:
+        reserving = self.session.backfill_reservations.get(pool)
+        if reserving is None:
             return verdict
         if own := reserving.for_job(gang.job):
             return replace(verdict, details={**verdict.details, "reserved_from_s": own.start_s})
         other = reserving.first_blocking(gang)
         if other is None or not self._fits_now(pool, gang):
             return verdict
-        return self._explainer.reserved_for(row, other, verdict)
+        return self.explainer.reserved_for(row, other, verdict)
 
     def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
         if gang.class_id not in self._fits:
-            self._fits[gang.class_id] = self._session.pool_states[pool].gang_fits_now(gang)
+            self._fits[gang.class_id] = self.session.pool_states[pool].gang_fits_now(gang)
         return self._fits[gang.class_id]
 
     def _protected_reason(
@@ -193,12 +182,14 @@ class VerdictReport:
     ) -> ClassReason | None:
         """Return the reason of jobs that could evict others but for their protection; None if none."""
         if gang.class_id not in self._protected_reasons:
-            search = self._explainer.alternative_search
-            left = self._session.policy.max_suggestion_steps - search.steps_used
-            opening_s, steps = self._earliest_eviction_s(pool, gang, left) if left > 0 else (None, 0)
+            search = self.explainer.alternative_search
+            left = self.session.policy.max_suggestion_steps - search.steps_used
+            opening_s, steps = (
+                self.evict_action.earliest_eviction_s(pool, gang, left) if left > 0 else (None, 0)
+            )
             search.steps_used += steps
             self._protected_reasons[gang.class_id] = (
-                None if opening_s is None else self._explainer.victims_protected(row, opening_s, reason)
+                None if opening_s is None else self.explainer.victims_protected(row, opening_s, reason)
             )
         return self._protected_reasons[gang.class_id]
 

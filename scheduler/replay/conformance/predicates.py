@@ -169,8 +169,8 @@ def _ledger(
     ledger.has_cpu_or_memory_quota = True
     ledger.limit = {ProjectId(key): each.limit for key, each in owed.items()}
     ledger.guaranteed = {ProjectId(key): each.guaranteed for key, each in owed.items()}
-    ledger.held = {ProjectId(key): each for key, each in held.items()}
-    ledger.held_non_preemptible = {ProjectId(key): each for key, each in firm.items()}
+    ledger.held.update({ProjectId(key): each for key, each in held.items()})
+    ledger.held_non_preemptible.update({ProjectId(key): each for key, each in firm.items()})
     return ledger
 
 

@@ -1,18 +1,22 @@
-"""Commit-time check of project and user limits, which counts each committed start (I9)."""
+"""Commit-time checks of limits, which count each committed start (I9), and of node reservations."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import cached_property
 
 from django.db.models import Sum
 
 from portal.domain.project_tree import path_to_root
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
+from scheduler.core.model.plan import JobPlacement
 from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
+from scheduler.core.model.snapshot import NodeId, PoolId, ProjectId, QuotaRow, UserId
+from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.snapshot.cluster import read_now_s, read_projects, read_reservations
 
 
 class QuotaCheck:
@@ -87,3 +91,29 @@ def _project(key: int) -> ProjectId:
 
 def _user(key: int) -> UserId:
     return UserId(str(key))
+
+
+class ReservationCheck:
+    """Current and future reservations of some nodes, as of one transaction.
+
+    Reservations committed after this read do not apply: jobs that already run on their nodes may stay.
+    """
+
+    def __init__(self, nodes: Collection[NodeId]) -> None:
+        self._now_s = read_now_s()
+        self._rows = read_reservations(self._now_s, nodes)
+
+    @cached_property
+    def _parents(self) -> dict[ProjectId, ProjectId | None]:
+        return {row.id: row.parent for row in read_projects()}
+
+    def check(self, job: Job, start: JobPlacement) -> None:
+        """Raise Conflict when a reservation blocks the start; uses the rule of the decision."""
+        nodes = {task.node for task in start.tasks}
+        ends_s = None if job.time_limit_s is None else self._now_s + job.time_limit_s
+        for row in self._rows:
+            if nodes.isdisjoint(row.nodes):
+                continue
+            ancestors = path_to_root(ProjectId(job.project.public_id), self._parents.get)
+            if reservation_blocks(row, ancestors, self._now_s, ends_s):
+                raise Conflict(f"A node of the plan is reserved ({row.name}).", code="reserved")
