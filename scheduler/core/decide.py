@@ -80,7 +80,7 @@ class _Decision:
         self._session = session = SchedulingSession(
             snapshot, policy, DecisionCache() if cache is None else cache
         )
-        self.explainer = Explainer(session)
+        self.explainer = Explainer(session.snapshot, policy, session.pool_states, session.cache.variants)
         self._allocate_action = AllocateAction(self._session)
         self._evict_action = EvictAction(self._session)
 

@@ -187,13 +187,14 @@ class PreemptionPlanner:
         return eviction_set is not None
 
     def any_may_evict(
-        self, owner: tuple[ProjectId, int, bool], min_demand: ResourceVector, reason: EvictionReason
+        self,
+        leaf: ProjectId,
+        priority: int,
+        preemptible: bool,
+        min_demand: ResourceVector,
+        reason: EvictionReason,
     ) -> bool:
-        """Return False if ``may_evict`` is False for all gangs of ``owner`` with at least this demand.
-
-        ``owner`` is a leaf project, a priority, and whether the gangs are preemptible.
-        """
-        leaf, priority, preemptible = owner
+        """Return False if ``may_evict`` is False for all gangs of this class with at least this demand."""
         if reason is EvictionReason.RECLAIMED:
             return self._may_reclaim(leaf, min_demand, preemptible)
         if reason is EvictionReason.PREEMPTED:
@@ -311,7 +312,7 @@ class EvictAction:
             )
             mine: list[Gang] = []
             for owner, claims in self._session.ready_classes[pool].items():
-                if not planner.any_may_evict(owner, claims.min_demand, reason):
+                if not planner.any_may_evict(*owner, claims.min_demand, reason):
                     continue
                 for group in claims.groups:
                     if group[0].quota_class_id in infeasible:
@@ -368,7 +369,7 @@ class EvictAction:
                 statement.evict(task)
             for task in gone:
                 statement.restore(task)
-            if self._fits_beside_victim(statement, kept, gone, ordered.reason):
+            if self._fits_beside_victim(pool_state, statement, preemptor, kept, gone, ordered.reason):
                 for task in gone:
                     del self._session.evictions[task]
                 self._planners[pool_state.pool.id].invalidate()
@@ -383,10 +384,15 @@ class EvictAction:
         return (-self._planners[pool_state.pool.id].candidates.lost_gpu_seconds(gang), gang.job)
 
     def _fits_beside_victim(
-        self, statement: Statement, nominated: list[GangTask], evicted: list[GangTask], reason: EvictionReason
+        self,
+        pool_state: PoolState,
+        statement: Statement,
+        preemptor: Gang,
+        nominated: list[GangTask],
+        evicted: list[GangTask],
+        reason: EvictionReason,
     ) -> bool:
-        """Place the preemptor's ``nominated`` tasks again while ``evicted`` stay; return False if impossible."""
-        pool_state, preemptor = statement.pool_state, nominated[0].gang
+        """Place ``preemptor`` again while ``evicted`` stay; return False if that is not possible."""
         victim = evicted[0].gang
         if pool_state.idle_and_releasing.is_overcommitted(place for task in evicted for place in task.held):
             return False

@@ -92,7 +92,11 @@ class VictimSearch:
         return eviction_set
 
     def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
-        if not request.wanted or not any(request.candidates.values()) or not self._could_help(request):
+        if (
+            not request.wanted
+            or not any(request.candidates.values())
+            or not self._could_help(request.wanted, request.candidates)
+        ):
             self._candidates.infeasible[request.reason].add(request.gang.quota_class_id)
             return None
         if self._reschedules_victims(request.reason):
@@ -260,10 +264,10 @@ class VictimSearch:
                     yield [*found, *step]
                 yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
 
-    def _could_help(self, request: SearchRequest) -> bool:
+    def _could_help(self, wanted: Sequence[GangTask], candidates: dict[ProjectId, list[Gang]]) -> bool:
         """Return False if even evicting all candidates frees too few GPUs."""
-        missing = total_demand(request.wanted).gpu_milli
-        for mine in request.candidates.values():
+        missing = total_demand(wanted).gpu_milli
+        for mine in candidates.values():
             for each in mine:
                 missing -= sum(
                     t.amounts.gpu_milli

@@ -5,12 +5,12 @@ Equal requests are checked once, and every check counts as a step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.plan import Alternative, AlternativeKind
-from scheduler.core.model.snapshot import PendingRow
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import PendingRow, PoolId
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
@@ -23,11 +23,17 @@ MAX_CACHED_SIZE = 64
 class AlternativeSearch:
     """Checks changed requests against the pools as the decision left them."""
 
-    def __init__(self, session: SchedulingSession) -> None:
-        self._policy = session.policy
-        self._pool_states = session.pool_states
-        self._cached_variants = session.cache.variants
-        self._user_limited_projects = projects_with_user_limits(session.pool_states.values())
+    def __init__(
+        self,
+        policy: Policy,
+        pool_states: Mapping[PoolId, PoolState],
+        cached_variants: dict[Hashable, list[RequestVariant]],
+    ) -> None:
+        """``cached_variants`` keeps request variants from decision to decision."""
+        self._policy = policy
+        self._pool_states = pool_states
+        self._cached_variants = cached_variants
+        self._user_limited_projects = projects_with_user_limits(pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
         self.steps_used = 0
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.backfill import GangReservation
-from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
+from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -21,7 +21,9 @@ from scheduler.core.model.snapshot import (
     NodeRow,
     PendingRow,
     PoolId,
+    Snapshot,
 )
+from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
@@ -94,11 +96,17 @@ class FreeCapacity:
 
 
 class Explainer:
-    def __init__(self, session: SchedulingSession) -> None:
-        snapshot = session.snapshot
-        self.alternative_search = AlternativeSearch(session)
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        pool_states: Mapping[PoolId, PoolState],
+        cached_variants: dict[Hashable, list[RequestVariant]],
+    ) -> None:
+        """``cached_variants`` keeps request variants from decision to decision."""
+        self.alternative_search = AlternativeSearch(policy, pool_states, cached_variants)
         self._now_s = snapshot.now_s
-        self._pool_states = session.pool_states
+        self._pool_states = pool_states
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
