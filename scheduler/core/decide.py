@@ -116,7 +116,7 @@ class _Decision:
 
     def report(self, evictions: tuple[Eviction, ...]) -> VerdictReport:
         """Return the report that explains pending jobs; call it after the actions have run."""
-        return VerdictReport(self._session, self.explainer, evictions, self._evict_action)
+        return VerdictReport(self._session, self.explainer, evictions, self._evict_action.earliest_eviction_s)
 
     def _run_actions(self) -> None:
         """Allocate, then run the eviction actions; repeat while they place jobs."""

@@ -6,8 +6,10 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,3 +72,20 @@ def test_there_are_contracts_for_every_border() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     assert len(linter["contracts"]) >= 8
     assert set(linter["root_packages"]) == {"scheduler", "portal", "agents", "client"}
+
+
+def test_the_core_is_shallow() -> None:
+    graph = grimp.build_graph("scheduler", cache_dir=None)
+    core = {
+        name
+        for name in graph.modules
+        if name.startswith("scheduler.core.") and not (ROOT / name.replace(".", "/")).is_dir()
+    }
+
+    @cache
+    def level(module: str) -> int:
+        below = graph.find_modules_directly_imported_by(module) & core
+        return 1 + max(map(level, below), default=0)
+
+    assert len(core) <= 46
+    assert max(map(level, core)) <= 9

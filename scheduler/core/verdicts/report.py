@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from portal.domain.reasons import VerdictCode
-from scheduler.core.actions.preemption import EvictAction
 from scheduler.core.actions.scheduling_session import SchedulingSession, preemption_allowed_from_s
 from scheduler.core.model.plan import Eviction, Verdict
 from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, ReservationRow
@@ -26,7 +25,8 @@ class VerdictReport:
     session: SchedulingSession
     explainer: Explainer
     evictions: Iterable[Eviction]
-    evict_action: EvictAction
+    earliest_eviction_s: Callable[[PoolId, Gang, int], tuple[float | None, int]]
+    """That of ``EvictAction``."""
     _protected_reasons: dict[int, ClassReason | None] = field(default_factory=dict)
     """By class id."""
     _fits: dict[int, bool] = field(default_factory=dict)
@@ -184,9 +184,7 @@ class VerdictReport:
         if gang.class_id not in self._protected_reasons:
             search = self.explainer.alternative_search
             left = self.session.policy.max_suggestion_steps - search.steps_used
-            opening_s, steps = (
-                self.evict_action.earliest_eviction_s(pool, gang, left) if left > 0 else (None, 0)
-            )
+            opening_s, steps = self.earliest_eviction_s(pool, gang, left) if left > 0 else (None, 0)
             search.steps_used += steps
             self._protected_reasons[gang.class_id] = (
                 None if opening_s is None else self.explainer.victims_protected(row, opening_s, reason)
