@@ -64,7 +64,7 @@ def two_rig_nodes(
             )
         )
     owner = factories.user("ada")
-    scene = {
+    dataset = {
         "machines": machines,
         "nodes": nodes,
         "owner": owner,
@@ -72,18 +72,18 @@ def two_rig_nodes(
         "environment": factories.environment(tool=False, image=image.name, archive=str(image.archive)),
         "engine": InProcessEngine(),
     }
-    wait_until(scene, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
-    return scene
+    wait_until(dataset, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
+    return dataset
 
 
-def wait_until(scene, condition, job: Job | None = None, within_s: float = 60.0) -> None:
-    assert scene["engine"].run_until(condition, within_s), describe(job) if job else "not reached"
+def wait_until(dataset, condition, job: Job | None = None, within_s: float = 60.0) -> None:
+    assert dataset["engine"].run_until(condition, within_s), describe(job) if job else "not reached"
 
 
-def submit(scene, *command: str, **fields) -> Job:
+def submit(dataset, *command: str, **fields) -> Job:
     fields = {"memory_mib": 64, "termination_grace_s": 1, **fields}
     return factories.job(
-        scene["owner"], scene["project"], scene["environment"], command=list(command), **fields
+        dataset["owner"], dataset["project"], dataset["environment"], command=list(command), **fields
     )
 
 

@@ -29,8 +29,8 @@ from tests import factories
 from tests.access.conftest import with_more
 from tests.access.pages import PAGES
 from tests.access.test_sockets import TOPICS
+from tests.api.fixture_data import FixtureData
 from tests.api.table import ADMIN, CONTROLLERS, INSIDE, MANAGERS, OWNER, ROWS, WORKERS
-from tests.api.world import World
 
 READERS = ("stranger", "former", "viewer")
 SELF: frozenset[str] = frozenset()
@@ -170,7 +170,7 @@ class Mark:
 class Marked:
     """The world, and every mark by its word."""
 
-    world: World
+    fixture_data: FixtureData
     marks: dict[str, Mark] = field(default_factory=dict)
 
     def word(self, mark: Mark) -> str:
@@ -186,15 +186,15 @@ class Marked:
 
 
 @pytest.fixture
-def world(transactional_db: None) -> World:
+def fixture_data(transactional_db: None) -> FixtureData:
     """A fresh world in the database itself: a cycle decides on it."""
     return with_more()
 
 
 @pytest.fixture
-def marked(world: World) -> Marked:
+def marked(fixture_data: FixtureData) -> Marked:
     """The world with a mark in every text of the project, and the verdicts of a cycle that has read them."""
-    project, names = world.rows["project"], world.names
+    project, names = fixture_data.rows["project"], fixture_data.names
     inner = factories.environment("inner")
     inner.projects.add(project)
     names["inner"] = inner.public_id
@@ -202,26 +202,26 @@ def marked(world: World) -> Marked:
         name="inner", title="i", kind="training", environment=inner, fields={"env": {}}
     )
     names["inner_template"] = template.public_id
-    stranger = world.people["stranger"]
+    outsider = fixture_data.people["stranger"]
     own = models.Project.objects.get(name="elsewhere")
-    own_job = factories.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
+    own_job = factories.job(outsider, own, fixture_data.rows["batch"], name="own", gpus_per_task=4)
     names["own_job"] = own_job.public_id
-    models.Dependency.objects.create(job=own_job, depends_on=world.rows["job"])
-    left = models.Attempt.objects.get(job=world.rows["running"])
+    models.Dependency.objects.create(job=own_job, depends_on=fixture_data.rows["job"])
+    left = models.Attempt.objects.get(job=fixture_data.rows["running"])
     models.Attempt.objects.filter(pk=left.pk).update(
         preempted_for=own_job, stop_reason="reclaimed", stop_requested_at=timezone.now()
     )
     models.NodeIncident.objects.create(
-        node=world.rows["node"],
+        node=fixture_data.rows["node"],
         at=timezone.now(),
         kind="early_failures",
-        job=world.rows["running"],
+        job=fixture_data.rows["running"],
         message="x",
     )
     both = models.Volume.objects.create(name="both", kind="host_path", path="/data/both")
     both.projects.add(own, project)
-    open_to_all = [both, *(world.rows[key] for key in ("lab", "batch", "template"))]
-    marked = Marked(world)
+    open_to_all = [both, *(fixture_data.rows[key] for key in ("lab", "batch", "template"))]
+    marked = Marked(fixture_data)
     for model, audiences in AUDIENCE.items():
         if model is models.JobVerdict:  # after the models that its sentences are made of
             assert run_cycle("test", "holder") is not None
@@ -238,7 +238,7 @@ def marked(world: World) -> Marked:
 def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> None:
     written = {}
     for column, audience in audiences.items():
-        word = marked.word(Mark(type(row), column, audience, _owner_of(marked.world, row)))
+        word = marked.word(Mark(type(row), column, audience, _owner_of(marked.fixture_data, row)))
         written[column] = _text_for(column, row, word)
     if isinstance(row, models.AuditEntry):  # rows that are there cannot be changed
         models.AuditEntry.objects.create(action="job.cancel", object_kind="job", object_id="x", **written)
@@ -246,12 +246,12 @@ def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> Non
         type(row).objects.filter(pk=row.pk).update(**written)
 
 
-def _owner_of(world: World, row: Any) -> str:
+def _owner_of(fixture_data: FixtureData, row: Any) -> str:
     """The actor whose row it is; what a former member left in the project is not theirs to read."""
     person = row if isinstance(row, models.User) else None
     if isinstance(row, models.ApiToken | models.Secret):
         person = row.owner
-    return next((actor for actor, user in world.people.items() if user == person), "")
+    return next((actor for actor, user in fixture_data.people.items() if user == person), "")
 
 
 def _text_for(column: str, row: Any, word: str) -> Any:
@@ -280,8 +280,8 @@ LIVE_PARTS = ("home", "cluster", "node", "queue", "job", "recovery", "alerts", "
 
 def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
     """The text of every page, REST answer and first frame that the actor gets, with its address."""
-    world, client = marked.world, marked.world.client(actor)
-    names = world.names_of(actor) | {"member": world.people[actor].public_id}
+    fixture_data, client = marked.fixture_data, marked.fixture_data.client(actor)
+    names = fixture_data.names_of(actor) | {"member": fixture_data.people[actor].public_id}
 
     def text_of(answer: HttpResponse) -> str:
         body = b"".join(answer.streaming_content) if answer.streaming else answer.content
@@ -331,7 +331,7 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
 
 def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The first frame of every topic that the actor may watch."""
-    user = marked.world.people[actor]
+    user = marked.fixture_data.people[actor]
     for name in TOPICS:
         try:
             topic = parse_topic(name.format(**names), user)
@@ -343,12 +343,12 @@ def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[
 
 @pytest.mark.parametrize("actor", READERS)
 def test_nobody_reads_what_they_may_not(actor: str, marked: Marked) -> None:
-    told = {
+    reported = {
         path: columns_told
         for path, text in answers(marked, actor)
         if (columns_told := marked.unreadable(actor, text))
     }
-    assert told == {}, actor
+    assert reported == {}, actor
 
 
 def test_administrators_and_owners_read_every_marked_column(marked: Marked) -> None:

@@ -15,8 +15,8 @@ from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from portal.access import AccessPolicy
 from portal.policy_middleware import policy_of
 from tests.access.pages import PAGES, PUBLIC, Page
+from tests.api.fixture_data import ACTORS, FixtureData
 from tests.api.table import ADMIN, EVERYBODY, NOBODY
-from tests.api.world import ACTORS, World
 
 REFUSALS = re.compile(
     "You may view this, but you lack the permission for this action|Only (managers|administrators) |"
@@ -30,11 +30,11 @@ REFUSED = '"portal_auditentry"'
 """What a refused request may write: the row of the audit trail about it."""
 
 
-def ask(world: World, page: Page, actor: str) -> tuple[HttpResponse, list[str]]:
+def ask(fixture_data: FixtureData, page: Page, actor: str) -> tuple[HttpResponse, list[str]]:
     """The answer, and the statements that changed a row."""
-    names = world.names_of(actor)
+    names = fixture_data.names_of(actor)
     body = {key: str(value).format(**names) for key, value in (page.body or {}).items()}
-    client = world.client(actor)
+    client = fixture_data.client(actor)
     with CaptureQueriesContext(connection) as seen:
         answer = getattr(client, page.method)(
             page.path.format(**names), body if page.method == "post" else None
@@ -55,10 +55,10 @@ def actors_of(page: Page) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.name} {page.method}")
-def test_who_may(page: Page, world: World) -> None:
+def test_who_may(page: Page, fixture_data: FixtureData) -> None:
     for actor in actors_of(page):
         with transaction.atomic():
-            answer, writes = ask(world, page, actor)
+            answer, writes = ask(fixture_data, page, actor)
             assert answer.status_code == page.expected(actor), (actor, answer)
             if actor in NOBODY:
                 assert answer["Location"].startswith("/sign-in/"), actor
@@ -91,10 +91,10 @@ def test_the_table_names_every_page() -> None:
     assert public == PUBLIC
 
 
-def test_what_the_table_does_not_name_no_page_answers(world: World) -> None:
-    client = world.client("admin")
+def test_what_the_table_does_not_name_no_page_answers(fixture_data: FixtureData) -> None:
+    client = fixture_data.client("admin")
     for page in {page.name: page for page in PAGES}.values():
-        path = page.path.format(**world.names_of("admin"))
+        path = page.path.format(**fixture_data.names_of("admin"))
         assert resolve(path.partition("?")[0]).url_name == page.name
         known = {each.method for each in PAGES if each.name == page.name}
         for method in {"get", "post"} - known:

@@ -20,8 +20,8 @@ from portal.services.lifecycle import job_control
 from portal.services.projects.projects import do_remove_member, do_set_member
 from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
 from portal.services.workspaces.terminals import do_open_terminal
+from tests.api.fixture_data import ACTORS, FixtureData
 from tests.api.table import ADMIN, EVERYBODY, INSIDE, NOBODY, OUTSIDE, OWNER
-from tests.api.world import ACTORS, World
 from tests.gateway.gateway_harness import sign_in
 
 TOPICS = {
@@ -41,10 +41,10 @@ def test_the_table_names_every_socket() -> None:
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_who_may_watch(name: str, world: World) -> None:
+def test_who_may_watch(name: str, fixture_data: FixtureData) -> None:
     for actor in ACTORS:
-        user = world.people[actor]
-        names = world.names_of(actor) | {"member": world.people["member"].public_id}
+        user = fixture_data.people[actor]
+        names = fixture_data.names_of(actor) | {"member": fixture_data.people["member"].public_id}
         if actor in NOBODY:
             assert session_user(session_id(sign_in(user))) is None
             continue
@@ -61,9 +61,9 @@ def test_who_may_watch(name: str, world: World) -> None:
 
 
 @pytest.fixture
-def ready(world: World) -> Job:
+def ready(fixture_data: FixtureData) -> Job:
     """The member's workspace, whose server answers."""
-    job: Job = world.rows["running_workspace"]
+    job: Job = fixture_data.rows["running_workspace"]
     attempt = job.attempts.get()
     task = attempt.task_rows.get()
     job_control.mark_task_sent(task)
@@ -79,9 +79,9 @@ WAYS: dict[str, Callable[[User, Job, str], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_may_enter(way: str, world: World, ready: Job) -> None:
+def test_who_may_enter(way: str, fixture_data: FixtureData, ready: Job) -> None:
     for actor in ACTORS:
-        user = world.people[actor]
+        user = fixture_data.people[actor]
         try:
             WAYS[way](user, ready, sign_in(user))
             entered = True
@@ -91,8 +91,10 @@ def test_who_may_enter(way: str, world: World, ready: Job) -> None:
 
 
 @pytest.mark.parametrize("lost", ["the project", "the account"])
-def test_whoever_loses_a_right_is_out_at_the_next_question(lost: str, world: World, ready: Job) -> None:
-    owner, project = world.people["member"], world.rows["project"]
+def test_whoever_loses_a_right_is_out_at_the_next_question(
+    lost: str, fixture_data: FixtureData, ready: Job
+) -> None:
+    owner, project = fixture_data.people["member"], fixture_data.rows["project"]
     key = sign_in(owner)
     _, ticket = do_open_workspace(owner, ready, key)
     cookie = do_redeem_ticket(ticket, ready.public_id)
@@ -110,9 +112,9 @@ def test_whoever_loses_a_right_is_out_at_the_next_question(lost: str, world: Wor
 
     assert answers() == {"allowed"}
     if lost == "the project":
-        do_remove_member(world.people["manager"], project, owner)
+        do_remove_member(fixture_data.people["manager"], project, owner)
     else:
-        do_change_user(world.people["admin"], owner, is_active=False)
+        do_change_user(fixture_data.people["admin"], owner, is_active=False)
     assert answers() == {AccessRefusal.DENIED}
     assert do_redeem_ticket(unused, ready.public_id) is None
     owner.refresh_from_db()
@@ -120,5 +122,5 @@ def test_whoever_loses_a_right_is_out_at_the_next_question(lost: str, world: Wor
     if lost == "the project":
         with pytest.raises(NotFound):
             do_open_workspace(owner, ready, key)
-        do_set_member(world.people["manager"], project, owner, Role.MEMBER)
+        do_set_member(fixture_data.people["manager"], project, owner, Role.MEMBER)
         assert answers() == {"allowed"}

@@ -87,6 +87,6 @@ def test_the_program_sees_the_gpus_of_a_machine_that_has_only_a_driver(tmp_path:
         environment=driver.environment,
         python=sys._base_executable,  # as a node's Python, which has no packages
     ) as link:
-        told = [(gpu.uuid, gpu.model, gpu.memory_mib, gpu.health) for gpu in link.hello.gpus]
-        assert told == [(f"GPU-h200-{n}", "NVIDIA H200", 143_771, "ok") for n in (0, 1)]
+        reported = [(gpu.uuid, gpu.model, gpu.memory_mib, gpu.health) for gpu in link.hello.gpus]
+        assert reported == [(f"GPU-h200-{n}", "NVIDIA H200", 143_771, "ok") for n in (0, 1)]
         assert link.hello.driver == "570.124.06"

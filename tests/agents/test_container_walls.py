@@ -377,8 +377,8 @@ def test_17_nothing_tells_of_other_tenants(walls: Walls) -> None:
     seen = json.dumps({**walls.report, "connects": None, "environment": None, "arguments": None})
     for name, value in walls.report["environment"].items():
         seen += "" if name == "PROBE" else f"{name}={value}"
-    for stranger in (NEIGHBOUR, "eve", "20002"):
-        assert stranger not in seen
+    for outsider in (NEIGHBOUR, "eve", "20002"):
+        assert outsider not in seen
 
 
 def test_18_processes_outside_are_untouchable(walls: Walls) -> None:

@@ -113,8 +113,8 @@ def test_ranks_of_a_gang_meet(link: Link, start: Any, on_node: bool) -> None:
     address = interface.address if on_node else "{rank0_address}"
     for rank in (0, 1):
         env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        told: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
-        start(job, "python3", "-c", MEETS, env=env, task=rank, **told)
+        reported: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
+        start(job, "python3", "-c", MEETS, env=env, task=rank, **reported)
     wait_for_line(link, job, "heard one")
 
 
@@ -125,8 +125,11 @@ def test_ranks_meet_on_a_network_that_people_made(
     subnet = ("--subnet", "10.9.0.0/16", "--ip-range", "10.9.1.0/24", "--opt", "parent=eth0")
     docker(node, "network", "create", "--driver", "macvlan", *subnet, "fabric0")
     with rig_cluster.open(node) as link:
-        told = next(each for each in link.hello.networks["docker"] if each["name"] == "fabric0")
-        assert (told["driver"], told["subnets"][0]["range"]) == ("macvlan", ["10.9.1.0", "10.9.1.255"])
+        reported = next(each for each in link.hello.networks["docker"] if each["name"] == "fabric0")
+        assert (reported["driver"], reported["subnets"][0]["range"]) == (
+            "macvlan",
+            ["10.9.1.0", "10.9.1.255"],
+        )
         plain = {
             "cluster": "rig", "job": "jmacvlan", "attempt": 1, "digest": "d1", "runtime": "docker",
             "image": tiny_image.name, "command": ["python3", "-c", MEETS], "uid": 20001, "gid": 20001,

@@ -285,11 +285,11 @@ def test_each_key_does_its_one_thing(node: RigNode, rig_cluster: RigCluster) -> 
 def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_path: Path) -> None:
     rig_cluster.enrol(node)
     program = "/var/lib/fairway-node/agent/agent.pyz"
-    stranger = make_keys(tmp_path / "stranger", "rig")["signing"]
+    outsider = make_keys(tmp_path / "stranger", "rig")["signing"]
     newer = rig_cluster.agent.program + b"\n"
     with rig_cluster.open(node) as link:
         with pytest.raises(AgentError) as forged:
-            upgrade(link, SignedAgent(newer, sign_agent(newer, stranger)))
+            upgrade(link, SignedAgent(newer, sign_agent(newer, outsider)))
         assert forged.value.code == "forbidden"
         good = SignedAgent(newer, sign_agent(newer, rig_cluster.keys["signing"]))
         assert upgrade(link, good)["upgraded"]

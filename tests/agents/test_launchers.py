@@ -119,7 +119,7 @@ def test_ranks_differ_and_the_command_stays_whole(name, tasks, gpus, command, da
     ranks = [RankNetwork(number, data.draw(st.sampled_from([None, "eth0"]))) for number in range(tasks)]
     launches = [LAUNCHERS[name](gang, rank, command) for rank in ranks]
     assert all(each.command[-len(command) :] == tuple(command) for each in launches)
-    told = {(each.command, tuple(sorted(each.environment.items()))) for each in launches}
-    assert len(told) == tasks
+    reported = {(each.command, tuple(sorted(each.environment.items()))) for each in launches}
+    assert len(reported) == tasks
     if tasks > 1:
         assert {each.environment["MASTER_PORT"] for each in launches} == {"32001"}

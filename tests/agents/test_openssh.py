@@ -92,9 +92,9 @@ async def test_another_host_key_is_named_and_nothing_sent(
 async def test_a_refused_sign_in_and_a_key_of_another_role(
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
-    stranger = TunnelPool(make_keys(tmp_path / "other", "x")["tunnel"])
-    assert f"rejects the portal's key for the account {target.user}." in await refusal(stranger, target)
-    await stranger.close()
+    outsider = TunnelPool(make_keys(tmp_path / "other", "x")["tunnel"])
+    assert f"rejects the portal's key for the account {target.user}." in await refusal(outsider, target)
+    await outsider.close()
     watcher = TunnelPool(key_pairs["watch"])
     with pytest.raises(TunnelError, match="does not allow tunnels"):
         await watcher.open_stream(target, 9)

@@ -63,7 +63,7 @@ NONE = {"mode": "none", "allow": []}
 
 
 @dataclass
-class Scene:
+class Dataset:
     """A rootless node, an address that nobody denies, and places that no container may reach."""
 
     node: RigNode
@@ -100,7 +100,7 @@ def result(link: Link, job: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def scene(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Scene]:
+def dataset(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Dataset]:
     reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)
@@ -132,122 +132,124 @@ def scene(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Scene]:
         for place in (*places, "127.0.0.1:53"):
             wait_until_open(node, place.rpartition(":")[0], int(place.rpartition(":")[2]))
         closed = [*places, "10.0.2.2:22", "10.0.2.3:22", "10.0.2.100:22"]
-        yield Scene(node, rig_cluster, tiny_image.name, outside, server.server_port, closed)
+        yield Dataset(node, rig_cluster, tiny_image.name, outside, server.server_port, closed)
 
 
 @pytest.fixture
-def link(scene: Scene) -> Iterator[Link]:
+def link(dataset: Dataset) -> Iterator[Link]:
     """A fresh agent; nothing of a test is left for the next one."""
-    with scene.cluster.open(scene.node) as opened:
+    with dataset.cluster.open(dataset.node) as opened:
         yield opened
-        scene.remove_all(opened)
+        dataset.remove_all(opened)
 
 
 def test_containers_reach_what_the_policy_allows_and_never_the_node_or_the_portal(
-    scene: Scene, link: Link
+    dataset: Dataset, link: Link
 ) -> None:
     assert link.hello.egress == {"podman": True}
-    outside, dns = f"{scene.outside}:{scene.outside_port}", "10.0.2.3:53"
-    places = [outside, dns, *scene.closed]
-    listed = [f"{scene.outside} {scene.outside_port}", f"{scene.node.address} 22", "10.0.2.0/24"]
+    outside, dns = f"{dataset.outside}:{dataset.outside_port}", "10.0.2.3:53"
+    places = [outside, dns, *dataset.closed]
+    listed = [f"{dataset.outside} {dataset.outside_port}", f"{dataset.node.address} 22", "10.0.2.0/24"]
     reached = {
-        "open": scene.reached(link, "jopen", places),
-        "listed": scene.reached(link, "jlisted", places, egress={"mode": "listed", "allow": listed}),
-        "dns": scene.reached(link, "jdns", places, egress={"mode": "listed", "allow": ["dns"]}),
-        "none": scene.reached(link, "jnone", places, egress=NONE),
+        "open": dataset.reached(link, "jopen", places),
+        "listed": dataset.reached(link, "jlisted", places, egress={"mode": "listed", "allow": listed}),
+        "dns": dataset.reached(link, "jdns", places, egress={"mode": "listed", "allow": ["dns"]}),
+        "none": dataset.reached(link, "jnone", places, egress=NONE),
     }
     assert reached == {"open": [outside, dns], "listed": [outside], "dns": [dns], "none": []}
 
 
-def test_a_port_is_reached_by_the_node_and_not_by_another_job(scene: Scene, link: Link) -> None:
+def test_a_port_is_reached_by_the_node_and_not_by_another_job(dataset: Dataset, link: Link) -> None:
     server = "from http.server import *; HTTPServer(('', 8888), SimpleHTTPRequestHandler).serve_forever()"
-    published = scene.start(link, "jserver", server, ports=[8888], egress=NONE)["ports"]["8888"]
-    wait_until_open(scene.node, "127.77.0.1", published)
-    row = json.loads(as_account(scene.node, "podman", "inspect", "fw-rig-jserver-1-0").stdout)[0]
+    published = dataset.start(link, "jserver", server, ports=[8888], egress=NONE)["ports"]["8888"]
+    wait_until_open(dataset.node, "127.77.0.1", published)
+    row = json.loads(as_account(dataset.node, "podman", "inspect", "fw-rig-jserver-1-0").stdout)[0]
     [network] = row["NetworkSettings"]["Networks"].values()
     own = [f"{network['IPAddress']}:8888", f"{network['Gateway']}:{published}", f"127.77.0.1:{published}"]
     connect = f"import socket; socket.create_connection(({network['IPAddress']!r}, 8888), 5)"
-    in_namespace(scene.node, "python3", "-c", connect)  # it is there, for the account itself
-    assert scene.reached(link, "jother", own) == []
+    in_namespace(dataset.node, "python3", "-c", connect)  # it is there, for the account itself
+    assert dataset.reached(link, "jother", own) == []
 
 
-def test_rules_are_in_force_in_a_namespace_that_was_made_anew(scene: Scene, link: Link) -> None:
+def test_rules_are_in_force_in_a_namespace_that_was_made_anew(dataset: Dataset, link: Link) -> None:
     """The namespace goes with its last container; here that happens between the creation of a task and its start."""
-    scene.start(link, "jlast", "import time; time.sleep(600)")
-    command = ["python3", "-c", CONNECT.replace("PLACES", repr(scene.closed))]
-    later = spec(link, "jlater", scene.image, command=command, gpus=[], cpu_milli=None, egress=NONE)
+    dataset.start(link, "jlast", "import time; time.sleep(600)")
+    command = ["python3", "-c", CONNECT.replace("PLACES", repr(dataset.closed))]
+    later = spec(link, "jlater", dataset.image, command=command, gpus=[], cpu_milli=None, egress=NONE)
     link.request("prepare", timeout_s=60, epoch=1, spec=later)
     link.request("stop", timeout_s=30, epoch=1, job="jlast", attempt=1, grace_s=0)
     link.request("remove", timeout_s=30, epoch=1, job="jlast", attempt=1)
-    assert namespaces(scene.node) == [], "podman kept the namespace, so this test shows nothing"
+    assert namespaces(dataset.node) == [], "podman kept the namespace, so this test shows nothing"
     link.request("start", timeout_s=60, epoch=1, spec=later)
     assert json.loads(result(link, "jlater")) == []
 
 
-def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(scene: Scene, link: Link) -> None:
-    place = repr((scene.outside, scene.outside_port))
-    scene.start(link, "jstanding", STANDING.replace("PLACE", place))
+def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(
+    dataset: Dataset, link: Link
+) -> None:
+    place = repr((dataset.outside, dataset.outside_port))
+    dataset.start(link, "jstanding", STANDING.replace("PLACE", place))
     log_with(link, "jstanding", "connected", timeout_s=30)
-    assert link.request("deny_egress", timeout_s=30, networks=[scene.outside])["denied"] == 1
+    assert link.request("deny_egress", timeout_s=30, networks=[dataset.outside])["denied"] == 1
     try:
         assert result(link, "jstanding") == "cut"
     finally:
         link.request("deny_egress", timeout_s=30, networks=[])
-    assert scene.reached(link, "jafter", [f"{scene.outside}:{scene.outside_port}"]) != []
+    assert dataset.reached(link, "jafter", [f"{dataset.outside}:{dataset.outside_port}"]) != []
 
 
 @pytest.mark.parametrize("flushed", ["the jump", "the rules"])
 def test_rules_that_somebody_removed_are_set_again_by_the_next_agent(
-    scene: Scene, link: Link, flushed: str
+    dataset: Dataset, link: Link, flushed: str
 ) -> None:
     def list_rules(*chain: str) -> list[str]:
-        return in_namespace(scene.node, "iptables", "-t", "mangle", "-S", *chain).splitlines()
+        return in_namespace(dataset.node, "iptables", "-t", "mangle", "-S", *chain).splitlines()
 
-    scene.start(link, f"jruns{len(flushed)}", "import time; time.sleep(600)")
+    dataset.start(link, f"jruns{len(flushed)}", "import time; time.sleep(600)")
     before = list_rules()
     (own,) = (rule.split()[-1] for rule in list_rules("FORWARD") if "-j FAIRWAY-FORWARD-" in rule)
-    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "FORWARD" if flushed == "the jump" else own)
+    in_namespace(dataset.node, "iptables", "-t", "mangle", "-F", "FORWARD" if flushed == "the jump" else own)
     assert list_rules() != before
-    with scene.cluster.open(scene.node) as again:
+    with dataset.cluster.open(dataset.node) as again:
         assert again.hello.egress == {"podman": True}
     assert sorted(list_rules()) == sorted(before)
 
 
 @pytest.mark.parametrize("had_rules", [False, True], ids=["never had rules", "had rules once"])
-def test_a_node_where_rules_cannot_be_set_says_so(scene: Scene, link: Link, had_rules: bool) -> None:
-    scene.remove_all(link)
+def test_a_node_where_rules_cannot_be_set_says_so(dataset: Dataset, link: Link, had_rules: bool) -> None:
+    dataset.remove_all(link)
     program = "/etc/alternatives/iptables-restore"
     state = "/var/lib/fairway-node/state/firewall.applied"
-    scene.node.execute("mv", program, f"{program}.hidden")
+    dataset.node.execute("mv", program, f"{program}.hidden")
     try:
-        in_namespace(scene.node, "iptables", "-t", "mangle", "-F")
+        in_namespace(dataset.node, "iptables", "-t", "mangle", "-F")
         if not had_rules:
-            scene.node.execute("rm", "--force", state)
-        with scene.cluster.open(scene.node) as lacking:
+            dataset.node.execute("rm", "--force", state)
+        with dataset.cluster.open(dataset.node) as lacking:
             assert lacking.hello.egress == {"podman": False}
             checks = {row["name"]: row for row in lacking.request("preflight", timeout_s=60)["checks"]}
             assert not checks["firewall"]["ok"]
             assert "iptables-restore" in checks["firewall"]["message"]
             with pytest.raises(AgentError) as refused:
-                scene.reached(lacking, f"jclosed{had_rules:d}", scene.closed, egress=NONE)
-            outside = [f"{scene.outside}:{scene.outside_port}"]
+                dataset.reached(lacking, f"jclosed{had_rules:d}", dataset.closed, egress=NONE)
+            outside = [f"{dataset.outside}:{dataset.outside_port}"]
             if had_rules:
                 assert refused.value.code == "engine_error"
                 with pytest.raises(AgentError, match="The network rules for containers cannot be set"):
-                    scene.reached(lacking, "jrefused", outside)
+                    dataset.reached(lacking, "jrefused", outside)
             else:
                 assert refused.value.code == "invalid_spec"
                 assert lacking.request("deny_egress", timeout_s=30, networks=[])["denied"] == 0
-                assert scene.reached(lacking, "junheld", outside) == outside
-            scene.remove_all(lacking)
+                assert dataset.reached(lacking, "junheld", outside) == outside
+            dataset.remove_all(lacking)
     finally:
-        scene.node.execute("mv", f"{program}.hidden", program)
-    with scene.cluster.open(scene.node) as mended:
+        dataset.node.execute("mv", f"{program}.hidden", program)
+    with dataset.cluster.open(dataset.node) as mended:
         assert mended.hello.egress == {"podman": True}
 
 
 def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
-    scene: Scene, link: Link
+    dataset: Dataset, link: Link
 ) -> None:
     fill = (  # into a folder that only root may look into afterwards
         "import os, time; os.mkdir('/var/tmp/d'); open('/var/tmp/d/f', 'wb').write(os.urandom({mib} << 20)); "
@@ -257,9 +259,9 @@ def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
         "import os, time; f = open('/var/tmp/f', 'wb'); os.unlink('/var/tmp/f'); "
         "f.write(os.urandom(40 << 20)); f.flush(); time.sleep(600)"
     )
-    scene.start(link, "jbelow", fill.format(mib=8), disk_mib=24)
-    scene.start(link, "jabove", fill.format(mib=40), disk_mib=24)
-    scene.start(link, "jheld", hold, disk_mib=24)
+    dataset.start(link, "jbelow", fill.format(mib=8), disk_mib=24)
+    dataset.start(link, "jabove", fill.format(mib=40), disk_mib=24)
+    dataset.start(link, "jheld", hold, disk_mib=24)
     ended = [wait_for(link, "exited", 45) for _ in range(2)]
     assert {event["job"] for event in ended} == {"jabove", "jheld"}
     for event in ended:
@@ -269,12 +271,12 @@ def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
     assert rows["jbelow"]["state"] == "running"
 
 
-def test_a_container_reaches_a_denied_place_where_no_rules_are(scene: Scene, link: Link) -> None:
+def test_a_container_reaches_a_denied_place_where_no_rules_are(dataset: Dataset, link: Link) -> None:
     """What the tests above deny is there: without the rules, a container connects to it."""
-    scene.start(link, "jkeeps", "import time; time.sleep(600)")
-    assert opens(scene.node, scene.node.address, 22)
-    script = CONNECT.replace("PLACES", repr(scene.closed)).replace("print", "time.sleep(2); print", 1)
-    scene.start(link, "jbare", "import time; time.sleep(1)\n" + script)
-    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "FORWARD")
-    in_namespace(scene.node, "iptables", "-t", "mangle", "-F", "INPUT")
-    assert set(json.loads(result(link, "jbare"))) >= set(scene.closed[:3])
+    dataset.start(link, "jkeeps", "import time; time.sleep(600)")
+    assert opens(dataset.node, dataset.node.address, 22)
+    script = CONNECT.replace("PLACES", repr(dataset.closed)).replace("print", "time.sleep(2); print", 1)
+    dataset.start(link, "jbare", "import time; time.sleep(1)\n" + script)
+    in_namespace(dataset.node, "iptables", "-t", "mangle", "-F", "FORWARD")
+    in_namespace(dataset.node, "iptables", "-t", "mangle", "-F", "INPUT")
+    assert set(json.loads(result(link, "jbare"))) >= set(dataset.closed[:3])

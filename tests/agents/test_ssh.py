@@ -84,9 +84,9 @@ def test_a_host_key_of_another_type_than_pinned_is_refused(target: SshTarget, ke
 
 
 def test_a_key_that_the_node_does_not_know_is_refused(target: SshTarget, tmp_path: Path) -> None:
-    stranger = make_keys(tmp_path / "stranger", "rig")["control"]
+    outsider = make_keys(tmp_path / "stranger", "rig")["control"]
     with pytest.raises(AuthenticationError, match="rejects the portal's key for the account"):
-        connect_with_key(target, stranger)
+        connect_with_key(target, outsider)
 
 
 def test_nobody_listening_is_told_from_no_such_name(key_pairs: Keys, target: SshTarget) -> None:

@@ -231,8 +231,8 @@ async def test_trouble_of_one_protocol_stays_with_it(pool: TunnelPool, target: S
         def connection_lost(self, problem: Exception | None) -> None:
             self.lost.set_result(None)
 
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
     async with job_server() as port:
         reader, writer = await pool.open_stream(target, port)
         _, clumsy = await pool.create_connection(Clumsy, target, port)
@@ -240,7 +240,7 @@ async def test_trouble_of_one_protocol_stays_with_it(pool: TunnelPool, target: S
         writer.write(b"fine")
         assert await reader.readexactly(4) == b"fine"
         writer.close()
-    assert told == ["a protocol failed"]
+    assert reported == ["a protocol failed"]
 
 
 async def test_who_gives_up_while_the_way_is_made_leaves_nothing_behind(

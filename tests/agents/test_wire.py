@@ -160,11 +160,11 @@ def test_malformed_events_are_dropped_and_told_of_once_in_a_while() -> None:
     wrong = {"event": "gpu_health", "uuid": "g", "health": "\0"}
     right = {"event": "gpu_health", "uuid": "g", "health": "ok"}
     agent = ScriptedAgent(lambda: hello([]), frames=lambda role: iter([*[wrong] * 300, right]))
-    engine, told = agent.engine(), []
-    engine.watch(told.append)
+    engine, reported = agent.engine(), []
+    engine.watch(reported.append)
     link = engine._link
     link.request("list", timeout_s=10)
-    while len(told) < 2 and link.is_open:
+    while len(reported) < 2 and link.is_open:
         link.request("list", timeout_s=10)
-    assert [type(each).__name__ for each in told] == ["InvalidEventsReceived", "GpuHealthChanged"]
+    assert [type(each).__name__ for each in reported] == ["InvalidEventsReceived", "GpuHealthChanged"]
     engine.close()

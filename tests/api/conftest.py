@@ -15,7 +15,7 @@ from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
 from portal.valkey import rate_limits
-from tests.api import world as worlds
+from tests.api import fixture_data as worlds
 
 
 @pytest.fixture(autouse=True)
@@ -25,35 +25,35 @@ def logs_of_this_test(tmp_path: Path, settings: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def make_world() -> Callable[[], worlds.World]:
+def make_world() -> Callable[[], worlds.FixtureData]:
     """What makes the world of a file's tests; a file may have its own."""
     return worlds.make
 
 
 @pytest.fixture(scope="module")
 def made(
-    make_world: Callable[[], worlds.World],
+    make_world: Callable[[], worlds.FixtureData],
     django_db_setup: None,
     django_db_blocker: DjangoDbBlocker,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[worlds.World, Path]]:
+) -> Iterator[tuple[worlds.FixtureData, Path]]:
     """A world that the tests of a file share, each in a transaction of its own, and its logs."""
     logs = tmp_path_factory.mktemp("made") / "logs"
     with django_db_blocker.unblock(), transaction.atomic():
         with connection.cursor() as cursor:  # a busy machine may be slow between two tests
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         with override_settings(LOG_DIR=logs):
-            world = make_world()
-        yield world, logs
+            fixture_data = make_world()
+        yield fixture_data, logs
         transaction.set_rollback(True)
 
 
 @pytest.fixture
-def world(made: tuple[worlds.World, Path], db: None, settings: Any) -> worlds.World:
+def fixture_data(made: tuple[worlds.FixtureData, Path], db: None, settings: Any) -> worlds.FixtureData:
     """A fresh world."""
-    world, logs = made
+    fixture_data, logs = made
     shutil.copytree(logs, settings.LOG_DIR)
-    return copy.deepcopy(world)
+    return copy.deepcopy(fixture_data)
 
 
 @pytest.fixture(autouse=True)

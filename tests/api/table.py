@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from portal.services.accounts.tokens import Scope
-from tests.api.world import ACTORS
+from tests.api.fixture_data import ACTORS
 
 NOBODY = frozenset({"anonymous", "deactivated"})
 OUTSIDE = frozenset({"stranger", "former"})

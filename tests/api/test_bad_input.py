@@ -35,8 +35,8 @@ def is_problem(answer, status: int, code: str) -> dict:
 
 
 @pytest.fixture
-def client(world):
-    return world.client("member")
+def client(fixture_data):
+    return fixture_data.client("member")
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_a_broken_text_full_of_quotes_costs_no_more_than_another(client):
     assert time.process_time() - began < 2
 
 
-def test_a_number_beyond_all_numbers_is_told(world):
-    quota = f"/api/v1/quotas/{world.rows['quota'].public_id}/"
+def test_a_number_beyond_all_numbers_is_told(fixture_data):
+    quota = f"/api/v1/quotas/{fixture_data.rows['quota'].public_id}/"
     body = b'{"guaranteed_milli": 0, "limit_milli": null, "priority": 0, "weight": ' + b"9" * 400 + b"}"
-    answer = world.client("admin").put(quota, body, content_type="application/json")
+    answer = fixture_data.client("admin").put(quota, body, content_type="application/json")
     assert is_problem(answer, 400, "invalid")["errors"][0]["field"] == "weight"
 
 
-def test_what_one_person_may_hold_stays_unless_it_is_named(world):
-    quota = f"/api/v1/quotas/{world.rows['quota'].public_id}/"
-    client = world.client("admin")
+def test_what_one_person_may_hold_stays_unless_it_is_named(fixture_data):
+    quota = f"/api/v1/quotas/{fixture_data.rows['quota'].public_id}/"
+    client = fixture_data.client("admin")
 
     def send(verb, **body):
         tag = client.get(quota)["ETag"]
@@ -165,8 +165,8 @@ def test_what_one_person_may_hold_stays_unless_it_is_named(world):
     assert [row["after"]["user_limit_milli"] for row in changes][:2] == [None, 0]
 
 
-def test_a_job_may_start_after_others_that_one_may_see(world):
-    client = world.client("member")
+def test_a_job_may_start_after_others_that_one_may_see(fixture_data):
+    client = fixture_data.client("member")
     first = post(client, json.dumps(JOB)).json()["id"]
     answer = post(
         client, json.dumps(JOB | {"dependencies": [first, first], "ignore_dependency_failure": True})
@@ -197,8 +197,8 @@ def test_a_job_may_start_after_others_that_one_may_see(world):
         assert post(client, json.dumps(JOB | {"ignore_dependency_failure": nonsense})).status_code == 400
 
 
-def test_a_job_asks_for_a_kind_of_gpu_and_to_stand_near(world):
-    client = world.client("member")
+def test_a_job_asks_for_a_kind_of_gpu_and_to_stand_near(fixture_data):
+    client = fixture_data.client("member")
     Gpu.objects.filter(index=3).update(mig_profile="1g.10gb", compute_capability=9.0)
     near = {"topology": "hall", "required": "rack", "preferred": None}
     asked = {"mig_profile": "1g.10gb", "min_compute_capability": 8.0, "topology_constraint": near}
@@ -266,9 +266,9 @@ def test_a_wrong_host_is_a_problem(client):
     assert answer["Content-Type"] == "application/problem+json"
 
 
-def test_a_session_needs_the_csrf_token(world):
+def test_a_session_needs_the_csrf_token(fixture_data):
     client = Client(enforce_csrf_checks=True)
-    client.force_login(world.people["member"])
+    client.force_login(fixture_data.people["member"])
     is_problem(post(client, JOB), 403, "csrf_failed")
     assert client.get(JOBS).status_code == 200
 

@@ -14,37 +14,39 @@ from portal.api import urls
 from portal.api.framework.views import ApiView
 from portal.api.schema import openapi_document
 from portal.services.accounts.tokens import Scope
+from tests.api import fixture_data as worlds
 from tests.api import table
-from tests.api import world as worlds
+from tests.api.fixture_data import ACTORS, FixtureData
 from tests.api.table import BY_KIND, NOBODY, ROWS, Row
-from tests.api.world import ACTORS, World
 
 ROOT = "/api/v1/"
 
 
 @pytest.fixture(scope="module")
-def make_world() -> Callable[[], World]:
+def make_world() -> Callable[[], FixtureData]:
     """One with every kind of actor."""
     return worlds.make_wide
 
 
-def call(world: World, row: Row, actor: str, headers: dict[str, str] | None = None) -> HttpResponse:
+def call(
+    fixture_data: FixtureData, row: Row, actor: str, headers: dict[str, str] | None = None
+) -> HttpResponse:
     """The answer to one request."""
-    path = "/api/schema/" if row.name == "schema" else row.path.format(**world.names_of(actor))
+    path = "/api/schema/" if row.name == "schema" else row.path.format(**fixture_data.names_of(actor))
     path = path if path.startswith("/") else ROOT + path
     sent = dict(headers or {})
     if row.if_match:
-        sent["If-Match"] = row.if_match if isinstance(row.if_match, str) else worlds.etag(world)
-    client = world.client("anonymous" if headers else actor)
+        sent["If-Match"] = row.if_match if isinstance(row.if_match, str) else worlds.etag(fixture_data)
+    client = fixture_data.client("anonymous" if headers else actor)
     body = {} if row.body is None else {"data": json.dumps(row.body), "content_type": "application/json"}
     return getattr(client, row.method)(path, headers=sent, **body)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_who_may(row: Row, world: World) -> None:
+def test_who_may(row: Row, fixture_data: FixtureData) -> None:
     for actor in ("anonymous", *ACTORS):
         with transaction.atomic():
-            answer = call(world, row, actor)
+            answer = call(fixture_data, row, actor)
             assert answer.status_code == row.expected(actor), (actor, answer)
             if answer.status_code >= 400:
                 assert answer["Content-Type"] == "application/problem+json"
@@ -54,7 +56,7 @@ def test_who_may(row: Row, world: World) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_tokens_need_the_scope_and_lend_no_right(row: Row, world: World) -> None:
+def test_tokens_need_the_scope_and_lend_no_right(row: Row, fixture_data: FixtureData) -> None:
     wanted = Scope.JOBS if row.scopes == BY_KIND else next(iter(row.scopes))
     best = "member" if "member" in row.allowed else next(a for a in ACTORS if a in row.allowed)
     status = 200 if row.name == "workspaces_open" else row.status  # a token gets the page's address
@@ -64,32 +66,32 @@ def test_tokens_need_the_scope_and_lend_no_right(row: Row, world: World) -> None
         ([scope for scope in Scope if scope not in {*row.scopes, Scope.ADMIN}], 403),
     ):
         with transaction.atomic():
-            answer = call(world, row, best, world.bearer(best, *scopes))
+            answer = call(fixture_data, row, best, fixture_data.bearer(best, *scopes))
             assert answer.status_code == expected, (scopes, answer)
             if expected == 403:
                 assert json.loads(answer.content)["code"] == "scope_missing"
             transaction.set_rollback(True)
     for actor in sorted({"deactivated", "former", "viewer", "manager"} - row.allowed):
         with transaction.atomic():
-            answer = call(world, row, actor, world.bearer(actor, Scope.ADMIN))
+            answer = call(fixture_data, row, actor, fixture_data.bearer(actor, Scope.ADMIN))
             assert answer.status_code == row.expected(actor), (actor, answer.content)
             transaction.set_rollback(True)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.scopes == BY_KIND], ids=lambda row: row.name)
-def test_an_act_on_a_job_needs_the_scope_of_its_kind(row: Row, world: World) -> None:
+def test_an_act_on_a_job_needs_the_scope_of_its_kind(row: Row, fixture_data: FixtureData) -> None:
     best = "member" if "member" in row.allowed else "admin"
     kinds = {"job": "workspace", "running": "running_workspace", "ended": "ended_workspace"}
     kinds["extension"] = "workspace_extension"
-    workspaces = {key: world.names[of] for key, of in kinds.items()}
+    workspaces = {key: fixture_data.names[of] for key, of in kinds.items()}
     for names, right, wrong in (
-        (world.names, Scope.JOBS, Scope.WORKSPACES),
-        (world.names | workspaces, Scope.WORKSPACES, Scope.JOBS),
+        (fixture_data.names, Scope.JOBS, Scope.WORKSPACES),
+        (fixture_data.names | workspaces, Scope.WORKSPACES, Scope.JOBS),
     ):
-        world.names = names
+        fixture_data.names = names
         for scopes, refused in (([right], False), ([wrong], True), ([Scope.ADMIN], False)):
             with transaction.atomic():
-                answer = call(world, row, best, world.bearer(best, *scopes))
+                answer = call(fixture_data, row, best, fixture_data.bearer(best, *scopes))
                 assert (answer.status_code == 403) == refused, (scopes, answer.content)
                 if refused:
                     assert json.loads(answer.content)["code"] == "scope_missing"
@@ -133,17 +135,17 @@ def test_every_method_of_every_view_is_declared() -> None:
     walk(urls.urlpatterns)
 
 
-def test_lists_hold_only_what_one_may_see(world: World) -> None:
+def test_lists_hold_only_what_one_may_see(fixture_data: FixtureData) -> None:
     for path in ("projects/", "jobs/", "workspaces/", "quotas/"):
         signed_in = [actor for actor in ACTORS if actor not in NOBODY]
-        seen = {actor: world.client(actor).get(ROOT + path).json()["items"] for actor in signed_in}
+        seen = {actor: fixture_data.client(actor).get(ROOT + path).json()["items"] for actor in signed_in}
         for actor in table.OUTSIDE:
             assert [item for item in seen[actor] if item.get("name") != "elsewhere"] == [], actor
         assert seen["viewer"] and seen["admin"]
 
 
-def test_environ_is_for_those_who_control_the_job(world: World) -> None:
-    path = ROOT + f"jobs/{world.names['job']}/"
+def test_environ_is_for_those_who_control_the_job(fixture_data: FixtureData) -> None:
+    path = ROOT + f"jobs/{fixture_data.names['job']}/"
     for actor in table.INSIDE:
-        environ = world.client(actor).get(path).json()["env"]
+        environ = fixture_data.client(actor).get(path).json()["env"]
         assert environ == ({"WORD": "hidden"} if actor in table.CONTROLLERS else None), actor

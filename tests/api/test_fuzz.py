@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 from portal.api.schema import openapi_document
 from portal.services.accounts.tokens import Scope
 from portal.valkey import rate_limits
-from tests.api.world import World
+from tests.api.fixture_data import FixtureData
 
 LONG = "--long" in sys.argv
 EXAMPLES = 60 if LONG else 5
@@ -99,18 +99,22 @@ def signed_agent(tmp_path: Path, settings: Any) -> None:
     suppress_health_check=list(HealthCheck),
 )
 @pytest.mark.usefixtures("no_rate_limits", "signed_agent")
-def test_generated_requests_get_described_answers(case: Any, actor: str, world: World) -> None:
+def test_generated_requests_get_described_answers(case: Any, actor: str, fixture_data: FixtureData) -> None:
     if next(_sent) % 2:  # every other request names rows that exist
-        known = {name: world.names[name] for name in case.path_parameters or {} if name in world.names}
+        known = {
+            name: fixture_data.names[name]
+            for name in case.path_parameters or {}
+            if name in fixture_data.names
+        }
         case.path_parameters = {**(case.path_parameters or {}), **known}
-    case.call_and_validate(headers=headers_of(world, actor), checks=CHECKS)
+    case.call_and_validate(headers=headers_of(fixture_data, actor), checks=CHECKS)
 
 
-def headers_of(world: World, actor: str) -> dict[str, str]:
+def headers_of(fixture_data: FixtureData, actor: str) -> dict[str, str]:
     """A token of the actor that may do everything, made once for all examples of a test."""
-    kept: dict[str, dict[str, str]] = world.rows.setdefault("fuzz_headers", {})
+    kept: dict[str, dict[str, str]] = fixture_data.rows.setdefault("fuzz_headers", {})
     if actor not in kept:
-        kept[actor] = world.bearer(actor, Scope.ADMIN)
+        kept[actor] = fixture_data.bearer(actor, Scope.ADMIN)
     return kept[actor]
 
 

@@ -16,7 +16,7 @@ from portal.models import IdempotencyKey, Job
 from portal.services import idempotency
 from portal.services.accounts.tokens import Scope, do_create_token
 from tests import factories
-from tests.api import world as worlds
+from tests.api import fixture_data as worlds
 from tests.api.table import JOB
 
 JOBS = "/api/v1/jobs/"
@@ -28,13 +28,13 @@ def submit(client: Client, key: str | None, body: dict, headers: dict[str, str] 
 
 
 @pytest.fixture
-def world(db: None) -> worlds.World:
+def fixture_data(db: None) -> worlds.FixtureData:
     """Of each test alone: some here commit."""
     return worlds.make()
 
 
-def test_the_same_key_gives_the_same_answer_to_the_byte(world):
-    client = world.client("member")
+def test_the_same_key_gives_the_same_answer_to_the_byte(fixture_data):
+    client = fixture_data.client("member")
     before = Job.objects.count()
     first, second = submit(client, "k-1", JOB), submit(client, "k-1", JOB)
     assert (first.status_code, second.status_code) == (201, 201)
@@ -45,38 +45,38 @@ def test_the_same_key_gives_the_same_answer_to_the_byte(world):
     assert again.content == first.content  # the order of fields means nothing in JSON
 
 
-def test_another_body_or_route_is_refused(world):
-    client = world.client("member")
+def test_another_body_or_route_is_refused(fixture_data):
+    client = fixture_data.client("member")
     submit(client, "k-1", JOB)
     other = submit(client, "k-1", {**JOB, "name": "other"})
     assert other.status_code == 422
     assert other.json()["code"] == "idempotency_key_reused"
-    path = f"/api/v1/jobs/{world.names['ended']}/resubmit/"
+    path = f"/api/v1/jobs/{fixture_data.names['ended']}/resubmit/"
     answer = client.post(path, "{}", content_type="application/json", headers={"Idempotency-Key": "k-1"})
     assert answer.status_code == 422
 
 
-def test_keys_of_two_people_are_two_keys(world):
-    a, b = submit(world.client("member"), "k", JOB), submit(world.client("colleague"), "k", JOB)
+def test_keys_of_two_people_are_two_keys(fixture_data):
+    a, b = submit(fixture_data.client("member"), "k", JOB), submit(fixture_data.client("colleague"), "k", JOB)
     assert a.json()["id"] != b.json()["id"]
 
 
-def test_a_refusal_is_not_kept(world):
-    client = world.client("member")
+def test_a_refusal_is_not_kept(fixture_data):
+    client = fixture_data.client("member")
     assert submit(client, "k", {**JOB, "gpus_per_task": 9}).status_code == 422
     assert submit(client, "k", {**JOB, "name": ""}).status_code == 400
     assert submit(client, "k", JOB).status_code == 201
 
 
-def test_a_key_must_be_one(world):
-    client = world.client("member")
+def test_a_key_must_be_one(fixture_data):
+    client = fixture_data.client("member")
     for key in ("", "a b", "é", "x" * 256):
         answer = submit(client, "k", JOB, {"Idempotency-Key": key}) if not key else submit(client, key, JOB)
         assert answer.status_code in {400, 201} if not key else answer.status_code == 400, key
 
 
-def test_where_it_is_not_offered_it_is_refused(world):
-    answer = world.client("member").post(
+def test_where_it_is_not_offered_it_is_refused(fixture_data):
+    answer = fixture_data.client("member").post(
         "/api/v1/tokens/",
         {"name": "t", "scopes": ["read"]},
         content_type="application/json",
@@ -130,8 +130,8 @@ def test_a_crash_leaves_both_or_neither():
 
 @pytest.mark.django_db(transaction=True)
 def test_fifty_at_once_make_one_job():
-    world = worlds.make()
-    _, text = do_create_token(world.people["member"], name="t", scopes=[Scope.JOBS])
+    fixture_data = worlds.make()
+    _, text = do_create_token(fixture_data.people["member"], name="t", scopes=[Scope.JOBS])
     headers = {"Authorization": f"Bearer {text}"}
     before = Job.objects.count()
     start = threading.Barrier(50)
@@ -152,8 +152,8 @@ def test_fifty_at_once_make_one_job():
     assert submit(Client(), "race", JOB, headers).status_code == 201
 
 
-def test_old_keys_are_forgotten(world):
-    submit(world.client("member"), "k", JOB)
+def test_old_keys_are_forgotten(fixture_data):
+    submit(fixture_data.client("member"), "k", JOB)
     assert idempotency.delete_expired_keys() == 0
     with transaction.atomic():
         IdempotencyKey.objects.update(created_at="2020-01-01T00:00:00Z")
@@ -162,7 +162,7 @@ def test_old_keys_are_forgotten(world):
 
 @pytest.mark.django_db(transaction=True)
 def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
-    world = worlds.make()
+    fixture_data = worlds.make()
     asked: list[bool] = []
 
     def never(user, wanted):
@@ -170,7 +170,7 @@ def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
         raise Unsatisfiable("No such place.", code="unsatisfiable")
 
     monkeypatch.setattr(job_requests, "preview_start", never)
-    client = world.client("member")
+    client = fixture_data.client("member")
     refused = submit(client, "k", JOB)
     assert (refused.status_code, asked) == (422, [False])
     monkeypatch.setattr(job_requests, "preview_start", lambda *_: None)

@@ -6,16 +6,16 @@ import pytest
 
 from portal.models import Node, Task
 from portal.services.jobs.logs import write_log_bytes
-from tests.api.world import LOG
+from tests.api.fixture_data import LOG
 
 
 @pytest.fixture
-def path(world):
-    return f"/api/v1/jobs/{world.names['running']}/logs/"
+def path(fixture_data):
+    return f"/api/v1/jobs/{fixture_data.names['running']}/logs/"
 
 
-def test_stamps_go_and_split_lines_are_joined(world, path):
-    client = world.client("member")
+def test_stamps_go_and_split_lines_are_joined(fixture_data, path):
+    client = fixture_data.client("member")
     piece = client.get(f"{path}?rank=1").json()
     assert piece["text"] == "one\ntwo\ufffd\n"
     assert (piece["offset"], piece["next_offset"], piece["size"]) == (0, len(LOG), len(LOG))
@@ -26,10 +26,10 @@ def test_stamps_go_and_split_lines_are_joined(world, path):
     assert client.get(f"{path}?rank=1&offset={len(LOG)}").json()["complete"] is True
 
 
-def test_pieces_meet(world, path):
+def test_pieces_meet(fixture_data, path):
     lines = b"".join(b"line %d\n" % number for number in range(2000))
-    write_log_bytes(world.names["running"], 1, 0, "raw", 0, lines)
-    client = world.client("member")
+    write_log_bytes(fixture_data.names["running"], 1, 0, "raw", 0, lines)
+    client = fixture_data.client("member")
     text, offset = "", 0
     while True:
         piece = client.get(f"{path}?offset={offset}&limit=1024").json()
@@ -44,37 +44,41 @@ def test_pieces_meet(world, path):
     assert download["Content-Disposition"].startswith("attachment;")
 
 
-def test_a_line_without_end_comes_in_pieces(world, path):
-    write_log_bytes(world.names["running"], 1, 0, "raw", 0, b"x" * 3000)
-    piece = world.client("member").get(f"{path}?limit=1024").json()
+def test_a_line_without_end_comes_in_pieces(fixture_data, path):
+    write_log_bytes(fixture_data.names["running"], 1, 0, "raw", 0, b"x" * 3000)
+    piece = fixture_data.client("member").get(f"{path}?limit=1024").json()
     assert piece["next_offset"] == 1024
 
 
-def test_what_is_not_there(world, path):
-    client = world.client("member")
+def test_what_is_not_there(fixture_data, path):
+    client = fixture_data.client("member")
     assert client.get(path).json()["size"] == 0
     assert client.get(f"{path}download/").json()["code"] == "no_log_yet"
     assert client.get(f"{path}?rank=7").json()["code"] == "no_such_task"
     assert client.get(f"{path}?rank=1&tail=3&offset=2").status_code == 422
-    waiting = f"/api/v1/jobs/{world.names['job']}/logs/"
+    waiting = f"/api/v1/jobs/{fixture_data.names['job']}/logs/"
     assert client.get(waiting).status_code == 404
 
 
-def test_a_workspaces_log_is_its_owners(world):
-    path = f"/api/v1/jobs/{world.names['workspace']}/logs/"
-    codes = {name: world.client(name).get(path).status_code for name in ("member", "colleague", "manager")}
+def test_a_workspaces_log_is_its_owners(fixture_data):
+    path = f"/api/v1/jobs/{fixture_data.names['workspace']}/logs/"
+    codes = {
+        name: fixture_data.client(name).get(path).status_code for name in ("member", "colleague", "manager")
+    }
     assert codes == {"member": 404, "colleague": 403, "manager": 403}  # 404: it has no rank yet
 
 
-def test_a_lost_connection_is_no_end(world, path):
-    client = world.client("member")
+def test_a_lost_connection_is_no_end(fixture_data, path):
+    client = fixture_data.client("member")
     assert client.get(f"{path}?rank=1").json()["lost"] is None
     Node.objects.update(reachable=False, unreachable_since="2026-11-21T12:04:00Z")
     piece = client.get(f"{path}?rank=1&offset={len(LOG)}").json()
     assert (piece["text"], piece["complete"]) == ("", False)
     assert (piece["lost"]["node"], piece["lost"]["since"]) == ("node-one", "2026-11-21T12:04:00Z")
     assert "the log continues when it is restored" in piece["lost"]["message"]
-    write_log_bytes(world.names["running"], 1, 1, "k8s", len(LOG), b"2026-11-21T07:00:01.0Z stdout F more\n")
+    write_log_bytes(
+        fixture_data.names["running"], 1, 1, "k8s", len(LOG), b"2026-11-21T07:00:01.0Z stdout F more\n"
+    )
     Node.objects.update(reachable=True, unreachable_since=None)
     more = client.get(f"{path}?rank=1&offset={piece['next_offset']}").json()
     assert (more["text"], more["lost"]) == ("more\n", None)

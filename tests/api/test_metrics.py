@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     return factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
 
@@ -45,55 +45,59 @@ def scraped(client) -> dict[tuple[str, ...], float]:
 
 
 @pytest.fixture
-def admin(client, scene):
-    client.force_login(scene["admin"])
+def admin(client, dataset):
+    client.force_login(dataset["admin"])
     return client
 
 
 def test_before_the_first_cycle_it_answers_too(admin) -> None:
-    told = scraped(admin)
-    assert told[("fairway_cycles_total",)] == 0 and told[("fairway_scheduler_alert",)] == 0
-    assert ("fairway_last_cycle_timestamp_seconds",) not in told
-    assert ("fairway_forecast_coverage_ratio",) not in told
+    reported = scraped(admin)
+    assert reported[("fairway_cycles_total",)] == 0 and reported[("fairway_scheduler_alert",)] == 0
+    assert ("fairway_last_cycle_timestamp_seconds",) not in reported
+    assert ("fairway_forecast_coverage_ratio",) not in reported
 
 
-def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
+def test_cycles_queue_and_gpus_are_those_of_the_record(dataset, admin) -> None:
     for gpus in (3, 2):
         factories.job(
-            scene["owner"], scene["project"], scene["environment"], gpus_per_task=gpus, pool=scene["pool"]
+            dataset["owner"],
+            dataset["project"],
+            dataset["environment"],
+            gpus_per_task=gpus,
+            pool=dataset["pool"],
         )
-    factories.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
-    pool = scene["pool"].name
+    factories.job(dataset["owner"], dataset["project"], dataset["environment"], gpus_per_task=4)
+    pool = dataset["pool"].name
     assert scraped(admin)[("fairway_queue_jobs", pool, "undecided")] == 2
     run_cycle("test", "me")
     run_cycle("test", "me")
-    told = scraped(admin)
-    assert told[("fairway_cycles_total",)] == 2 and told[("fairway_starts_total",)] == 1
+    reported = scraped(admin)
+    assert reported[("fairway_cycles_total",)] == 2 and reported[("fairway_starts_total",)] == 1
     for phase in ("snapshot", "decide", "commit"):
-        assert told[("fairway_cycle_seconds_count", phase)] == 2
-        assert told[("fairway_cycle_seconds_bucket", "+Inf", phase)] == 2
-        assert 0 < told[("fairway_cycle_seconds_sum", phase)] < 60
-    assert told[("fairway_running_jobs", pool)] == 1
-    assert (told[("fairway_gpus", pool, "held")], told[("fairway_gpus", pool, "free")]) == (3, 1)
-    waiting = {key: value for key, value in told.items() if key[0] == "fairway_queue_jobs"}
+        assert reported[("fairway_cycle_seconds_count", phase)] == 2
+        assert reported[("fairway_cycle_seconds_bucket", "+Inf", phase)] == 2
+        assert 0 < reported[("fairway_cycle_seconds_sum", phase)] < 60
+    assert reported[("fairway_running_jobs", pool)] == 1
+    assert (reported[("fairway_gpus", pool, "held")], reported[("fairway_gpus", pool, "free")]) == (3, 1)
+    waiting = {key: value for key, value in reported.items() if key[0] == "fairway_queue_jobs"}
     assert sum(waiting.values()) == 2 and not [key for key in waiting if key[2] == "undecided"]
-    assert told[("fairway_nodes", "reachable")] == 1
-    assert told[("fairway_nodes_quarantined", "stuck")] == told[("fairway_nodes_clock_skewed",)] == 0
-    assert abs(told[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
+    assert reported[("fairway_nodes", "reachable")] == 1
+    assert reported[("fairway_nodes_quarantined", "stuck")] == reported[("fairway_nodes_clock_skewed",)] == 0
+    assert abs(reported[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
 
 
-def test_a_failed_cycle_counts_and_raises_the_alarm(scene, admin) -> None:
-    factories.job(scene["owner"], scene["project"], scene["environment"])
+def test_a_failed_cycle_counts_and_raises_the_alarm(dataset, admin) -> None:
+    factories.job(dataset["owner"], dataset["project"], dataset["environment"])
 
     def faulty(snapshot, policy):
         raise KeyError("gone")
 
     run_cycle("test", "me", decide=faulty)
-    told = scraped(admin)
-    assert (told[("fairway_cycles_failed_total",)], told[("fairway_scheduler_alert",)]) == (1, 1)
+    reported = scraped(admin)
+    assert (reported[("fairway_cycles_failed_total",)], reported[("fairway_scheduler_alert",)]) == (1, 1)
 
 
-def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
+def test_evictions_are_counted_by_their_reason(dataset, admin) -> None:
     class Row:
         truncated, started_jobs, refused_commits = True, 0, 2
         snapshot_ms = decide_ms = commit_ms = 20_000.0
@@ -104,56 +108,61 @@ def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
     with transaction.atomic():
         counters.count_cycle(Row(), plan, committed=True)
         counters.count_cycle(Row(), plan, committed=False)
-    told = scraped(admin)
+    reported = scraped(admin)
     assert (
-        told[("fairway_evictions_total", "reclaimed")] == told[("fairway_evictions_total", "preempted")] == 1
+        reported[("fairway_evictions_total", "reclaimed")]
+        == reported[("fairway_evictions_total", "preempted")]
+        == 1
     )
-    assert told[("fairway_cycles_truncated_total",)] == 2 and told[("fairway_commits_refused_total",)] == 4
-    assert told[("fairway_cycle_seconds_bucket", "10.0", "decide")] == 0
-    assert told[("fairway_cycle_seconds_bucket", "+Inf", "decide")] == 2
+    assert (
+        reported[("fairway_cycles_truncated_total",)] == 2
+        and reported[("fairway_commits_refused_total",)] == 4
+    )
+    assert reported[("fairway_cycle_seconds_bucket", "10.0", "decide")] == 0
+    assert reported[("fairway_cycle_seconds_bucket", "+Inf", "decide")] == 2
     assert SchedulerCounters.objects.count() == 1
 
 
-def test_forecasts_that_held(scene, admin) -> None:
+def test_forecasts_that_held(dataset, admin) -> None:
     now = timezone.now()
     for inside in (True, True, True, False):
-        job = factories.job(scene["owner"], scene["project"], scene["environment"])
+        job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
         Forecast.objects.create(
             job=job, made_at=now, is_first=True, p10_at=now, p50_at=now, p90_at=now,
             started_at=now, covered=inside, score_s=100,
         )  # fmt: skip
-    told = scraped(admin)
-    assert told[("fairway_forecast_coverage_ratio",)] == 0.75
-    assert told[("fairway_forecast_interval_score_seconds",)] == 100
+    reported = scraped(admin)
+    assert reported[("fairway_forecast_coverage_ratio",)] == 0.75
+    assert reported[("fairway_forecast_interval_score_seconds",)] == 100
 
 
-def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
-    node, pool = scene["node"], scene["pool"].name
+def test_nodes_and_gpus_that_are_unwell(dataset, admin) -> None:
+    node, pool = dataset["node"], dataset["pool"].name
     frame = {"nodes": {node.public_id: {"lag_s": 0.4, "cpu": 3, "u": [50, None, 100], "m": [8, 8], "w": []}}}
     sample_cache.store_frames({sample_cache.CLUSTER_KEY: json.dumps(frame)})
-    silent = factories.node(scene["pool"])
+    silent = factories.node(dataset["pool"])
     Node.objects.filter(pk=silent.pk).update(reachable=False)
     first, second, *_ = node.gpus.all()
     record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
     record_foreign_processes(node.public_id, {second.uuid: "python (process 7) of root"})
-    told = scraped(admin)
+    reported = scraped(admin)
     assert (
-        told[("fairway_gpus_unhealthy", pool, "lost")]
-        == told[("fairway_gpus_unhealthy", pool, "foreign")]
+        reported[("fairway_gpus_unhealthy", pool, "lost")]
+        == reported[("fairway_gpus_unhealthy", pool, "foreign")]
         == 1
     )
-    assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
-    assert (told[("fairway_node_up", node.name)], told[("fairway_node_up", silent.name)]) == (1, 0)
-    assert told[("fairway_node_gpu_use_ratio", node.name)] == 0.75
-    assert told[("fairway_node_gpu_memory_used_bytes", node.name)] == 16 * 1024**2
-    assert ("fairway_node_gpu_power_watts", node.name) not in told  # nobody told it
-    assert ("fairway_node_lag_seconds", silent.name) not in told
+    assert reported[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
+    assert (reported[("fairway_node_up", node.name)], reported[("fairway_node_up", silent.name)]) == (1, 0)
+    assert reported[("fairway_node_gpu_use_ratio", node.name)] == 0.75
+    assert reported[("fairway_node_gpu_memory_used_bytes", node.name)] == 16 * 1024**2
+    assert ("fairway_node_gpu_power_watts", node.name) not in reported  # nobody told it
+    assert ("fairway_node_lag_seconds", silent.name) not in reported
 
 
-def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> None:
+def test_alerts_and_dashboard_speak_of_figures_that_there_are(dataset, admin) -> None:
     """Names in the files of ``deploy`` are names of ``/metrics``, with labels that these have."""
     now = timezone.now()
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     Forecast.objects.create(
         job=job,
         made_at=now,
@@ -179,7 +188,7 @@ def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> N
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
-def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> None:
+def test_labels_are_bounded_and_so_are_queries(dataset, admin, monkeypatch) -> None:
     monkeypatch.setattr(metrics, "MAX_POOLS", 2)
     counts = []
     for name in ("zz-1", "zz-2"):
@@ -188,23 +197,23 @@ def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> Non
         counts.append(len(seen))
         pool = NodePool.objects.create(name=name)
         factories.node(pool)
-        job = factories.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
+        job = factories.job(dataset["owner"], dataset["project"], dataset["environment"], pool=pool)
         JobVerdict.objects.create(
             job=job, code="nonsense", message="x", decided_at=timezone.now(), code_since=timezone.now()
         )
-    told = scraped(admin)
-    pools = {key[1] for key in told if key[0] == "fairway_gpus"}
-    assert pools == {scene["pool"].name, "zz-1", "(other)"}
-    assert told[("fairway_queue_jobs", "(other)", "undecided")] == 1
+    reported = scraped(admin)
+    pools = {key[1] for key in reported if key[0] == "fairway_gpus"}
+    assert pools == {dataset["pool"].name, "zz-1", "(other)"}
+    assert reported[("fairway_queue_jobs", "(other)", "undecided")] == 1
     assert counts[0] == counts[1]
 
 
-def test_a_token_for_metrics_can_do_nothing_else(scene, client) -> None:
-    _, text = do_create_token(scene["admin"], name="prometheus", scopes=[Scope.METRICS])
+def test_a_token_for_metrics_can_do_nothing_else(dataset, client) -> None:
+    _, text = do_create_token(dataset["admin"], name="prometheus", scopes=[Scope.METRICS])
     headers = {"Authorization": f"Bearer {text}"}
     assert client.get("/metrics", headers=headers).status_code == 200
     assert client.get("/api/v1/jobs/", headers=headers).status_code == 403
     ClusterSettings.objects.update(scheduler_alert="x")
-    scene["admin"].is_admin = False
-    scene["admin"].save()
+    dataset["admin"].is_admin = False
+    dataset["admin"].save()
     assert client.get("/metrics", headers=headers).status_code == 403

@@ -23,15 +23,15 @@ COUNTS = Path(__file__).parent.parent / "query_counts.json"
 
 
 @pytest.fixture
-def client(world):
-    return world.client("member")
+def client(fixture_data):
+    return fixture_data.client("member")
 
 
-def more_jobs(world, number: int) -> None:
-    rows = world.rows
+def more_jobs(fixture_data, number: int) -> None:
+    rows = fixture_data.rows
     for index in range(number):
         factories.job(
-            world.people["member"],
+            fixture_data.people["member"],
             rows["project"],
             rows["batch"],
             name=f"n{index % 3}",
@@ -49,8 +49,8 @@ def walk(client, path: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("order", ["-submitted", "submitted", "name", "-name", "priority", "-priority"])
-def test_pages_are_complete_and_without_doubles(world, client, order):
-    more_jobs(world, 11)
+def test_pages_are_complete_and_without_doubles(fixture_data, client, order):
+    more_jobs(fixture_data, 11)
     found = [job["id"] for job in walk(client, f"{JOBS}?limit=3&order={order}")]
     assert len(found) == len(set(found)) == Job.objects.count()
     key = {"submitted": "submitted_at"}.get(order.lstrip("-"), order.lstrip("-"))
@@ -58,17 +58,17 @@ def test_pages_are_complete_and_without_doubles(world, client, order):
     assert values == sorted(values, reverse=order.startswith("-"))
 
 
-def test_rows_that_arrive_shift_no_page(world, client):
-    more_jobs(world, 6)
+def test_rows_that_arrive_shift_no_page(fixture_data, client):
+    more_jobs(fixture_data, 6)
     first = client.get(f"{JOBS}?limit=4").json()
-    more_jobs(world, 3)
+    more_jobs(fixture_data, 3)
     rest = walk(client, first["next"])
     ids = [job["id"] for job in first["items"] + rest]
     assert len(ids) == len(set(ids)) == Job.objects.count() - 3
 
 
-def test_a_cursor_is_sealed_and_belongs_to_its_list(world, client):
-    more_jobs(world, 4)
+def test_a_cursor_is_sealed_and_belongs_to_its_list(fixture_data, client):
+    more_jobs(fixture_data, 4)
     following = client.get(f"{JOBS}?limit=2&search=n").json()["next"]
     cursor = parse_qs(urlsplit(following).query)["cursor"][0]
     by_name = client.get(f"{JOBS}?limit=1&order=name").json()
@@ -87,8 +87,8 @@ def test_a_cursor_is_sealed_and_belongs_to_its_list(world, client):
         assert answer.json()["code"] == "invalid_cursor"
 
 
-def test_filters_narrow(world, client):
-    more_jobs(world, 3)
+def test_filters_narrow(fixture_data, client):
+    more_jobs(fixture_data, 3)
     total = Job.objects.count()
     for query, expected in (
         ("state=PENDING", total - 3),
@@ -100,7 +100,7 @@ def test_filters_narrow(world, client):
         ("owner=member-x", total),
         ("owner=viewer-x", 0),
         ("search=TRAIN", 1),
-        (f"search={world.names['job']}", 1),
+        (f"search={fixture_data.names['job']}", 1),
         ("live=false", 2),
         ("live=true&kind=training", total - 3),
         ("pool=main-pool", 0),
@@ -121,19 +121,21 @@ LISTS = [
 
 
 @pytest.mark.parametrize("row", LISTS, ids=lambda row: row.name)
-def test_query_counts_do_not_grow(row, world):
+def test_query_counts_do_not_grow(row, fixture_data):
     """Pinned in tests/query_counts.json under ``api.<operation>``; the same with three times the rows."""
     pinned = json.loads(COUNTS.read_text())[f"api.{row.name}"]
     reader = ("member", Scope.READ) if "member" in row.allowed else ("admin", Scope.ADMIN)
-    headers = world.bearer(*reader)
-    client = world.client("anonymous")
-    path = "/api/v1/" + row.path.format(**world.names)
+    headers = fixture_data.bearer(*reader)
+    client = fixture_data.client("anonymous")
+    path = "/api/v1/" + row.path.format(**fixture_data.names)
     client.get(path, headers=headers)  # the first use of a token writes its last_used_at
     for rows in (0, 9):
-        more_jobs(world, rows)
+        more_jobs(fixture_data, rows)
         for number in range(rows // 3):
-            factories.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
-            gpu = factories.node(world.rows["pool"]).gpus.all()[0]
+            factories.project(
+                f"p-{row.name.replace('_', '-')}-{number}", member=fixture_data.people["member"]
+            )
+            gpu = factories.node(fixture_data.rows["pool"]).gpus.all()[0]
             GpuAlert.objects.create(gpu=gpu, kind="foreign", first_at=timezone.now(), last_at=timezone.now())
             InvalidRow.objects.create(
                 kind="node", row=f"n-{number}", field="f", message="m", first_at=timezone.now()

@@ -17,7 +17,7 @@ from portal.services.jobs import submission
 from portal.services.jobs.submission import do_cancel_job
 from scheduler import what_if
 from scheduler.what_if import answer_query
-from tests.api import world as worlds
+from tests.api import fixture_data as worlds
 from tests.api.table import JOB
 
 ASK = "/api/v1/jobs/preview/"
@@ -52,10 +52,10 @@ def no_old_photograph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(body: dict, *, answered: bool) -> dict:
-    world = worlds.make()
+    fixture_data = worlds.make()
     for waiting in ("job", "workspace"):
-        do_cancel_job(world.people["member"], worlds.job(world, waiting))
-    headers = world.bearer("member", Scope.READ)
+        do_cancel_job(fixture_data.people["member"], worlds.job(fixture_data, waiting))
+    headers = fixture_data.bearer("member", Scope.READ)
     before = Job.objects.count()
     stop = threading.Event()
     engine = threading.Thread(target=answer_the_next_question, args=[stop])
@@ -64,7 +64,9 @@ def ask(body: dict, *, answered: bool) -> dict:
         store.set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
         engine.start()
     try:
-        answer = world.client("anonymous").post(ASK, body, content_type="application/json", headers=headers)
+        answer = fixture_data.client("anonymous").post(
+            ASK, body, content_type="application/json", headers=headers
+        )
     finally:
         stop.set()
         if answered:
@@ -77,21 +79,21 @@ def ask(body: dict, *, answered: bool) -> dict:
 
 
 def test_what_fits_starts_now():
-    told = ask({**JOB, "gpus_per_task": 2}, answered=True)
-    assert told["starts_now"] is True
-    assert told["nodes"] == ["node-one"]
-    assert told["verdict"] is None
+    reported = ask({**JOB, "gpus_per_task": 2}, answered=True)
+    assert reported["starts_now"] is True
+    assert reported["nodes"] == ["node-one"]
+    assert reported["verdict"] is None
 
 
 def test_what_does_not_fit_has_a_verdict():
-    told = ask({**JOB, "gpus_per_task": 3}, answered=True)  # two of the four are held
-    assert told["feasible"] is True
-    assert told["starts_now"] is False
-    assert told["verdict"]["message"]
+    reported = ask({**JOB, "gpus_per_task": 3}, answered=True)  # two of the four are held
+    assert reported["feasible"] is True
+    assert reported["starts_now"] is False
+    assert reported["verdict"]["message"]
 
 
 def test_without_an_engine_nothing_is_claimed():
-    told = ask(JOB, answered=False)
+    reported = ask(JOB, answered=False)
     nothing = {"starts_now": None, "verdict": None, "interval": None, "interval_missing": None}
     empty = {"nodes": [], "victims": [], "alternatives": [], "lost_gpu_seconds": None}
-    assert told == {"feasible": True, **nothing, **empty}
+    assert reported == {"feasible": True, **nothing, **empty}

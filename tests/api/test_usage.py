@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from portal.models import Allocation, UsageInterval, User
 from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
 from tests import factories
-from tests.api.world import World, running
+from tests.api.fixture_data import FixtureData, running
 
 USAGE = "/api/v1/usage/"
 MIDNIGHT = dt.datetime(2026, 5, 2, tzinfo=dt.UTC)
@@ -23,17 +23,17 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def spans(world: World) -> World:
+def spans(fixture_data: FixtureData) -> FixtureData:
     """Two spans of the running job: 22:00 to 02:00 with a whole GPU, 23:00 to 23:30 with half of one."""
     hour = dt.timedelta(hours=1)
     ends = [(MIDNIGHT - 2 * hour, MIDNIGHT + 2 * hour, 1000), (MIDNIGHT - hour, MIDNIGHT - hour / 2, 500)]
     for row, (start, end, milli) in zip(UsageInterval.objects.order_by("id"), ends, strict=True):
         UsageInterval.objects.filter(pk=row.pk).update(started_at=start, ended_at=end, milli=milli)
-    return world
+    return fixture_data
 
 
-def ask(world: World, actor: str = "member", **query: str) -> dict:
-    answer = world.client(actor).get(USAGE, query)
+def ask(fixture_data: FixtureData, actor: str = "member", **query: str) -> dict:
+    answer = fixture_data.client(actor).get(USAGE, query)
     assert answer.status_code == 200, answer.content
     return answer.json()
 
@@ -58,12 +58,12 @@ def test_sums_are_cut_at_the_ends(spans, by):
     assert days["total_gpu_hours"] == 1.875
 
 
-def test_open_spans_count_up_to_now(world):
+def test_open_spans_count_up_to_now(fixture_data):
     began = timezone.now() - dt.timedelta(hours=3)
     UsageInterval.objects.update(started_at=began)
     assert Allocation.objects.filter(ended_at__isnull=True).count() == 2
     for by in ("project", "day"):
-        assert ask(world, by=by)["total_gpu_hours"] == pytest.approx(6.0, abs=0.01)
+        assert ask(fixture_data, by=by)["total_gpu_hours"] == pytest.approx(6.0, abs=0.01)
 
 
 def test_everybody_sees_their_own_and_managers_their_projects(spans):
@@ -91,8 +91,8 @@ def test_everybody_sees_their_own_and_managers_their_projects(spans):
         ({"by": "password"}, 400),
     ],
 )
-def test_wrong_spans_are_refused(world, query, status):
-    assert world.client("member").get(USAGE, query).status_code == status
+def test_wrong_spans_are_refused(fixture_data, query, status):
+    assert fixture_data.client("member").get(USAGE, query).status_code == status
 
 
 # What the ledger may hold: spans that begin or end at midnight or a microsecond beside it, that last days or no
@@ -111,12 +111,14 @@ ZONES = st.sampled_from(
 
 
 @pytest.fixture
-def ledger(world: World) -> list[UsageInterval]:
+def ledger(fixture_data: FixtureData) -> list[UsageInterval]:
     """Ten rows: one job of the world and four more of two people, each on two GPUs."""
-    people = [world.people["member"], world.people["colleague"]]
-    pools = [world.rows["pool"], factories.pool("other")]
+    people = [fixture_data.people["member"], fixture_data.people["colleague"]]
+    pools = [fixture_data.rows["pool"], factories.pool("other")]
     for number in range(4):
-        job = factories.job(people[number % 2], world.rows["project"], world.rows["batch"], tasks=2)
+        job = factories.job(
+            people[number % 2], fixture_data.rows["project"], fixture_data.rows["batch"], tasks=2
+        )
         running(job, factories.node(pools[number // 2], gpus=2))
     return list(UsageInterval.objects.order_by("id"))
 

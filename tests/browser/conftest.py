@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from portal.services.accounts.sessions import SessionStore
 from tests.chromium import chromium
-from tests.web.scene import Scene, fill
+from tests.web.dataset import Dataset, fill
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def scene(transactional_db, tmp_path, settings) -> Scene:
+def dataset(transactional_db, tmp_path, settings) -> Dataset:
     settings.LOG_DIR = tmp_path / "logs"
     return fill(password=None)
 
 
 @pytest.fixture
-def site(scene, settings) -> Iterator[str]:
+def site(dataset, settings) -> Iterator[str]:
     """The ASGI application on a free port, as ``web`` serves it."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def site(scene, settings) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_as(browser, site, scene) -> Iterator[Any]:
+def open_as(browser, site, dataset) -> Iterator[Any]:
     """A page signed in as a person, or as nobody; what the console complains of fails the test."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
@@ -75,7 +75,7 @@ def open_as(browser, site, scene) -> Iterator[Any]:
         contexts.append(context)
         if name:
             context.add_cookies(
-                [{"name": settings.SESSION_COOKIE_NAME, "value": session_of(scene, name), "url": site}]
+                [{"name": settings.SESSION_COOKIE_NAME, "value": session_of(dataset, name), "url": site}]
             )
         page = context.new_page()
         page.set_default_timeout(10_000)
@@ -94,9 +94,9 @@ def is_complaint(line: ConsoleMessage) -> bool:
     return line.type == "error" and not line.text.startswith("htmx:")
 
 
-def session_of(scene: Scene, name: str) -> str:
+def session_of(dataset: Dataset, name: str) -> str:
     """A signed-in session, made as signing in makes it."""
-    user = scene.people[name]
+    user = dataset.people[name]
     session = SessionStore()
     session["_auth_user_id"] = str(user.pk)
     session["_auth_user_backend"] = "django.contrib.auth.backends.ModelBackend"

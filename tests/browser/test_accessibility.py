@@ -26,18 +26,18 @@ COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 """All that another theme changes."""
 
 
-def test_pages_pass_axe(open_as, scene):
+def test_pages_pass_axe(open_as, dataset):
     page = open_as("m-okafor")
     names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")
-    jobs = [f"/jobs/{scene.jobs[name].public_id}/" for name in names]
+    jobs = [f"/jobs/{dataset.jobs[name].public_id}/" for name in names]
     addresses = ["/", "/jobs/", "/launch/?kind=training", "/account/", *jobs]
     addresses += [f"{jobs[0]}logs/", f"{jobs[0]}metrics/", f"{jobs[0]}run/"]
     assert look_at(page, addresses) == ""
 
 
-def test_dark_pages_pass_axe(open_as, scene):
+def test_dark_pages_pass_axe(open_as, dataset):
     page = open_as("m-okafor", dark=True)
-    job = f"/jobs/{scene.jobs['depth-anything-ft'].public_id}/"
+    job = f"/jobs/{dataset.jobs['depth-anything-ft'].public_id}/"
     assert look_at(page, ["/", "/launch/?kind=training", job]) == ""
 
 
@@ -50,12 +50,12 @@ def test_dark_pages_pass_axe(open_as, scene):
         ("r-castellan", True),
     ],
 )
-def test_shared_pages_pass_axe(open_as, scene, name, dark):
-    with_history(scene)
-    with_places(scene)
+def test_shared_pages_pass_axe(open_as, dataset, name, dark):
+    with_history(dataset)
+    with_places(dataset)
     page = open_as(name, dark=dark)
-    node = f"/nodes/{scene.nodes['ada-1'].public_id}/"
-    project = f"/projects/{scene.projects['vision'].public_id}/"
+    node = f"/nodes/{dataset.nodes['ada-1'].public_id}/"
+    project = f"/projects/{dataset.projects['vision'].public_id}/"
     assert (
         look_at(
             page,
@@ -82,14 +82,14 @@ def test_shared_pages_pass_axe(open_as, scene, name, dark):
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
-def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
-    with_history(scene)
-    with_places(scene)
+def test_shared_pages_pass_axe_on_a_phone(open_as, dataset, dark):
+    with_history(dataset)
+    with_places(dataset)
     page = open_as("r-castellan", width=390, dark=dark)
     for address in (
         "/cluster/",
-        f"/nodes/{scene.nodes['ada-1'].public_id}/",
-        f"/projects/{scene.projects['vision'].public_id}/",
+        f"/nodes/{dataset.nodes['ada-1'].public_id}/",
+        f"/projects/{dataset.projects['vision'].public_id}/",
         "/environments/",
         "/registries/",
         "/queue/",
@@ -112,12 +112,12 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
     [pytest.param(False, 1280, marks=pytest.mark.long), (True, 390)],
     ids=["light", "dark-phone"],
 )
-def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
+def test_the_page_after_a_restore_passes_axe(open_as, dataset, dark, width):
     ClusterSettings.objects.update(recovery_mode=True)
     row = OrphanContainer.objects.create(
-        node=scene.nodes["ada-1"], name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
+        node=dataset.nodes["ada-1"], name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
     )
-    away = scene.nodes["a100-1"].public_id
+    away = dataset.nodes["a100-1"].public_id
     page = open_as("r-castellan", dark=dark, width=width)
     acts = [f"/recovery/{row.public_id}/adopt/", f"/recovery/{row.public_id}/stop/"]
     assert look_at(page, ["/recovery/", *acts, f"/recovery/nodes/{away}/fence/", "/users/"]) == ""
@@ -125,31 +125,31 @@ def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
     assert page.evaluate(SQUEEZED) == []
 
 
-def with_places(scene):
+def with_places(dataset):
     """A topology that nodes fill in, nodes kept for a course, and a maintenance that was given up."""
-    admin, now, hour = scene.people["r-castellan"], timezone.now(), dt.timedelta(hours=1)
+    admin, now, hour = dataset.people["r-castellan"], timezone.now(), dt.timedelta(hours=1)
     do_save_topology(admin, "fabric", ["block", "rack"])
-    do_set_labels(admin, scene.nodes["ada-1"], {"block": "a", "rack": "r1"})
+    do_set_labels(admin, dataset.nodes["ada-1"], {"block": "a", "rack": "r1"})
     course = ReservationInput(
         "course",
-        scene.pools["h200"],
-        [scene.nodes["h200-3"]],
-        [scene.projects["vision"]],
+        dataset.pools["h200"],
+        [dataset.nodes["h200-3"]],
+        [dataset.projects["vision"]],
         now,
         now + 5 * hour,
     )
     do_save_reservation(admin, course)
     do_save_volume(admin, VolumeInput("imagenet", VolumeKind.DATASET, path="/data/sets/imagenet"))
-    nodes = [scene.nodes["a100-1"], scene.nodes["a100-2"]]
-    update = ReservationInput("update", scene.pools["a100"], nodes, [], now + hour, now + 2 * hour)
+    nodes = [dataset.nodes["a100-1"], dataset.nodes["a100-2"]]
+    update = ReservationInput("update", dataset.pools["a100"], nodes, [], now + hour, now + 2 * hour)
     do_cancel_reservation(admin, do_save_reservation(admin, update))
 
 
-def with_history(scene) -> None:
+def with_history(dataset) -> None:
     """A quota that was changed, so that its history stands on the page."""
     numbers = QuotaValues(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
-    project, pool = scene.projects["vision"], scene.pools["h200"]
-    do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
+    project, pool = dataset.projects["vision"], dataset.pools["h200"]
+    do_change_quota(dataset.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
 
 
 def test_the_door_passes_axe(open_as):

@@ -19,12 +19,12 @@ from tests.workspace_activity import expire_countdown, record_gpu_minutes, simul
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
-    job = scene.jobs["label-qa"]
+def test_idle_countdown_keep_suspended_resume(open_as, dataset) -> None:
+    job = dataset.jobs["label-qa"]
     attempt = job.attempts.get()
-    knobs = {"idle_action": "suspend", "idle_grace_s": 300}
-    do_change_policy(scene.people["r-castellan"], scene.pools["ada"], knobs, version=1)
-    gpu = scene.nodes["ada-1"].gpus.get(index=0)
+    settings = {"idle_action": "suspend", "idle_grace_s": 300}
+    do_change_policy(dataset.people["r-castellan"], dataset.pools["ada"], settings, version=1)
+    gpu = dataset.nodes["ada-1"].gpus.get(index=0)
     manager = open_as("r-castellan")
     manager.goto(f"/projects/{job.project.public_id}/#idle")
     manager.get_by_label("idle_after_s, s").fill("10 min")
@@ -49,7 +49,7 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     page.goto("/")
     card = page.locator(".fw-ws", has_text="label-qa")
     expect(card).to_contain_text("not used for")
-    do_exempt_from_idle(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
+    do_exempt_from_idle(dataset.people["m-okafor"], dataset.jobs["attn-probe"], "A debugger waits in it")
     looked_at = ["/", f"/jobs/{job.public_id}/", "/approvals/", f"/projects/{job.project.public_id}/"]
     assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""
     page.goto(f"/jobs/{job.public_id}/")

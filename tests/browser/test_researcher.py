@@ -16,7 +16,7 @@ from portal.services.jobs.submission import do_hold_job
 from portal.services.projects.projects import QuotaValues, do_change_quota
 from tests import factories
 from tests.browser.conftest import elsewhere
-from tests.web.scene import start
+from tests.web.dataset import start
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -34,8 +34,8 @@ def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
     assert not [address for address in asked if code in address]
 
 
-def test_signing_in_by_keyboard(open_as, scene):
-    user = scene.people["m-okafor"]
+def test_signing_in_by_keyboard(open_as, dataset):
+    user = dataset.people["m-okafor"]
     user.set_password(factories.PASSWORD)
     user.save()
     page = open_as()
@@ -48,20 +48,20 @@ def test_signing_in_by_keyboard(open_as, scene):
     expect(page.get_by_role("link", name="depth-anything-ft")).to_be_visible()
 
 
-def test_a_verdict_reaches_the_open_page(open_as, scene):
+def test_a_verdict_reaches_the_open_page(open_as, dataset):
     page = open_as("m-okafor")
-    job = scene.jobs["depth-anything-ft"]
+    job = dataset.jobs["depth-anything-ft"]
     page.goto(f"/jobs/{job.public_id}/")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
-    elsewhere(lambda: do_hold_job(scene.people["m-okafor"], Job.objects.get(pk=job.pk), True))
+    elsewhere(lambda: do_hold_job(dataset.people["m-okafor"], Job.objects.get(pk=job.pk), True))
     expect(page.locator("#job-head")).to_contain_text("Held")
     expect(page.get_by_role("button", name="Release")).to_be_visible()
 
 
-def test_news_that_were_lost_reach_the_open_page_within_two_minutes(open_as, scene):
+def test_news_that_were_lost_reach_the_open_page_within_two_minutes(open_as, dataset):
     page = open_as("m-okafor")
     page.clock.install()
-    job = scene.jobs["depth-anything-ft"]
+    job = dataset.jobs["depth-anything-ft"]
     page.goto(f"/jobs/{job.public_id}/")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
     Job.objects.filter(pk=job.pk).update(held=True)  # and nobody is told
@@ -71,12 +71,12 @@ def test_news_that_were_lost_reach_the_open_page_within_two_minutes(open_as, sce
     expect(page.locator("#job-head")).to_contain_text("Held")
 
 
-def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, scene):
+def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, dataset):
     page = open_as("m-okafor")
-    job = scene.jobs["depth-anything-ft"]
+    job = dataset.jobs["depth-anything-ft"]
 
     def hold_first(socket) -> None:
-        elsewhere(lambda: do_hold_job(scene.people["m-okafor"], Job.objects.get(pk=job.pk), True))
+        elsewhere(lambda: do_hold_job(dataset.people["m-okafor"], Job.objects.get(pk=job.pk), True))
         socket.connect_to_server()
 
     page.route_web_socket("**/live/", hold_first)
@@ -85,44 +85,44 @@ def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, scene):
     expect(page.locator("[data-live-chip]")).to_have_text("live")
 
 
-def test_a_page_that_the_browser_kept_asks_again_when_it_is_shown(open_as, scene):
+def test_a_page_that_the_browser_kept_asks_again_when_it_is_shown(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
-    Job.objects.filter(pk=scene.jobs["depth-anything-ft"].pk).update(name="renamed-meanwhile")
+    Job.objects.filter(pk=dataset.jobs["depth-anything-ft"].pk).update(name="renamed-meanwhile")
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
     expect(page.get_by_role("link", name="renamed-meanwhile")).to_be_visible()
 
 
-def test_the_log_appears_when_the_job_starts(open_as, scene, settings):
+def test_the_log_appears_when_the_job_starts(open_as, dataset, settings):
     page = open_as("m-okafor")
-    job = scene.jobs["depth-anything-ft"]
+    job = dataset.jobs["depth-anything-ft"]
     page.goto(f"/jobs/{job.public_id}/")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
     folder = settings.LOG_DIR / job.public_id / "1"
     folder.mkdir(parents=True)
     (folder / "0.k8s").write_text("2026-05-12T13:52:00.000000+00:00 stdout F the first line of the run\n")
     place = [("a100-2", list(range(8)))]
-    elsewhere(lambda: begin(scene, job, place))
+    elsewhere(lambda: begin(dataset, job, place))
     expect(page.get_by_text("the first line of the run")).to_be_visible(timeout=10_000)
     expect(page.get_by_role("heading", name="GPU memory")).to_be_visible()
 
 
-def begin(scene, job, place) -> None:
+def begin(dataset, job, place) -> None:
     with transaction.atomic():
-        start(scene, job, place, ran=dt.timedelta(seconds=1))
+        start(dataset, job, place, ran=dt.timedelta(seconds=1))
 
 
-def test_without_the_socket_the_page_says_how_old_it_is_and_asks_again(open_as, scene):
+def test_without_the_socket_the_page_says_how_old_it_is_and_asks_again(open_as, dataset):
     page = open_as("m-okafor")
     page.route_web_socket("**/live/", lambda socket: socket.close())
     page.goto("/")
     expect(page.locator("[data-live-chip]")).to_contain_text("data is")
-    Job.objects.filter(pk=scene.jobs["depth-anything-ft"].pk).update(name="renamed-meanwhile")
+    Job.objects.filter(pk=dataset.jobs["depth-anything-ft"].pk).update(name="renamed-meanwhile")
     expect(page.get_by_role("link", name="renamed-meanwhile")).to_be_visible(timeout=12_000)
 
 
-def test_launching_from_the_form(open_as, scene):
+def test_launching_from_the_form(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training")
     page.get_by_label("Name").fill("from-the-page")
@@ -142,9 +142,9 @@ def test_launching_from_the_form(open_as, scene):
     assert Job.objects.get(name="from-the-page").gpus_per_task == 2
 
 
-def test_stopping_can_be_taken_back(open_as, scene):
+def test_stopping_can_be_taken_back(open_as, dataset):
     page = open_as("m-okafor")
-    job = scene.jobs["depth-anything-ft"]
+    job = dataset.jobs["depth-anything-ft"]
     page.goto(f"/jobs/{job.public_id}/")
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("Cancelling depth-anything-ft in")).to_be_visible()
@@ -156,9 +156,9 @@ def test_stopping_can_be_taken_back(open_as, scene):
     assert Job.objects.get(pk=job.pk).state == "CANCELLED"
 
 
-def test_logs_follow_and_filter(open_as, scene, settings):
+def test_logs_follow_and_filter(open_as, dataset, settings):
     page = open_as("m-okafor")
-    job = scene.jobs["vit-h-pretrain"]
+    job = dataset.jobs["vit-h-pretrain"]
     page.goto(f"/jobs/{job.public_id}/logs/")
     lines = page.locator("[data-log-lines] li:visible")
     expect(page.locator("[data-log-foot]")).to_contain_text("204 lines")
@@ -171,16 +171,16 @@ def test_logs_follow_and_filter(open_as, scene, settings):
     expect(page.get_by_text("a line that came later")).to_be_visible()
 
 
-def test_charts_are_drawn_with_their_numbers(open_as, scene):
+def test_charts_are_drawn_with_their_numbers(open_as, dataset):
     page = open_as("m-okafor")
-    page.goto(f"/jobs/{scene.jobs['vit-h-pretrain'].public_id}/metrics/")
+    page.goto(f"/jobs/{dataset.jobs['vit-h-pretrain'].public_id}/metrics/")
     expect(page.locator("[data-plot=gpu] canvas")).to_be_visible()
     expect(page.locator("[data-now=gpu_memory]")).to_contain_text("of 141")
     page.get_by_text("The same as a table").click()
     expect(page.locator("[data-plot-table] tbody tr").first).to_be_visible()
 
 
-def test_keys_and_palette(open_as, scene):
+def test_keys_and_palette(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/")
     page.keyboard.press("g")
@@ -194,7 +194,7 @@ def test_keys_and_palette(open_as, scene):
     page.keyboard.type("vit-h-pre")
     expect(page.get_by_role("option", name="vit-h-pretrain")).to_be_visible()
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/jobs/{scene.jobs['vit-h-pretrain'].public_id}/")
+    page.wait_for_url(f"**/jobs/{dataset.jobs['vit-h-pretrain'].public_id}/")
 
 
 def test_the_list_of_keys_opens_and_each_page_key_works(open_as):
@@ -226,17 +226,17 @@ def test_colours_follow_the_system_or_the_choice(open_as):
 
 
 @pytest.mark.parametrize("width", [360, pytest.param(1280, marks=pytest.mark.long)])
-def test_nothing_runs_over_the_edge(open_as, scene, width):
+def test_nothing_runs_over_the_edge(open_as, dataset, width):
     page = open_as("m-okafor", width=width)
     names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")
-    jobs = [f"/jobs/{scene.jobs[name].public_id}/" for name in names]
+    jobs = [f"/jobs/{dataset.jobs[name].public_id}/" for name in names]
     for address in [*PAGES, *jobs, f"{jobs[0]}logs/", f"{jobs[0]}metrics/", f"{jobs[0]}run/"]:
         page.goto(address)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, address
 
 
-def test_a_choice_of_rows_survives_live_changes(open_as, scene):
+def test_a_choice_of_rows_survives_live_changes(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/jobs/")
     page.get_by_label("Select depth-anything-ft").check()
@@ -248,10 +248,10 @@ def test_a_choice_of_rows_survives_live_changes(open_as, scene):
     expect(page.get_by_text("Stopped 1 job.")).to_be_visible(timeout=10_000)
 
 
-def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
+def test_a_finger_reads_the_exact_time_of_a_change(open_as, dataset):
     numbers = QuotaValues(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
-    project, pool = scene.projects["vision"], scene.pools["h200"]
-    do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
+    project, pool = dataset.projects["vision"], dataset.pools["h200"]
+    do_change_quota(dataset.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
     page = open_as("r-castellan", width=390, touch=True)
     page.goto(f"/quotas/?pool={pool.name}")
     time = page.locator("section[aria-labelledby=hi-h] time").first
@@ -263,7 +263,7 @@ def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
     assert page.locator(".fw-tip").count() == 0
 
 
-def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_as, scene):
+def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/")
     page.keyboard.press("g")
@@ -272,8 +272,8 @@ def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_
     expect(page.locator("[data-live-chip]")).to_have_text("live")
     page.get_by_text("The same as a table").click()
     expect(page.locator("#queue-table-box")).to_be_visible()
-    job = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
-    elsewhere(lambda: do_hold_job(scene.people["m-okafor"], job, True))
+    job = Job.objects.get(pk=dataset.jobs["depth-anything-ft"].pk)
+    elsewhere(lambda: do_hold_job(dataset.people["m-okafor"], job, True))
     elsewhere(lambda: publish_on_commit("cluster", {"kind": "cycle"}))
     expect(page.locator("#queue").get_by_text("Held", exact=True)).to_be_visible(timeout=10_000)
     expect(page.locator("#queue-table-box")).to_be_visible()

@@ -132,7 +132,10 @@ def test_nodes_under_maintenance_are_nobodys_share() -> None:
     full = [runs("r", "p", ("n1", [0, 1, 2, 3]))]
     snapshot = hall(reserve("n0"), running=full, pending=[waits("j", "q", 2)])
     assert [eviction.job for eviction in decide(snapshot, POLICY).evictions] == ["r"]
-    assert sum(receipt.fair_share_milli for receipt in decide(snapshot, POLICY).share_breakdowns) <= 2 * 4_000
+    assert (
+        sum(breakdown.fair_share_milli for breakdown in decide(snapshot, POLICY).share_breakdowns)
+        <= 2 * 4_000
+    )
 
 
 def test_a_job_for_which_no_change_helps_is_offered_none() -> None:

@@ -14,7 +14,7 @@ POLICY = Policy()
 VISION = project("vision")
 
 
-def scene(*small: PendingRow, age_s: float = 7_200.0, limit_s: float | None = 900.0) -> Snapshot:
+def dataset(*small: PendingRow, age_s: float = 7_200.0, limit_s: float | None = 900.0) -> Snapshot:
     """One node is used until ``limit_s``, the other is free; a gang needs both."""
     return cluster(
         [node("n1", 4), node("n2", 4)],
@@ -25,7 +25,7 @@ def scene(*small: PendingRow, age_s: float = 7_200.0, limit_s: float | None = 90
 
 
 def test_a_job_without_an_end_does_not_pass() -> None:
-    plan = decide(scene(waits("small", "vision")), POLICY)
+    plan = decide(dataset(waits("small", "vision")), POLICY)
     assert started(plan) == set()
     verdicts = {verdict.job: verdict for verdict in plan.verdicts}
     assert verdicts["small"].code is VerdictCode.RESERVED_FOR_OTHER_JOB
@@ -38,18 +38,18 @@ def test_a_job_that_ends_before_passes() -> None:
         waits("short", "vision", time_limit_s=200.0),
         waits("longer", "vision", time_limit_s=400.0),
     )
-    assert started(decide(scene(short, longer), POLICY)) == {"short"}
+    assert started(decide(dataset(short, longer), POLICY)) == {"short"}
 
 
 def test_nothing_is_reserved_for_a_gang_that_came_just_now_or_where_no_end_is_known() -> None:
     small = waits("small", "vision")
-    assert started(decide(scene(small, age_s=60.0), POLICY)) == {"small"}
-    assert started(decide(scene(small, limit_s=None), POLICY)) == {"small"}
+    assert started(decide(dataset(small, age_s=60.0), POLICY)) == {"small"}
+    assert started(decide(dataset(small, limit_s=None), POLICY)) == {"small"}
     patient = replace(POLICY, backfill_reserve_after_s=86_400.0)
-    assert started(decide(scene(small), patient)) == {"small"}
+    assert started(decide(dataset(small), patient)) == {"small"}
 
 
 def test_the_gang_itself_starts_on_what_was_reserved() -> None:
-    snapshot = scene(waits("small", "vision"))
+    snapshot = dataset(waits("small", "vision"))
     ended = replace(snapshot, running=(), nodes=(node("n1", 4), node("n2", 4)))
     assert started(decide(ended, POLICY)) == {"gang"}

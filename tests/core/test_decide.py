@@ -232,13 +232,13 @@ def test_a_cluster_out_of_service_is_said_to_be_so() -> None:
 
 def test_only_nodes_that_could_run_it_count() -> None:
     nodes = [node("n1", 2), node("n2", 8)]
-    unfit = {"avoid_nodes": (NodeId("n2"),), "ineligible_nodes": (NodeId("n2"),)}
-    jobs = [waits("small", "vision", 2, **unfit), waits("large", "vision", 4, **unfit)]
+    ineligible = {"avoid_nodes": (NodeId("n2"),), "ineligible_nodes": (NodeId("n2"),)}
+    jobs = [waits("small", "vision", 2, **ineligible), waits("large", "vision", 4, **ineligible)]
     plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
     assert places(plan, "small") == [("n1", 2)]
     assert verdict(plan, "large").code is VerdictCode.UNSATISFIABLE
     assert "largest node of this cluster has 2" in verdict(plan, "large").message
-    alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **unfit)]), POLICY)
+    alone = decide(cluster(nodes[1:], [VISION], pending=[waits("j", "vision", 1, **ineligible)]), POLICY)
     assert verdict(alone, "j").code is VerdictCode.UNSATISFIABLE
     assert verdict(alone, "j").message == (
         "No node of this cluster can run it: each lacks the runtime of its environment, has too old a driver, "
@@ -253,8 +253,8 @@ def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> 
         node("n3", 8, driver_cuda="11.8"),
         node("n4", 0),
     ]
-    unfit = (NodeId("n1"), NodeId("n3"))
-    needs = {"required_cuda": "12.4", "avoid_nodes": unfit, "ineligible_nodes": unfit}
+    ineligible = (NodeId("n1"), NodeId("n3"))
+    needs = {"required_cuda": "12.4", "avoid_nodes": ineligible, "ineligible_nodes": ineligible}
     jobs = [waits("first", "vision", 2, **needs), waits("second", "vision", 1, **needs)]
     plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
     assert places(plan, "first") == [("n2", 2)]
@@ -264,8 +264,8 @@ def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> 
     )
     newer = needs | {
         "required_cuda": "13.0",
-        "avoid_nodes": (*unfit, NodeId("n2")),
-        "ineligible_nodes": (*unfit, NodeId("n2")),
+        "avoid_nodes": (*ineligible, NodeId("n2")),
+        "ineligible_nodes": (*ineligible, NodeId("n2")),
     }
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision", 1, **newer)]), POLICY)
     assert verdict(plan, "j").code is VerdictCode.UNSATISFIABLE

@@ -24,7 +24,7 @@ PREP, EVAL = JobDependency(JobId("p"), "prep", VISION.id), JobDependency(JobId("
 SECRET = JobDependency(JobId("s"), "secret", NLP.id)
 
 
-def told(row: PendingRow) -> Verdict:
+def reported(row: PendingRow) -> Verdict:
     (verdict,) = decide(cluster([node("n0")], [VISION, NLP], pending=[row]), POLICY).verdicts
     return verdict
 
@@ -40,7 +40,7 @@ def told(row: PendingRow) -> Verdict:
     ],
 )
 def test_it_says_for_whom_it_waits_and_names_only_its_own_project(after, any_end, message) -> None:
-    verdict = told(waits("j", "vision", dependencies=after, ignore_dependency_failure=any_end))
+    verdict = reported(waits("j", "vision", dependencies=after, ignore_dependency_failure=any_end))
     assert (verdict.code, verdict.message) == (VerdictCode.DEPENDENCY, message)
     assert verdict.details == {"unfinished_dependencies": len(after)}
     assert verdict.suggestion is None
@@ -58,12 +58,12 @@ def test_it_asks_for_no_share_and_stands_in_nobodys_way() -> None:
 
 
 def test_what_the_cluster_can_never_run_is_said_at_once() -> None:
-    verdict = told(waits("j", "vision", 9, dependencies=(PREP,)))
+    verdict = reported(waits("j", "vision", 9, dependencies=(PREP,)))
     assert verdict.code is VerdictCode.UNSATISFIABLE
 
 
 def test_a_hold_is_said_first() -> None:
-    assert told(waits("j", "vision", dependencies=(PREP,), held=True)).code is VerdictCode.HELD
+    assert reported(waits("j", "vision", dependencies=(PREP,), held=True)).code is VerdictCode.HELD
 
 
 def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_help() -> None:

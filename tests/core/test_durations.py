@@ -118,9 +118,9 @@ def test_what_is_told_lies_ahead_and_is_unknown_only_where_nothing_is_known(
 
 
 def test_a_job_that_ends_changes_what_is_told_only_now_and_then() -> None:
-    durations, told = known((TRAIN, [600.0 + n for n in range(40)])), set()
+    durations, reported = known((TRAIN, [600.0 + n for n in range(40)])), set()
     steps = QuantizedDurations(durations)
     for n in range(200):
         durations.learn(TRAIN, 500.0 + n)
-        told.add(steps.total_s(TRAIN))
-    assert len(told) == 2  # 678.8 and 570.8
+        reported.add(steps.total_s(TRAIN))
+    assert len(reported) == 2  # 678.8 and 570.8

@@ -20,13 +20,13 @@ def orders(snapshot: Snapshot) -> list[tuple[list[str], list[str]]]:
     decision = _Decision(snapshot, Policy())
     started = {start.job for start in decision.plan().starts}
     found = []
-    for pool, scene in decision._session.pool_states.items():
+    for pool, dataset in decision._session.pool_states.items():
         first = (gang for group in decision._session.by_first_pool[pool] for gang in group)
         waiting = [gang for gang in first if gang.job not in started]
-        queue, one_by_one = JobQueue(scene, waiting), []
+        queue, one_by_one = JobQueue(dataset, waiting), []
         while (gang := queue.pop()) is not None:
             one_by_one.append(str(gang.job))
-        found.append((one_by_one, [str(gang.job) for gang in sort_fairly(scene, waiting)]))
+        found.append((one_by_one, [str(gang.job) for gang in sort_fairly(dataset, waiting)]))
     return found
 
 
@@ -67,8 +67,8 @@ def test_a_decision_that_told_all_is_gone_when_nobody_holds_it() -> None:
     try:
         decision = _Decision(photo, Policy())
         assert len(decision.plan().verdicts) == 2
-        scene = weakref.ref(next(iter(decision._session.pool_states.values())))
+        dataset = weakref.ref(next(iter(decision._session.pool_states.values())))
         del decision
-        assert scene() is None
+        assert dataset() is None
     finally:
         gc.enable()

@@ -118,8 +118,8 @@ def test_addresses_are_of_the_upper_half_each_once_and_never_of_everybody(first,
     subnet = ipaddress.ip_network(version)
     last = min(first + size, 255)
     ends = [str(subnet[first]), str(subnet[last])]
-    told = {"name": "n", "subnets": [{"subnet": version, "range": ends, "gateway": str(subnet[1])}]}
-    found = [ipaddress.ip_address(each) for each in allocatable_addresses(told)]
+    reported = {"name": "n", "subnets": [{"subnet": version, "range": ends, "gateway": str(subnet[1])}]}
+    found = [ipaddress.ip_address(each) for each in allocatable_addresses(reported)]
     assert len(found) == len(set(found)) <= 256
     assert all(subnet[first] <= each <= subnet[last] for each in found)
     assert not {subnet[0], subnet[1], subnet[-1]} & set(found)

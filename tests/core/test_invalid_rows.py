@@ -37,7 +37,7 @@ OTHER = PoolId("other")
 HELD = [runs("held", "vision", ("bad", [0]))]
 
 
-def world(**changes: Any) -> Snapshot:
+def build(**changes: Any) -> Snapshot:
     """Two pools with a node and a project each; ``unrelated`` can start on the node ``good`` alone."""
     snapshot = cluster(
         [node("bad"), node("good", pool=OTHER)],
@@ -57,7 +57,7 @@ def world(**changes: Any) -> Snapshot:
     return replace(snapshot, **changes)
 
 
-SOUND = world()
+SOUND = build()
 BAD, GOOD = SOUND.nodes
 GPU = BAD.gpus[0]
 RUNNING = SOUND.running[0]
@@ -66,39 +66,39 @@ QUOTA = SOUND.quotas[0]
 
 
 def with_gpu(**changes: Any) -> Snapshot:
-    return world(nodes=(replace(BAD, gpus=(replace(GPU, **changes), *BAD.gpus[1:])), GOOD))
+    return build(nodes=(replace(BAD, gpus=(replace(GPU, **changes), *BAD.gpus[1:])), GOOD))
 
 
 def with_task(**changes: Any) -> Snapshot:
-    return world(running=(replace(RUNNING, tasks=(replace(TASK, **changes),)),))
+    return build(running=(replace(RUNNING, tasks=(replace(TASK, **changes),)),))
 
 
 def with_pending(**changes: Any) -> Snapshot:
-    return world(pending=(replace(SOUND.pending[0], **changes), *SOUND.pending[1:]))
+    return build(pending=(replace(SOUND.pending[0], **changes), *SOUND.pending[1:]))
 
 
 CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
-    ("pool placement", RowKind.POOL, "main", world(pools=(replace(SOUND.pools[0], placement="x"), SOUND.pools[1]))),
-    ("pool twice", RowKind.POOL, "main", world(pools=(SOUND.pools[0], *SOUND.pools))),
-    ("node cpu", RowKind.NODE, "bad", world(nodes=(replace(BAD, cpu_milli=-1), GOOD))),
-    ("node labels", RowKind.NODE, "bad", world(nodes=(replace(BAD, labels=(("rack", []),)), GOOD))),
-    ("node twice", RowKind.NODE, "bad", world(nodes=(BAD, BAD, GOOD))),
-    ("node pool", RowKind.NODE, "bad", world(nodes=(replace(BAD, pool=PoolId("gone")), GOOD))),
+    ("pool placement", RowKind.POOL, "main", build(pools=(replace(SOUND.pools[0], placement="x"), SOUND.pools[1]))),
+    ("pool twice", RowKind.POOL, "main", build(pools=(SOUND.pools[0], *SOUND.pools))),
+    ("node cpu", RowKind.NODE, "bad", build(nodes=(replace(BAD, cpu_milli=-1), GOOD))),
+    ("node labels", RowKind.NODE, "bad", build(nodes=(replace(BAD, labels=(("rack", []),)), GOOD))),
+    ("node twice", RowKind.NODE, "bad", build(nodes=(BAD, BAD, GOOD))),
+    ("node pool", RowKind.NODE, "bad", build(nodes=(replace(BAD, pool=PoolId("gone")), GOOD))),
     ("gpu overfull", RowKind.NODE, "bad", with_gpu(used_milli=1500)),
     ("gpu negative", RowKind.NODE, "bad", with_gpu(used_milli=-1)),
     ("gpu free though held", RowKind.NODE, "bad", with_gpu(used_milli=0, exclusive=False)),
     ("gpu whole in part", RowKind.NODE, "bad", with_gpu(used_milli=500)),
     ("gpu capability", RowKind.NODE, "bad", with_gpu(compute_capability=math.nan)),
-    ("gpu twice", RowKind.NODE, "bad", world(nodes=(replace(BAD, gpus=(*BAD.gpus, GPU)), GOOD))),
+    ("gpu twice", RowKind.NODE, "bad", build(nodes=(replace(BAD, gpus=(*BAD.gpus, GPU)), GOOD))),
     ("task on an unknown node", RowKind.RUNNING, "held", with_task(node=NodeId("gone"))),
     ("task with milli 0", RowKind.RUNNING, "held", with_task(gpus=(GpuShare(GPU.uuid, 0),))),
     ("task with an unknown gpu", RowKind.RUNNING, "held", with_task(gpus=(GpuShare(GpuUuid("x"), 1000),))),
     ("task negative cpu", RowKind.RUNNING, "held", with_task(cpu_milli=-5)),
-    ("running start", RowKind.RUNNING, "held", world(running=(replace(RUNNING, started_s=math.inf),))),
-    ("running twice", RowKind.RUNNING, "held", world(running=(RUNNING, RUNNING))),
-    ("gpu held twice", RowKind.NODE, "bad", world(running=(RUNNING, replace(RUNNING, job="held2")))),
-    ("running and pending", RowKind.PENDING, "held", world(pending=(*SOUND.pending, waits("held", "vision")))),
-    ("pending twice", RowKind.PENDING, "related", world(pending=(SOUND.pending[0], *SOUND.pending))),
+    ("running start", RowKind.RUNNING, "held", build(running=(replace(RUNNING, started_s=math.inf),))),
+    ("running twice", RowKind.RUNNING, "held", build(running=(RUNNING, RUNNING))),
+    ("gpu held twice", RowKind.NODE, "bad", build(running=(RUNNING, replace(RUNNING, job="held2")))),
+    ("running and pending", RowKind.PENDING, "held", build(pending=(*SOUND.pending, waits("held", "vision")))),
+    ("pending twice", RowKind.PENDING, "related", build(pending=(SOUND.pending[0], *SOUND.pending))),
     ("pending tasks", RowKind.PENDING, "related", with_pending(tasks=0)),
     ("pending task count", RowKind.PENDING, "related", with_pending(tasks=2**31 - 1)),
     ("pending gpu count", RowKind.PENDING, "related", with_pending(gpus_per_task=2**31 - 1)),
@@ -106,26 +106,26 @@ CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
     ("pending milli", RowKind.PENDING, "related", with_pending(milli_per_gpu=0)),
     ("pending submit time", RowKind.PENDING, "related", with_pending(submitted_s=math.inf)),
     ("project circle", RowKind.PROJECT, "vision",
-     world(projects=(project("vision", "sub"), project("sub", "vision"), project("nlp")))),
+     build(projects=(project("vision", "sub"), project("sub", "vision"), project("nlp")))),
     ("project parent", RowKind.PROJECT, "vision",
-     world(projects=(project("vision", "gone"), *SOUND.projects[1:]))),
+     build(projects=(project("vision", "gone"), *SOUND.projects[1:]))),
     ("project time", RowKind.PROJECT, "vision",
-     world(projects=(replace(SOUND.projects[0], created_s=math.inf), *SOUND.projects[1:]))),
-    ("project slash", RowKind.PROJECT, "a/own", world(projects=(*SOUND.projects, project("a/own")))),
-    ("quota weight", RowKind.QUOTA, "vision,main", world(quotas=(replace(QUOTA, weight=math.nan), SOUND.quotas[1]))),
+     build(projects=(replace(SOUND.projects[0], created_s=math.inf), *SOUND.projects[1:]))),
+    ("project slash", RowKind.PROJECT, "a/own", build(projects=(*SOUND.projects, project("a/own")))),
+    ("quota weight", RowKind.QUOTA, "vision,main", build(quotas=(replace(QUOTA, weight=math.nan), SOUND.quotas[1]))),
     ("quota guarantee", RowKind.QUOTA, "vision,main",
-     world(quotas=(replace(QUOTA, guaranteed_milli=-1), SOUND.quotas[1]))),
-    ("quota limit", RowKind.QUOTA, "vision,main", world(quotas=(replace(QUOTA, limit_milli=-1), SOUND.quotas[1]))),
-    ("quota twice", RowKind.QUOTA, "vision,main", world(quotas=(QUOTA, *SOUND.quotas))),
+     build(quotas=(replace(QUOTA, guaranteed_milli=-1), SOUND.quotas[1]))),
+    ("quota limit", RowKind.QUOTA, "vision,main", build(quotas=(replace(QUOTA, limit_milli=-1), SOUND.quotas[1]))),
+    ("quota twice", RowKind.QUOTA, "vision,main", build(quotas=(QUOTA, *SOUND.quotas))),
     ("quota of an unknown pool", RowKind.QUOTA, "vision,gone",
-     world(quotas=(replace(QUOTA, pool=PoolId("gone")), SOUND.quotas[1]))),
+     build(quotas=(replace(QUOTA, pool=PoolId("gone")), SOUND.quotas[1]))),
     ("usage", RowKind.USAGE, "vision,main,ada",
-     world(usage=(replace(SOUND.usage[0], gpu_seconds=-math.inf),))),
+     build(usage=(replace(SOUND.usage[0], gpu_seconds=-math.inf),))),
     ("reservation end", RowKind.RESERVATION, "r",
-     world(reservations=(replace(SOUND.reservations[0], end_s=math.inf),))),
+     build(reservations=(replace(SOUND.reservations[0], end_s=math.inf),))),
     ("reservation node", RowKind.RESERVATION, "r",
-     world(reservations=(replace(SOUND.reservations[0], nodes=(NodeId("gone"), NodeId("bad"))),))),
-    ("topology", RowKind.TOPOLOGY, "fabric", world(topologies=(TopologyRow("fabric", ("rack", "rack")),))),
+     build(reservations=(replace(SOUND.reservations[0], nodes=(NodeId("gone"), NodeId("bad"))),))),
+    ("topology", RowKind.TOPOLOGY, "fabric", build(topologies=(TopologyRow("fabric", ("rack", "rack")),))),
 ]  # fmt: skip
 
 
@@ -141,10 +141,10 @@ def test_unrelated_job_starts_and_invalid_row_is_named(kind: RowKind, row: str, 
     check_plan(found.snapshot, plan)
     assert "unrelated" in started(plan)
     assert not plan.evictions
-    told = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [
+    reported = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [
         start.job for start in plan.starts
     ]
-    assert sorted(told) == sorted({job.job for job in snapshot.pending})  # one verdict each
+    assert sorted(reported) == sorted({job.job for job in snapshot.pending})  # one verdict each
     if kind in (RowKind.NODE, RowKind.RUNNING, RowKind.POOL, RowKind.RESERVATION):
         assert {task.node for start in plan.starts for task in start.tasks} == {"good"}
 
@@ -174,14 +174,14 @@ def test_only_jobs_that_depend_on_the_row_are_left_out(name: str, left_out: set[
 
 def test_job_for_another_pool_starts_there_though_the_quota_of_one_pool_is_invalid() -> None:
     either = waits("either", "vision", pools=(PoolId("main"), OTHER))
-    snapshot = world(quotas=(replace(QUOTA, weight=math.nan),), pending=(either,))
+    snapshot = build(quotas=(replace(QUOTA, weight=math.nan),), pending=(either,))
     found = isolate_faults(snapshot)
     assert not found.verdicts
     assert {task.node for start in decide(found.snapshot, POLICY).starts for task in start.tasks} == {"good"}
 
 
 def test_job_that_asks_for_an_invalid_topology_waits_with_its_name() -> None:
-    snapshot = world(
+    snapshot = build(
         topologies=(TopologyRow("fabric", ("rack", "rack")),),
         pending=(waits("near", "vision", topology_constraint=TopologyConstraint("fabric", "rack")),),
     )
@@ -202,7 +202,7 @@ def test_running_job_of_a_project_with_an_invalid_quota_is_not_reclaimed() -> No
 def test_usage_of_an_invalid_running_job_stays_counted() -> None:
     """A second task on an unknown node does not free what the first one holds."""
     broken = replace(RUNNING, tasks=(TASK, replace(TASK, node=NodeId("gone"))))
-    found = isolate_faults(world(running=(broken,)))
+    found = isolate_faults(build(running=(broken,)))
     (row,) = found.snapshot.running
     assert row.tasks == (TASK,) and not row.preemptible
     (bad,) = [each for each in found.snapshot.nodes if each.id == "bad"]
@@ -210,7 +210,7 @@ def test_usage_of_an_invalid_running_job_stays_counted() -> None:
 
 
 def test_known_fault_of_the_reader_is_isolated_though_the_row_passes_the_checks() -> None:
-    (fault,) = find_faults(world(nodes=(replace(BAD, cpu_milli=-1), GOOD)))
+    (fault,) = find_faults(build(nodes=(replace(BAD, cpu_milli=-1), GOOD)))
     found = isolate_faults(SOUND, [fault])
     assert not next(each for each in found.snapshot.nodes if each.id == "bad").schedulable
 
@@ -285,10 +285,10 @@ def test_any_corrupted_snapshot_is_decided_without_using_what_is_invalid(snapsho
     check_snapshot(found.snapshot)
     plan = decide(found.snapshot, POLICY)
     check_plan(found.snapshot, plan)
-    told = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [
+    reported = [verdict.job for verdict in (*plan.verdicts, *found.verdicts)] + [
         start.job for start in plan.starts
     ]
-    assert sorted(told) == sorted({job.job for job in snapshot.pending})
+    assert sorted(reported) == sorted({job.job for job in snapshot.pending})
     closed = {fault.row for fault in faults if fault.kind is RowKind.NODE}
     wrong = {fault.row for fault in faults if fault.kind is RowKind.RUNNING}
     closed |= {task.node for row in snapshot.running if row.job in wrong for task in row.tasks}

@@ -90,10 +90,10 @@ def nobody_starts_or_takes_part_before_its_turn_can_come(snapshot: Snapshot) -> 
     assert not waits & {start.job for start in (*plan.starts, *plan.nominations)}
     assert not waits & {eviction.for_job for eviction in plan.evictions}
     assert not waits & {job for verdict in plan.verdicts for job in verdict.jobs_ahead}
-    told = {verdict.job: verdict.code for verdict in plan.verdicts}
+    reported = {verdict.job: verdict.code for verdict in plan.verdicts}
     for row in snapshot.pending:
         if row.dependencies and not row.held and row.not_before_s is None and row.node_affinity is None:
-            assert told[row.job] in (VerdictCode.DEPENDENCY, VerdictCode.UNSATISFIABLE)
+            assert reported[row.job] in (VerdictCode.DEPENDENCY, VerdictCode.UNSATISFIABLE)
     if all(pool.placement == "pack" for pool in snapshot.pools):  # what waits tells the others what is usual
         without = decide(
             replace(snapshot, pending=tuple(row for row in snapshot.pending if not row.dependencies)), POLICY
@@ -138,23 +138,27 @@ def shares_meet_the_max_min_certificate(snapshot: Snapshot) -> None:
     """Nobody gets more than it could use, and the rest is left over only when nobody with weight wants it."""
     decision = _Decision(snapshot, POLICY)
     decision.plan()
-    for scene in decision._session.pool_states.values():
-        for parent, children in scene.tree.children.items():
-            total = scene.capacity_milli if parent is None else scene.fair_share_milli[parent]
-            given = sum(scene.fair_share_milli[child] for child in children)
+    for dataset in decision._session.pool_states.values():
+        for parent, children in dataset.tree.children.items():
+            total = dataset.capacity_milli if parent is None else dataset.fair_share_milli[parent]
+            given = sum(dataset.fair_share_milli[child] for child in children)
             promised = sum(
-                min(scene.quotas[child].guaranteed_milli, scene.requested_milli[child]) for child in children
+                min(dataset.quotas[child].guaranteed_milli, dataset.requested_milli[child])
+                for child in children
             )
             assert given <= max(total, promised) + 1e-6
             for child in children:
-                share = scene.fair_share_milli[child]
-                assert share <= scene.requested_milli[child] + 1e-6
-                assert share >= min(scene.quotas[child].guaranteed_milli, scene.requested_milli[child]) - 1e-6
+                share = dataset.fair_share_milli[child]
+                assert share <= dataset.requested_milli[child] + 1e-6
+                assert (
+                    share
+                    >= min(dataset.quotas[child].guaranteed_milli, dataset.requested_milli[child]) - 1e-6
+                )
 
 
 def a_receipt_adds_up(snapshot: Snapshot) -> None:
-    for receipt in decide(snapshot, POLICY).share_breakdowns:
-        assert sum(step.amount_milli for step in receipt.steps) == pytest.approx(receipt.fair_share_milli)
+    for breakdown in decide(snapshot, POLICY).share_breakdowns:
+        assert sum(step.amount_milli for step in breakdown.steps) == pytest.approx(breakdown.fair_share_milli)
 
 
 def every_victim_is_needed(snapshot: Snapshot) -> None:

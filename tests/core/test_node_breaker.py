@@ -15,13 +15,13 @@ NOW_S = 1_000_000.0
 REFUSED, SOON = IncidentKind.START_REFUSED, IncidentKind.EARLY_FAILURES
 
 
-def jobs(trouble: IncidentKind, *who: str, ago_s: float = 10.0) -> list[Incident]:
+def jobs(incident: IncidentKind, *who: str, ago_s: float = 10.0) -> list[Incident]:
     """One trouble for each job; a job is told as ``job/owner``."""
-    return [Incident(NOW_S - ago_s, trouble, *each.split("/")) for each in who]
+    return [Incident(NOW_S - ago_s, incident, *each.split("/")) for each in who]
 
 
-def links(trouble: IncidentKind, count: int, ago_s: float = 10.0) -> list[Incident]:
-    return [Incident(NOW_S - ago_s - number, trouble) for number in range(count)]
+def links(incident: IncidentKind, count: int, ago_s: float = 10.0) -> list[Incident]:
+    return [Incident(NOW_S - ago_s - number, incident) for number in range(count)]
 
 
 def cut_off(*peers: str) -> list[Incident]:

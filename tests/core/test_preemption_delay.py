@@ -25,7 +25,7 @@ def owed(age_s: float, pool: PoolRow, **changes: object) -> Snapshot:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "own", "age_s", "asks"),
+    ("settings", "own", "age_s", "asks"),
     [
         ((), None, 0.0, True),
         ((("preemption_delay_s", 600.0),), None, 599.0, False),
@@ -34,8 +34,8 @@ def owed(age_s: float, pool: PoolRow, **changes: object) -> Snapshot:
         ((), 60.0, 59.0, False),
     ],
 )
-def test_others_are_asked_only_once_it_waited_so_long(knobs, own, age_s, asks) -> None:
-    plan = decide(owed(age_s, PoolRow(MAIN, "main", None, knobs), preemption_delay_s=own), Policy())
+def test_others_are_asked_only_once_it_waited_so_long(settings, own, age_s, asks) -> None:
+    plan = decide(owed(age_s, PoolRow(MAIN, "main", None, settings), preemption_delay_s=own), Policy())
     assert bool(plan.evictions) is asks
     if not asks:
         (verdict,) = plan.verdicts

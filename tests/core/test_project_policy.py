@@ -20,10 +20,10 @@ NAMES = setting_names(per_project=True)
 def value_of(name: str) -> st.SearchStrategy:
     if name in CHOICE_SETTINGS:
         return st.sampled_from(CHOICE_SETTINGS[name].options)
-    knob = NUMBER_SETTINGS[name]
-    if isinstance(knob.default, int):
-        return st.integers(int(knob.minimum), int(knob.maximum))
-    return st.floats(knob.minimum, knob.maximum)
+    setting = NUMBER_SETTINGS[name]
+    if isinstance(setting.default, int):
+        return st.integers(int(setting.minimum), int(setting.maximum))
+    return st.floats(setting.minimum, setting.maximum)
 
 
 @st.composite

@@ -310,27 +310,31 @@ def stages(draw: st.DrawFn) -> SimulationInput:
 
 
 @given(stages())
-def test_who_is_last_of_its_project_starts_alone_as_with_everybody(stage: SimulationInput) -> None:
-    everybody = simulate_queue(stage, stage.class_of)
+def test_who_is_last_of_its_project_starts_alone_as_with_everybody(simulation_input: SimulationInput) -> None:
+    everybody = simulate_queue(simulation_input, simulation_input.class_of)
     last: dict[ProjectId, int] = {}
-    for turn, line in sorted(stage.class_of.items()):
-        last[stage.job_classes[line].owner.project] = turn
+    for turn, line in sorted(simulation_input.class_of.items()):
+        last[simulation_input.job_classes[line].owner.project] = turn
     for turn in last.values():
-        assert simulate_queue(stage, [turn])[turn] == everybody[turn]
-    assert everybody == simulate_queue(stage, sorted(stage.class_of, reverse=True))
+        assert simulate_queue(simulation_input, [turn])[turn] == everybody[turn]
+    assert everybody == simulate_queue(simulation_input, sorted(simulation_input.class_of, reverse=True))
 
 
 @given(stages(), st.integers(1, 40))
-def test_a_bound_takes_answers_away_and_changes_none(stage: SimulationInput, max_steps: int) -> None:
-    free = simulate_queue(stage, stage.class_of)
-    for turn, plays in simulate_queue(stage, stage.class_of, max_steps=max_steps).items():
+def test_a_bound_takes_answers_away_and_changes_none(
+    simulation_input: SimulationInput, max_steps: int
+) -> None:
+    free = simulate_queue(simulation_input, simulation_input.class_of)
+    for turn, plays in simulate_queue(
+        simulation_input, simulation_input.class_of, max_steps=max_steps
+    ).items():
         assert all(each is None or each == start_s for each, start_s in zip(plays, free[turn], strict=True))
 
 
 @given(stages())
-def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: SimulationInput) -> None:
-    found = simulate_queue(stage, stage.class_of)
-    for line in stage.job_classes:
+def test_nobody_starts_before_it_may_and_within_a_line_by_turn(simulation_input: SimulationInput) -> None:
+    found = simulate_queue(simulation_input, simulation_input.class_of)
+    for line in simulation_input.job_classes:
         for play in range(SIMULATION_RUNS):
             starts_s = [found[turn][play] for turn in line.positions]
             assert starts_s == sorted(starts_s)
@@ -338,16 +342,16 @@ def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: Simulation
 
 
 @given(stages())
-def test_whoever_starts_passes_no_limit(stage: SimulationInput) -> None:
-    if stage.ledger is None:
+def test_whoever_starts_passes_no_limit(simulation_input: SimulationInput) -> None:
+    if simulation_input.ledger is None:
         return
-    found = simulate_queue(stage, stage.class_of)
+    found = simulate_queue(simulation_input, simulation_input.class_of)
     for play in range(SIMULATION_RUNS):
-        spans = [(job.owner, -1.0, job.remaining_s[play]) for job in stage.running]
+        spans = [(job.owner, -1.0, job.remaining_s[play]) for job in simulation_input.running]
         for turn, plays in found.items():
-            start_s, line = plays[play], stage.job_classes[stage.class_of[turn]]
+            start_s, line = plays[play], simulation_input.job_classes[simulation_input.class_of[turn]]
             assert start_s is not None
-            spans.append((line.owner, start_s, start_s + stage.durations_s[turn][play]))
+            spans.append((line.owner, start_s, start_s + simulation_input.durations_s[turn][play]))
         for of, at_s, _ in spans:
             if 0.0 <= at_s < math.inf:
                 for level in TREE[of.leaf_project]:
@@ -356,12 +360,12 @@ def test_whoever_starts_passes_no_limit(stage: SimulationInput) -> None:
                         for stake, start_s, end_s in spans
                         if level in TREE[stake.leaf_project] and start_s <= at_s < end_s
                     ]
-                    assert sum(held) <= stage.ledger.limit[level].gpu_milli
+                    assert sum(held) <= simulation_input.ledger.limit[level].gpu_milli
 
 
 def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
     line, _ = in_line(P, 0.0, (task(1), 1))
-    stage = SimulationInput(
+    simulation_input = SimulationInput(
         ground(5),
         [],
         [line._replace(positions=(0, 1, 2))],
@@ -369,12 +373,15 @@ def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
         SHARE,
         ledger([], quota("p", limit=2)),
     )
-    assert [plays[0] for plays in simulate_queue(stage, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
+    assert [plays[0] for plays in simulate_queue(simulation_input, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
 
 
 def test_with_everybody_a_later_turn_takes_what_an_earlier_one_cannot_use() -> None:
     running = [runs_on(P, 50.0, (0, 1, ()))]
     large, small = in_line(P, 10.0, (task(2), 1)), in_line(P, 200.0, (task(1), 1))
-    stage = staged(ground(1), running, [large, small])
-    assert simulate_queue(stage, [0])[0] == [50.0] * SIMULATION_RUNS
-    assert simulate_queue(stage, [0, 1]) == {0: [200.0] * SIMULATION_RUNS, 1: [0.0] * SIMULATION_RUNS}
+    simulation_input = staged(ground(1), running, [large, small])
+    assert simulate_queue(simulation_input, [0])[0] == [50.0] * SIMULATION_RUNS
+    assert simulate_queue(simulation_input, [0, 1]) == {
+        0: [200.0] * SIMULATION_RUNS,
+        1: [0.0] * SIMULATION_RUNS,
+    }

@@ -30,7 +30,7 @@ def owed(
     return build_entitlement(guaranteed, limit, guaranteed if share is None else share)
 
 
-class World(NamedTuple):
+class FixtureData(NamedTuple):
     """A tree with what each project is owed and holds."""
 
     paths: dict[str, tuple[str, ...]]
@@ -42,9 +42,9 @@ class World(NamedTuple):
         return ReclaimCheck(self.paths, self.owed, self.held, firm, taker, asked, preemptible)
 
 
-def flat(**projects: tuple[ResourceVector, ResourceVector, ResourceVector]) -> World:
+def flat(**projects: tuple[ResourceVector, ResourceVector, ResourceVector]) -> FixtureData:
     """Siblings at the top: guarantee, fair share, held."""
-    return World(
+    return FixtureData(
         {name: (name,) for name in projects},
         {name: owed(guaranteed, share) for name, (guaranteed, share, _) in projects.items()},
         {name: held for name, (_, _, held) in projects.items()},
@@ -63,8 +63,8 @@ def gives(check: ReclaimCheck[str], leaf: str, amounts: ResourceVector) -> bool:
 
 
 def test_who_holds_more_than_its_own_gives() -> None:
-    world = flat(taker=(gpus(0), gpus(2), gpus(1)), giver=(gpus(1), gpus(2), gpus(3)))
-    taking = world.taking("taker", gpus(1))
+    fixture_data = flat(taker=(gpus(0), gpus(2), gpus(1)), giver=(gpus(1), gpus(2), gpus(3)))
+    taking = fixture_data.taking("taker", gpus(1))
     assert taking.allows("giver")
     taking.add_victim("giver", gpus(1))
     assert not taking.allows("giver")  # now it holds just its share
@@ -72,36 +72,38 @@ def test_who_holds_more_than_its_own_gives() -> None:
 
 
 def test_a_taker_within_its_guarantee_takes_what_is_over_the_givers() -> None:
-    world = flat(taker=(gpus(2), gpus(2), gpus(1)), giver=(gpus(1), gpus(3), gpus(3)))
-    assert world.taking("taker", gpus(1)).allows("giver")
-    assert not world.taking("taker", gpus(2)).allows("giver")  # with two it would leave its guarantee
+    fixture_data = flat(taker=(gpus(2), gpus(2), gpus(1)), giver=(gpus(1), gpus(3), gpus(3)))
+    assert fixture_data.taking("taker", gpus(1)).allows("giver")
+    assert not fixture_data.taking("taker", gpus(2)).allows("giver")  # with two it would leave its guarantee
 
 
 def test_work_inside_a_guarantee_is_safe_at_every_level() -> None:
-    world = World(
+    fixture_data = FixtureData(
         {"taker": ("taker",), "top": ("top",), "leaf": ("leaf", "top"), "loud": ("loud", "top")},
         {"taker": owed(gpus(2)), "top": owed(gpus(1)), "leaf": owed(gpus(1)), "loud": owed(gpus(0))},
         {"taker": gpus(0), "top": gpus(3), "leaf": gpus(1), "loud": gpus(2)},
     )
-    assert world.taking("taker", gpus(1)).allows("loud")
-    assert not world.taking("taker", gpus(1)).allows("leaf")
+    assert fixture_data.taking("taker", gpus(1)).allows("loud")
+    assert not fixture_data.taking("taker", gpus(1)).allows("leaf")
 
 
 def test_a_giver_is_over_by_what_the_taker_asks_for() -> None:
-    world = flat(taker=(gpus(2), gpus(2), gpus(0)), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
-    assert not world.taking("taker", gpus(1)).allows("giver")  # it is over in CPU, of which none is asked
+    fixture_data = flat(taker=(gpus(2), gpus(2), gpus(0)), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
+    assert not fixture_data.taking("taker", gpus(1)).allows(
+        "giver"
+    )  # it is over in CPU, of which none is asked
     cpu_job = flat(taker=(gpus(0, 9), gpus(0, 9), ZERO), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
     assert cpu_job.taking("taker", gpus(0, 1)).allows("giver")
 
 
 def test_the_levels_just_below_the_common_ancestor_are_compared() -> None:
-    world = World(
+    fixture_data = FixtureData(
         {"a": ("a",), "b": ("b",), "a1": ("a1", "a"), "b1": ("b1", "b")},
         {"a": owed(gpus(1)), "b": owed(gpus(4)), "a1": owed(gpus(9)), "b1": owed(gpus(1))},
         {"a": gpus(1), "b": gpus(3), "a1": gpus(1), "b1": gpus(3)},
     )
     # b1 is over its guarantee, but b as a whole is not over its own
-    assert not world.taking("a1", gpus(1)).allows("b1")
+    assert not fixture_data.taking("a1", gpus(1)).allows("b1")
     assert diverging_paths(("a1", "a"), ("b1", "b")) == (("a1", "a"), ("b1", "b"))
     assert diverging_paths(("x", "a"), ("y", "a")) == (("x",), ("y",))
     assert diverging_paths(("x", "a"), ("a",)) == (("x",), ())
@@ -109,12 +111,12 @@ def test_the_levels_just_below_the_common_ancestor_are_compared() -> None:
 
 def test_a_taker_that_is_more_than_full_has_to_be_less_so_than_who_gave() -> None:
     def balance(giver_holds: float) -> bool:
-        world = World(
+        fixture_data = FixtureData(
             {"a": ("a",), "b": ("b",), "a1": ("a1", "a"), "b1": ("b1", "b")},
             {"a": owed(gpus(1)), "b": owed(gpus(1)), "a1": owed(gpus(2)), "b1": owed(gpus(1))},
             {"a": gpus(1), "b": gpus(giver_holds), "a1": gpus(0), "b1": gpus(giver_holds)},
         )
-        taking = world.taking("a1", gpus(1))
+        taking = fixture_data.taking("a1", gpus(1))
         return gives(taking, "b1", gpus(1))
 
     assert not balance(2) and not balance(3)  # 2 of 1 against 1 of 1, and against 2 of 1
@@ -142,7 +144,7 @@ amounts = st.builds(gpus, st.integers(0, 4), st.integers(0, 4))
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def worlds(draw: st.DrawFn) -> FixtureData:
     """Two or three tops with up to two leaves each; a top holds what its leaves hold."""
     paths: dict[str, tuple[str, ...]] = {}
     held: dict[str, ResourceVector] = {}
@@ -152,42 +154,44 @@ def worlds(draw: st.DrawFn) -> World:
             paths[leaf], held[leaf] = (leaf, top), draw(amounts)
             held[top] = held[top].add(held[leaf])
     promised = {name: build_entitlement(draw(amounts), UNBOUNDED, draw(amounts)) for name in paths}
-    return World(paths, promised, held)
+    return FixtureData(paths, promised, held)
 
 
 @given(worlds(), amounts, st.booleans(), st.data())
 def test_whoever_takes_stays_within_its_share(
-    world: World, asked: ResourceVector, preemptible: bool, data: st.DataObject
+    fixture_data: FixtureData, asked: ResourceVector, preemptible: bool, data: st.DataObject
 ) -> None:
-    leaves = sorted(name for name, path in world.paths.items() if len(path) == 2)
+    leaves = sorted(name for name, path in fixture_data.paths.items() if len(path) == 2)
     taker = data.draw(st.sampled_from(leaves))
-    world.owed[taker] = build_entitlement(asked, UNBOUNDED, world.held[taker].add(asked))
-    assert may_reclaim(world.owed[taker], world.held[taker], ZERO, asked, preemptible)
-    assert not may_reclaim(world.owed[taker], world.held[taker], ZERO, asked.add(gpus(1)), preemptible)
-    taking = world.taking(taker, asked, preemptible)
-    left = dict(world.held)
+    fixture_data.owed[taker] = build_entitlement(asked, UNBOUNDED, fixture_data.held[taker].add(asked))
+    assert may_reclaim(fixture_data.owed[taker], fixture_data.held[taker], ZERO, asked, preemptible)
+    assert not may_reclaim(
+        fixture_data.owed[taker], fixture_data.held[taker], ZERO, asked.add(gpus(1)), preemptible
+    )
+    taking = fixture_data.taking(taker, asked, preemptible)
+    left = dict(fixture_data.held)
     gave = set()
     for leaf in data.draw(st.lists(st.sampled_from(leaves), max_size=4)):
         piece = gpus(min(1.0, left[leaf][0] / 1000), min(1.0, left[leaf][1] / 1000))
         if leaf != taker and taking.allows(leaf):
-            _, givers = diverging_paths(world.paths[taker], world.paths[leaf])
+            _, givers = diverging_paths(fixture_data.paths[taker], fixture_data.paths[leaf])
             for level in givers:  # nothing inside a guarantee goes
-                assert is_over_guarantee(world.owed[level], left[level])
+                assert is_over_guarantee(fixture_data.owed[level], left[level])
             taking.add_victim(leaf, piece)
-            for level in world.paths[leaf]:
+            for level in fixture_data.paths[leaf]:
                 left[level] = left[level].subtract(piece)
                 gave.add(level)
     if not taking.is_balanced():
         return
-    for level in world.paths[taker]:
-        now, share = left[level].add(asked), world.owed[level].fair_share
+    for level in fixture_data.paths[taker]:
+        now, share = left[level].add(asked), fixture_data.owed[level].fair_share
         if not preemptible:
-            assert asked.fits_in(world.owed[level].guaranteed)
+            assert asked.fits_in(fixture_data.owed[level].guaranteed)
         for sibling in gave:
-            if sibling != level and world.paths[sibling][1:] == world.paths[level][1:]:
+            if sibling != level and fixture_data.paths[sibling][1:] == fixture_data.paths[level][1:]:
                 for i in (0, 1):
-                    if asked[i] > 0 and now[i] > share[i] and world.owed[sibling].fair_share[i] > 0:
-                        theirs = saturation(left[sibling][i], world.owed[sibling].fair_share[i])
+                    if asked[i] > 0 and now[i] > share[i] and fixture_data.owed[sibling].fair_share[i] > 0:
+                        theirs = saturation(left[sibling][i], fixture_data.owed[sibling].fair_share[i])
                         assert saturation(now[i], share[i]) < theirs
 
 
@@ -195,10 +199,12 @@ def test_whoever_takes_stays_within_its_share(
 def test_what_was_taken_is_never_taken_back(drawn: list[ResourceVector], job: ResourceVector) -> None:
     promised_a, spare_a, held_a, promised_b, share_b, spare_b = drawn
     held_b = job.add(spare_b)
-    world = flat(a=(promised_a, held_a.add(job).add(spare_a), held_a), b=(promised_b, share_b, held_b))
-    if not gives(world.taking("a", job), "b", job):
+    fixture_data = flat(a=(promised_a, held_a.add(job).add(spare_a), held_a), b=(promised_b, share_b, held_b))
+    if not gives(fixture_data.taking("a", job), "b", job):
         return
-    after = world._replace(held={"a": world.held["a"].add(job), "b": world.held["b"].subtract(job)})
+    after = fixture_data._replace(
+        held={"a": fixture_data.held["a"].add(job), "b": fixture_data.held["b"].subtract(job)}
+    )
     assert not (
         may_reclaim(after.owed["b"], after.held["b"], ZERO, job, True)
         and gives(after.taking("b", job), "a", job)

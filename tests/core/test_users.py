@@ -48,10 +48,10 @@ def test_a_person_gets_so_much_and_a_colleague_the_rest() -> None:
     mine = [waits(f"a{i}", "lab", 2, age_s=9.0 - i) for i in range(3)]
     plan = decide(one_team(4, *mine, waits("b", "lab", 2, user=BOB)), POLICY)
     assert started(plan) == {"a0", "a1", "b"}
-    told = verdict(plan, "a2")
-    assert told.code is VerdictCode.USER_LIMIT
-    assert told.message == ("Needs 2 GPUs. In lab its owner uses 4 of the user limit of 4.")
-    assert told.details == {
+    reported = verdict(plan, "a2")
+    assert reported.code is VerdictCode.USER_LIMIT
+    assert reported.message == ("Needs 2 GPUs. In lab its owner uses 4 of the user limit of 4.")
+    assert reported.details == {
         "needed_gpus": 2.0, "used_gpus": 4.0, "user_limit_gpus": 4.0, "project": "lab", "pool": "main",
     }  # fmt: skip
 
@@ -68,9 +68,9 @@ def test_nothing_at_all_is_a_number_too() -> None:
 
 
 def test_fewer_gpus_are_named_where_they_would_start() -> None:
-    told = verdict(decide(one_team(3, waits("a", "lab", 4)), POLICY), "a")
-    assert told.suggestion is not None
-    assert (told.suggestion.kind, told.suggestion.fields) == (
+    reported = verdict(decide(one_team(3, waits("a", "lab", 4)), POLICY), "a")
+    assert reported.suggestion is not None
+    assert (reported.suggestion.kind, reported.suggestion.fields) == (
         AlternativeKind.FEWER_GPUS,
         {"gpus_per_task": 3},
     )
@@ -200,11 +200,13 @@ def test_a_share_asks_for_no_more_than_people_may_hold() -> None:
         [node("n0"), node("n1")], [LAB, project("two")], [quota("lab", person=2)],
         pending=[*pile, waits("c", "lab", 1, user=BOB)],
     )  # fmt: skip
-    (lab,) = (receipt for receipt in decide(snapshot, POLICY).share_breakdowns if receipt.project == "lab")
+    (lab,) = (
+        breakdown for breakdown in decide(snapshot, POLICY).share_breakdowns if breakdown.project == "lab"
+    )
     # jobs of 4 never start for one person here, so only the colleague asks for anything
     assert lab.requested_milli == 1000
     small = replace(snapshot, pending=tuple(waits(f"a{i}", "lab", 1) for i in range(9)))
-    (lab,) = (receipt for receipt in decide(small, POLICY).share_breakdowns if receipt.project == "lab")
+    (lab,) = (breakdown for breakdown in decide(small, POLICY).share_breakdowns if breakdown.project == "lab")
     assert lab.requested_milli == 2000
 
 

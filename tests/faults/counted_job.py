@@ -8,13 +8,13 @@ from portal.models import Job
 from tests import factories
 
 
-def submit(scene: dict[str, Any], seconds: float = 0.2) -> Job:
+def submit(dataset: dict[str, Any], seconds: float = 0.2) -> Job:
     """Submits one that then sleeps for some seconds."""
     script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
     return factories.job(
-        scene["owner"],
-        scene["project"],
-        scene["environment"],
+        dataset["owner"],
+        dataset["project"],
+        dataset["environment"],
         command=["sh", "-c", script],
         cpu_milli=100,
         memory_mib=64,

@@ -28,7 +28,7 @@ MOMENTS_MS = [
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request):
+def dataset(harness: EngineHarness, request):
     owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
@@ -41,9 +41,9 @@ def scene(harness: EngineHarness, request):
     }
 
 
-def agents_of(scene) -> list[int]:
+def agents_of(dataset) -> list[int]:
     """Process ids of the agents that serve this scene's node: children of this process."""
-    settings_file = f"{scene['node'].public_id}.json"
+    settings_file = f"{dataset['node'].public_id}.json"
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -56,7 +56,7 @@ def agents_of(scene) -> list[int]:
     return found
 
 
-def kill_once_when(happened, scene, after_ms: float) -> threading.Thread:
+def kill_once_when(happened, dataset, after_ms: float) -> threading.Thread:
     """Kills the agent ``after_ms`` after something happened, from a thread."""
 
     def run() -> None:
@@ -64,86 +64,88 @@ def kill_once_when(happened, scene, after_ms: float) -> threading.Thread:
         while not happened() and time.monotonic() < deadline_s:
             time.sleep(0.001)
         time.sleep(after_ms / 1000)
-        for pid in agents_of(scene):
+        for pid in agents_of(dataset):
             os.kill(pid, signal.SIGKILL)
-            scene["killed"].append(pid)
+            dataset["killed"].append(pid)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 
 
-def submit(scene, seconds: float) -> Job:
+def submit(dataset, seconds: float) -> Job:
     script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
     words = ["sh", "-c", script]
     return factories.job(
-        scene["owner"],
-        scene["project"],
-        scene["environment"],
+        dataset["owner"],
+        dataset["project"],
+        dataset["environment"],
         command=words,
         memory_mib=64,
         termination_grace_s=1,
     )
 
 
-def begun(scene) -> list[str]:
-    pattern = f"{scene['harness'].folder}/homes/*/starts"
-    own = f"{scene['harness'].folder}/{scene['node'].name}/homes/*/starts"
+def begun(dataset) -> list[str]:
+    pattern = f"{dataset['harness'].folder}/homes/*/starts"
+    own = f"{dataset['harness'].folder}/{dataset['node'].name}/homes/*/starts"
     return [
         line for path in glob.glob(own) + glob.glob(pattern) for line in Path(path).read_text().splitlines()
     ]
 
 
-def ledger_knows(scene, job: Job) -> bool:
+def ledger_knows(dataset, job: Job) -> bool:
     try:
-        ledger = json.loads((scene["harness"].folder / scene["node"].name / "state/ledger.json").read_text())
+        ledger = json.loads(
+            (dataset["harness"].folder / dataset["node"].name / "state/ledger.json").read_text()
+        )
     except (OSError, ValueError):
         return False
     return any(task["job"] == job.public_id for task in ledger["tasks"].values())
 
 
-def quiet(scene, job: Job):
+def quiet(dataset, job: Job):
     def look() -> bool:
-        alive = [name for name in containers_alive(scene["harness"].folder) if job.public_id in name]
+        alive = [name for name in containers_alive(dataset["harness"].folder) if job.public_id in name]
         assert len(alive) <= 1, alive
         job.refresh_from_db()
-        left = glob.glob(f"{scene['harness'].folder}/{scene['node'].name}/state/tasks/fw-*")
+        left = glob.glob(f"{dataset['harness'].folder}/{dataset['node'].name}/state/tasks/fw-*")
         return job.ended_at is not None and held_milli() == 0 and not alive and not left
 
     return look
 
 
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
-def test_killed_during_a_start(scene, after_ms: int) -> None:
-    job = submit(scene, 0.3)
-    killer = kill_once_when(lambda: ledger_knows(scene, job), scene, after_ms)
-    assert InProcessEngine().run_until(quiet(scene, job), 40)
+def test_killed_during_a_start(dataset, after_ms: int) -> None:
+    job = submit(dataset, 0.3)
+    killer = kill_once_when(lambda: ledger_knows(dataset, job), dataset, after_ms)
+    assert InProcessEngine().run_until(quiet(dataset, job), 40)
     killer.join(20)
-    assert scene["killed"], "the agent was not there to be killed"
-    starts = begun(scene)
+    assert dataset["killed"], "the agent was not there to be killed"
+    starts = begun(dataset)
     assert len(starts) == len(set(starts))
     assert job.state == JobState.COMPLETED
     assert Attempt.objects.filter(job=job).count() == len(starts)
 
 
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
-def test_killed_during_a_stop(scene, after_ms: int) -> None:
-    job = submit(scene, 600)
+def test_killed_during_a_stop(dataset, after_ms: int) -> None:
+    job = submit(dataset, 600)
     engine = InProcessEngine()
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def stopping() -> bool:
-        path = scene["harness"].folder / scene["node"].name / "state/ledger.json"
+        path = dataset["harness"].folder / dataset["node"].name / "state/ledger.json"
         try:
             jobs = json.loads(path.read_text())["jobs"]
         except (OSError, ValueError):
             return False
         return bool(jobs.get(job.public_id, {}).get("tombstones"))
 
-    killer = kill_once_when(stopping, scene, after_ms)
-    assert engine.run_until(quiet(scene, job), 40)
+    killer = kill_once_when(stopping, dataset, after_ms)
+    assert engine.run_until(quiet(dataset, job), 40)
     killer.join(20)
-    assert scene["killed"], "the agent was not there to be killed"
+    assert dataset["killed"], "the agent was not there to be killed"
     assert job.state == JobState.CANCELLED
-    assert len(begun(scene)) == 1
+    assert len(begun(dataset)) == 1

@@ -21,9 +21,9 @@ HALF, WHOLE = 500, 1000
 
 def job(journal: Path, milli: int, name: str, attempt: int = 1) -> subprocess.Popen[bytes]:
     """A job on the GPU ``g`` as a node would start it."""
-    told = {"FAIRWAY_JOB": name, "FAIRWAY_ATTEMPT": str(attempt), "FAIRWAY_TASK": "0"}
+    reported = {"FAIRWAY_JOB": name, "FAIRWAY_ATTEMPT": str(attempt), "FAIRWAY_TASK": "0"}
     return subprocess.Popen(
-        script(journal, milli, 30.0), env=os.environ | told | {"NVIDIA_VISIBLE_DEVICES": "g"}
+        script(journal, milli, 30.0), env=os.environ | reported | {"NVIDIA_VISIBLE_DEVICES": "g"}
     )
 
 
@@ -87,16 +87,16 @@ def campaign(*words: str) -> str:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_a_few_episodes(count: int) -> None:
-    told = json.loads(campaign("--episodes", f"{count}", "--workers", "1", "--seed", "short"))["campaign"]
-    assert told["episodes"] == count
-    assert told["acknowledged_jobs"] >= 4 * count and told["starts"] >= 2 * count
+    reported = json.loads(campaign("--episodes", f"{count}", "--workers", "1", "--seed", "short"))["campaign"]
+    assert reported["episodes"] == count
+    assert reported["acknowledged_jobs"] >= 4 * count and reported["starts"] >= 2 * count
 
 
 @pytest.mark.long
 @pytest.mark.calm
 @pytest.mark.timeout(4 * 3600)
 def test_two_hundred_episodes(capsys: pytest.CaptureFixture[str]) -> None:
-    told = campaign("--episodes", "200", "--seed", secrets.token_hex(4))
+    reported = campaign("--episodes", "200", "--seed", secrets.token_hex(4))
     with capsys.disabled():
-        print(f"\n{told}")
-    assert json.loads(told)["campaign"]["episodes"] == 200
+        print(f"\n{reported}")
+    assert json.loads(reported)["campaign"]["episodes"] == 200

@@ -52,18 +52,18 @@ def backend() -> int:
 
 def elsewhere(act: Callable[[], object]) -> object:
     """What a thread of its own gives, which ends without a word to its connection unless ``act`` gives it back."""
-    told: list[object] = []
+    reported: list[object] = []
 
     def run() -> None:
         try:
-            told.append(act())
+            reported.append(act())
         except Exception as problem:
-            told.append(problem)
+            reported.append(problem)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(10)
-    return told[0]
+    return reported[0]
 
 
 def test_threads_take_turns_with_one(pool):

@@ -103,9 +103,9 @@ async def test_no_answer_is_a_503_and_late_words_reach_nobody() -> None:
     assert WITHIN_S <= served.took_s < WITHIN_S * 2.5
     assert served.headers["retry-after"] == "5"
     assert b"Try again" in served.said[1]["body"]
-    told = len(served.said)
+    reported = len(served.said)
     await asyncio.wait_for(ended.wait(), 5)  # what could not be stopped ends by itself
-    assert len(served.said) == told
+    assert len(served.said) == reported
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def each_of(points: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request):
+def dataset(harness: EngineHarness, request):
     owner = factories.user("ada")
     return {
         "node": harness.mark_enrolled(
@@ -53,10 +53,10 @@ def scene(harness: EngineHarness, request):
     }
 
 
-def submit(scene, *, says: str = SAYS, **fields) -> Job:
+def submit(dataset, *, says: str = SAYS, **fields) -> Job:
     fields = {"memory_mib": 64, "termination_grace_s": 1, "cpu_milli": 100, **fields}
     return factories.job(
-        scene["owner"], scene["project"], scene["environment"], command=["sh", "-c", says], **fields
+        dataset["owner"], dataset["project"], dataset["environment"], command=["sh", "-c", says], **fields
     )
 
 
@@ -66,7 +66,7 @@ def reach(harness: EngineHarness, job: Job, look) -> None:
     )
 
 
-def runs(harness: EngineHarness, scene, job: Job, *ranks: int):
+def runs(harness: EngineHarness, dataset, job: Job, *ranks: int):
     """Exactly these tasks run, by the record and on the node; no number ever began twice."""
 
     def look() -> bool:
@@ -74,7 +74,7 @@ def runs(harness: EngineHarness, scene, job: Job, *ranks: int):
         assert len(begun) == len(set(begun)), begun
         rows = job.attempts.get().task_rows.filter(container_removed=False) if job.attempts.exists() else []
         alive = [
-            name for name in containers_alive(harness.folder / scene["node"].name) if job.public_id in name
+            name for name in containers_alive(harness.folder / dataset["node"].name) if job.public_id in name
         ]
         return (
             sorted(row.rank for row in rows) == list(ranks)
@@ -104,13 +104,13 @@ def leases_run_out() -> None:
 
 
 @pytest.mark.parametrize("point", each_of(GROW))
-def test_killed_while_a_job_grows(harness: EngineHarness, scene, point: str) -> None:
-    other = submit(scene, says="exec sleep 600", gpus_per_task=2)
-    reach(harness, other, runs(harness, scene, other, 0))
-    job = submit(scene, tasks=3, min_tasks=1)
-    reach(harness, job, runs(harness, scene, job, 0))
+def test_killed_while_a_job_grows(harness: EngineHarness, dataset, point: str) -> None:
+    other = submit(dataset, says="exec sleep 600", gpus_per_task=2)
+    reach(harness, other, runs(harness, dataset, other, 0))
+    job = submit(dataset, tasks=3, min_tasks=1)
+    reach(harness, job, runs(harness, dataset, job, 0))
     job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    reach_all = runs(harness, scene, job, 0, 1, 2)
+    reach_all = runs(harness, dataset, job, 0, 1, 2)
     assert crashes_at(point, lambda: InProcessEngine().run_until(reach_all, WITHIN_S)), "never came by"
     leases_run_out()
     reach(harness, job, reach_all)
@@ -119,13 +119,13 @@ def test_killed_while_a_job_grows(harness: EngineHarness, scene, point: str) -> 
 
 
 @pytest.mark.parametrize("point", each_of(LEAVE))
-def test_killed_while_a_task_leaves(harness: EngineHarness, scene, point: str) -> None:
-    job = submit(scene, tasks=3, min_tasks=1)
-    reach(harness, job, runs(harness, scene, job, 0, 1, 2))
+def test_killed_while_a_task_leaves(harness: EngineHarness, dataset, point: str) -> None:
+    job = submit(dataset, tasks=3, min_tasks=1)
+    reach(harness, job, runs(harness, dataset, job, 0, 1, 2))
     job_control.set_job_held(job.pk, True, actor="ada")  # it is not to grow again at once
     attempt = Attempt.objects.get(job=job)
     assert request_task_evictions([TaskEviction(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
-    less = runs(harness, scene, job, 0, 1)
+    less = runs(harness, dataset, job, 0, 1)
     # a killed process may have written down all that there was to write: it goes on for one look more
     assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: less() and False, WITHIN_S)), (
         "never came by"

@@ -68,7 +68,7 @@ class Portal:
     environment: dict[str, str]
     servers: dict[str, int]
     ending: contextlib.ExitStack
-    scene: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
 
     def run(self, program: str) -> Any:
         command = [sys.executable, "-c", program]
@@ -121,7 +121,7 @@ class Portal:
         return answer, time.monotonic() - began_s
 
     def page(self) -> tuple[httpx.Response, float]:
-        crumbs = f"fairway_session={self.scene['session']}"
+        crumbs = f"fairway_session={self.dataset['session']}"
         return self.ask("GET", "/jobs/", headers={"Cookie": crumbs, "Accept": "text/html"})
 
     def listed(self) -> tuple[httpx.Response, float]:
@@ -129,7 +129,7 @@ class Portal:
 
     def submit(self, key: str, *, straight: bool = False) -> tuple[httpx.Response, float]:
         headers = self.bearer() | {"Idempotency-Key": key}
-        return self.ask("POST", "/api/v1/jobs/", json=self.scene["job"], headers=headers, straight=straight)
+        return self.ask("POST", "/api/v1/jobs/", json=self.dataset["job"], headers=headers, straight=straight)
 
     def workspace(self) -> tuple[httpx.Response, float]:
         """A stranger at a workspace; each time another, for the gateway remembers its answers a moment."""
@@ -146,7 +146,7 @@ class Portal:
         return psycopg.connect(host=f"/{host}", user="fairway", dbname=name, autocommit=True)
 
     def bearer(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.scene['token']}"}
+        return {"Authorization": f"Bearer {self.dataset['token']}"}
 
     def ready(self) -> int:
         return self.ask("GET", "/readyz")[0].status_code
@@ -163,14 +163,14 @@ def portal() -> Iterator[Portal]:
     with contextlib.ExitStack() as stack:
         stack.callback(guardian.wait, 60)
         stack.callback(guardian.stdin.close)  # type: ignore[union-attr]
-        told = json.loads(guardian.stdout.readline())  # type: ignore[union-attr]
-        assert "trouble" not in told, told
+        reported = json.loads(guardian.stdout.readline())  # type: ignore[union-attr]
+        assert "trouble" not in reported, reported
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = int(taken.getsockname()[1])
         environment = {
             **os.environ,
-            "DATABASE_URL": told["database_url"],
-            "REDIS_URL": told["redis_url"],
+            "DATABASE_URL": reported["database_url"],
+            "REDIS_URL": reported["redis_url"],
             "FAIRWAY_DATA_DIR": str(data),
             "FAIRWAY_PORTAL_URL": f"http://localhost:{port}",
             "FAIRWAY_APPS_DOMAIN": f"localhost:{port}",
@@ -185,7 +185,7 @@ def portal() -> Iterator[Portal]:
             [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
             env=environment, cwd=ROOT, check=True, timeout=120,
         )  # fmt: skip
-        made.scene = made.run(SCENE)
+        made.dataset = made.run(SCENE)
         uds = ("--uds", environment["FAIRWAY_WEB_SOCKET"], "--lifespan", "off", "--proxy-headers")
         trusted = ("--forwarded-allow-ips", "*", "--no-access-log")
         log = stack.enter_context((data / "processes.log").open("wb"))
@@ -295,10 +295,10 @@ def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
         answer, took_s = submitted.result()
         assert answer.status_code == 201  # the row is what counts; the hint stays in the outbox
         assert took_s < budget_s(HANG_S)
-        told, took_s = ready.result()
-        assert told.status_code == 503
-        assert told.json()["parts"]["database"]["ok"]
-        assert not told.json()["parts"]["redis"]["ok"]
+        reported, took_s = ready.result()
+        assert reported.status_code == 503
+        assert reported.json()["parts"]["database"]["ok"]
+        assert not reported.json()["parts"]["redis"]["ok"]
         assert took_s < budget_s(HANG_S)
     wait_for("it is ready again", lambda: portal.ready() == 200, 15)
     again = portal.submit("without-news")[0]
@@ -314,9 +314,9 @@ def test_a_database_that_starts_anew_is_missed_for_seconds_only(portal: Portal) 
         seen = []
         while not restart.done():
             seen += [portal.listed(), portal.page()]
-    told = {answer.status_code for answer, _ in seen}
-    assert 503 in told
-    assert told <= {200, 503}
+    reported = {answer.status_code for answer, _ in seen}
+    assert 503 in reported
+    assert reported <= {200, 503}
     assert all(int(answer.headers["retry-after"]) > 0 for answer, _ in seen if answer.status_code == 503)
     assert max(took_s for _, took_s in seen) < HANG_S
     recovered = time.monotonic() + 5
@@ -347,8 +347,8 @@ def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> 
 
 def test_slow_readers_and_readers_who_leave_hold_no_connection(portal: Portal) -> None:
     """A download that nobody reads, and requests whose sender hangs up at once."""
-    path = f"/api/v1/jobs/{portal.scene['talker']}/logs/download/"
-    head = f"Host: localhost:{portal.port}\r\nAuthorization: Bearer {portal.scene['token']}\r\n\r\n"
+    path = f"/api/v1/jobs/{portal.dataset['talker']}/logs/download/"
+    head = f"Host: localhost:{portal.port}\r\nAuthorization: Bearer {portal.dataset['token']}\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for _ in range(2 * CONNECTIONS):
             reader = stack.enter_context(socket.socket(socket.AF_UNIX))

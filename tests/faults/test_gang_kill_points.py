@@ -42,22 +42,22 @@ def each_of(points: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-def stand(harness, request):
+def testbed(harness, request):
     number = zlib.crc32(request.node.name.encode())
-    stand = TwoLocalNodes(harness, f"k{number % 10**8}", SAYS)
-    NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
-    (stand.folder / "begun").touch()
-    (stand.folder / "begun").chmod(0o666)
+    testbed = TwoLocalNodes(harness, f"k{number % 10**8}", SAYS)
+    NodePool.objects.filter(pk=testbed.pool.pk).update(allow_host_network=True)
+    (testbed.folder / "begun").touch()
+    (testbed.folder / "begun").chmod(0o666)
     first = 19_100 + 10 * (number % 80)
-    for node in stand.nodes:
+    for node in testbed.nodes:
         Node.objects.filter(pk=node.pk).update(
             settings=node.settings | {"rendezvous_ports": [first, first + 9]}
         )
-    return stand
+    return testbed
 
 
-def begun(stand: TwoLocalNodes) -> list[str]:
-    return sorted((stand.folder / "begun").read_text().splitlines())
+def begun(testbed: TwoLocalNodes) -> list[str]:
+    return sorted((testbed.folder / "begun").read_text().splitlines())
 
 
 def leases_run_out() -> None:
@@ -65,26 +65,26 @@ def leases_run_out() -> None:
         cursor.execute("UPDATE portal_lease SET expires_at = clock_timestamp() - interval '1 s'")
 
 
-def nothing_is_left(stand: TwoLocalNodes, job: Job) -> None:
-    stand.reach(job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
-    assert held_milli() == 0 and stand.alive() == []
+def nothing_is_left(testbed: TwoLocalNodes, job: Job) -> None:
+    testbed.reach(job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
+    assert held_milli() == 0 and testbed.alive() == []
     assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
     assert not Rendezvous.objects.filter(live=True).exists()
 
 
 @pytest.mark.parametrize("point", each_of(BEGIN))
-def test_killed_while_a_gang_begins(stand: TwoLocalNodes, point: str) -> None:
-    job = stand.submit(tasks=2)
+def test_killed_while_a_gang_begins(testbed: TwoLocalNodes, point: str) -> None:
+    job = testbed.submit(tasks=2)
 
     def all_run() -> bool:
-        return set(stand.run(job)) == {0, 1} and begun(stand) == ["1 0", "1 1"]
+        return set(testbed.run(job)) == {0, 1} and begun(testbed) == ["1 0", "1 1"]
 
     assert crashes_at(point, lambda: InProcessEngine().run_until(all_run, WITHIN_S)), "never came by"
     leases_run_out()
-    stand.reach(job, all_run)
-    assert begun(stand) == ["1 0", "1 1"] and job.attempts.count() == 1
+    testbed.reach(job, all_run)
+    assert begun(testbed) == ["1 0", "1 1"] and job.attempts.count() == 1
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    nothing_is_left(stand, job)
+    nothing_is_left(testbed, job)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_killed_while_a_gang_begins(stand: TwoLocalNodes, point: str) -> None:
     ],
 )
 def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(
-    stand: TwoLocalNodes, point: str
+    testbed: TwoLocalNodes, point: str
 ) -> None:
-    job = stand.submit(tasks=2)
+    job = testbed.submit(tasks=2)
     assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: False, WITHIN_S)), "never came by"
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
-    nothing_is_left(stand, job)
-    assert begun(stand) == []
+    nothing_is_left(testbed, job)
+    assert begun(testbed) == []

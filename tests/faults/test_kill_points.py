@@ -63,7 +63,7 @@ def harness(folder_and_room, settings, request):
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request):
+def dataset(harness: EngineHarness, request):
     owner = factories.user("ada")
     return {
         "node": harness.mark_enrolled(harness.create_node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
@@ -91,9 +91,9 @@ def starts_of(harness: EngineHarness, job: Job) -> list[str]:
     return lines
 
 
-def healed(harness: EngineHarness, scene, job: Job) -> Callable[[], bool]:
+def healed(harness: EngineHarness, dataset, job: Job) -> Callable[[], bool]:
     """Ended, nothing held, nothing alive, nothing left on the node; at no time two containers of the job."""
-    node_folder = harness.folder / scene["node"].name
+    node_folder = harness.folder / dataset["node"].name
 
     def look() -> bool:
         alive = [name for name in containers_alive(harness.folder) if job.public_id in name]
@@ -113,10 +113,10 @@ def check_the_books(harness: EngineHarness, job: Job) -> None:
 
 
 @pytest.mark.parametrize("point", SUBMIT)
-def test_killed_while_submitting(harness: EngineHarness, scene, point: str) -> None:
-    assert crashes_at(point, lambda: submit(scene, 0.1))
+def test_killed_while_submitting(harness: EngineHarness, dataset, point: str) -> None:
+    assert crashes_at(point, lambda: submit(dataset, 0.1))
     job = Job.objects.get()  # the transaction was over: the job is there although nobody was told
-    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+    assert InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S)
     job.refresh_from_db()
     assert job.state == JobState.COMPLETED
     assert starts_of(harness, job) == ["1"]
@@ -124,14 +124,14 @@ def test_killed_while_submitting(harness: EngineHarness, scene, point: str) -> N
 
 
 @pytest.mark.parametrize("point", START + END)
-def test_killed_while_starting_or_ending(harness: EngineHarness, scene, point: str) -> None:
-    job = submit(scene, 0.4)
+def test_killed_while_starting_or_ending(harness: EngineHarness, dataset, point: str) -> None:
+    job = submit(dataset, 0.4)
     assert crashes_at(
-        point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+        point, lambda: InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S)
     ), "never came by"
     leases_run_out()
     began_s = time.monotonic()
-    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.COMPLETED, room_story(job)
     assert starts_of(harness, job) == ["1"], "a dead portal must not disturb what runs"
@@ -140,15 +140,15 @@ def test_killed_while_starting_or_ending(harness: EngineHarness, scene, point: s
 
 
 @pytest.mark.parametrize("point", STOP)
-def test_killed_while_stopping(harness: EngineHarness, scene, point: str) -> None:
-    job = submit(scene, 600)
+def test_killed_while_stopping(harness: EngineHarness, dataset, point: str) -> None:
+    job = submit(dataset, 600)
     assert InProcessEngine().run_until(lambda: bool(containers_alive(harness.folder)), HEALED_WITHIN_S)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     assert crashes_at(
-        point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+        point, lambda: InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S)
     ), "never came by"
     leases_run_out()
-    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
     assert starts_of(harness, job) == ["1"]
@@ -156,15 +156,15 @@ def test_killed_while_stopping(harness: EngineHarness, scene, point: str) -> Non
 
 
 @pytest.mark.parametrize("point", ["start.marked", "start.before_send", "start.answered"])
-def test_cancelled_after_a_death_while_starting(harness: EngineHarness, scene, point: str) -> None:
+def test_cancelled_after_a_death_while_starting(harness: EngineHarness, dataset, point: str) -> None:
     """The start may or may not have arrived; a cancel now must end it either way, and it never runs later."""
-    job = submit(scene, 600)
+    job = submit(dataset, 600)
     assert crashes_at(
-        point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+        point, lambda: InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S)
     )
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
-    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(harness, dataset, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
     assert len(starts_of(harness, job)) <= 1

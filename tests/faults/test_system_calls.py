@@ -43,7 +43,7 @@ def leases_run_out() -> None:
     Lease.objects.update(expires_at="2000-01-01T00:00Z")
 
 
-class Stand:
+class Testbed:
     """A node of eight GPUs, and acts that a child does and dies of."""
 
     def __init__(self, harness: EngineHarness, name: str) -> None:
@@ -51,7 +51,7 @@ class Stand:
         owner = factories.user("ada")
         self.node = harness.mark_enrolled(harness.create_node(name=name, gpus=GPUS), gpus=GPUS)
         Node.objects.filter(pk=self.node.pk).update(cpu_milli=64_000)
-        self.scene = {
+        self.dataset = {
             "owner": owner,
             "project": factories.project(member=owner),
             "environment": factories.environment(runtime="process", tool=False),
@@ -80,7 +80,7 @@ class Stand:
     # -- before, and the act itself ------------------------------------------------------------------
 
     def placed(self, seconds: float) -> Job:
-        job = submit(self.scene, seconds)
+        job = submit(self.dataset, seconds)
         run_cycle("test", HOLDER)
         return job
 
@@ -96,7 +96,7 @@ class Stand:
             case "submit":
                 return None
             case "plan":
-                return submit(self.scene, 0.1)
+                return submit(self.dataset, 0.1)
             case "start":
                 return self.placed(0.1)
             case "stop":
@@ -111,7 +111,7 @@ class Stand:
         """The act, as the child does it."""
         match act:
             case "submit":
-                submit(self.scene, 0.1)
+                submit(self.dataset, 0.1)
             case "plan":
                 run_cycle("test", HOLDER)
             case "start":
@@ -123,7 +123,7 @@ class Stand:
 
     # -- after ---------------------------------------------------------------------------------------
 
-    def heal(self, expected: JobState, told: Callable[[], object]) -> None:
+    def heal(self, expected: JobState, reported: Callable[[], object]) -> None:
         """Everything ends as it should, once, and nothing is left."""
         if self._own is not None:
             self._own.engine.close()
@@ -136,13 +136,13 @@ class Stand:
             return not live and held_milli() == 0 and not containers_alive(self.harness.folder) and not left
 
         assert InProcessEngine().run_until(look, HEALED_WITHIN_S), (
-            told(),
+            reported(),
             list(Job.objects.values_list("state", "reason")),
         )
         starts = self.starts()
         assert len(starts) == len(set(starts)), starts
         ends = set(Job.objects.values_list("state", flat=True))
-        assert ends <= {expected.value}, (ends, told())
+        assert ends <= {expected.value}, (ends, reported())
         assert Attempt.objects.count() == Job.objects.count(), "a dead portal disturbs nothing that runs"
         leases_run_out()
 
@@ -158,18 +158,18 @@ ACTS = {
 
 def sweep(harness: EngineHarness, act: str, stride: int, times: int) -> tuple[int, int]:
     """Kills at each ``stride``-th call; gives how many calls the act makes and how many points were swept."""
-    stand = Stand(harness, f"c{act}")
-    job = stand.before(act)
-    calls = calls_of(lambda: stand.do(act, job))
-    stand.heal(ACTS[act], lambda: "before the sweep")
+    testbed = Testbed(harness, f"c{act}")
+    job = testbed.before(act)
+    calls = calls_of(lambda: testbed.do(act, job))
+    testbed.heal(ACTS[act], lambda: "before the sweep")
     points = [call for call in calls[::stride] for _ in range(times)]
     died = 0
     for first in range(0, len(points), GPUS):
         some = points[first : first + GPUS]
         for call in some:
-            job = stand.before(act)
-            died += dies_at_call(call, lambda job=job: stand.do(act, job))
-        stand.heal(ACTS[act], lambda some=some: f"{act}, killed at the calls {some}")
+            job = testbed.before(act)
+            died += dies_at_call(call, lambda job=job: testbed.do(act, job))
+        testbed.heal(ACTS[act], lambda some=some: f"{act}, killed at the calls {some}")
     return len(calls), died
 
 

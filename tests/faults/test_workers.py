@@ -37,7 +37,7 @@ def harness(settings):
 
 
 @pytest.fixture
-def scene(harness: EngineHarness):
+def dataset(harness: EngineHarness):
     owner = factories.user("ada")
     return {
         "node": harness.mark_enrolled(harness.create_node()),
@@ -57,26 +57,26 @@ def starts(harness: EngineHarness) -> list[str]:
     ]
 
 
-def test_messages_that_come_again_and_again_start_nothing_twice(harness: EngineHarness, scene) -> None:
+def test_messages_that_come_again_and_again_start_nothing_twice(harness: EngineHarness, dataset) -> None:
     harness.start_worker()
-    jobs = [submit(scene, 0.05) for _ in range(12)]
+    jobs = [submit(dataset, 0.05) for _ in range(12)]
     for _ in range(100):
         app.send_task("scheduler.cycle", args=["again"], queue="cycle")
-        app.send_task("scheduler.notify_node", args=[scene["node"].public_id, "start", ""], queue="nodes")
+        app.send_task("scheduler.notify_node", args=[dataset["node"].public_id, "start", ""], queue="nodes")
     wait_for("all end", all_are(jobs, JobState.COMPLETED), 60)
     assert sorted(starts(harness)) == sorted(f"{job.public_id} 1" for job in jobs)
     assert Attempt.objects.count() == len(jobs)
     assert held_milli() == 0
 
 
-def test_an_emptied_broker_forgets_nothing(harness: EngineHarness, scene) -> None:
+def test_an_emptied_broker_forgets_nothing(harness: EngineHarness, dataset) -> None:
     """Hints are lost before anybody read them and again while work runs; rows and periods bring it all back."""
     store = redis.Redis.from_url(django_settings.REDIS_URL)
-    jobs = [submit(scene) for _ in range(3)]
+    jobs = [submit(dataset) for _ in range(3)]
     store.flushdb()
     harness.start_worker()
     wait_for("the first run", lambda: Job.objects.filter(state=JobState.COMPLETED).exists(), 30)
-    jobs += [submit(scene) for _ in range(3)]
+    jobs += [submit(dataset) for _ in range(3)]
     store.flushdb()
     began_s = time.monotonic()
     wait_for("all end", all_are(jobs, JobState.COMPLETED), 30)
@@ -84,14 +84,16 @@ def test_an_emptied_broker_forgets_nothing(harness: EngineHarness, scene) -> Non
     assert len(starts(harness)) == len(set(starts(harness))) == len(jobs)
 
 
-def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(harness: EngineHarness, scene) -> None:
+def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(
+    harness: EngineHarness, dataset
+) -> None:
     connections.close_all()
     child = os.fork()
     if child == 0:  # a web process whose broker does not answer
         app.conf.broker_url = "redis://127.0.0.1:1/0"
         app._pool = app.amqp._producer_pool = None
         began_s = time.monotonic()
-        submit(scene)
+        submit(dataset)
         os._exit(0 if time.monotonic() - began_s < budget_s(3) else 3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert OutboxMessage.objects.filter(name="scheduler.cycle", sent_at__isnull=True).exists()
@@ -108,11 +110,11 @@ def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(harness: 
     ],
 )
 def test_a_leader_that_is_stopped_is_replaced_and_starts_nothing_more(
-    harness: EngineHarness, scene, where: str, says: str
+    harness: EngineHarness, dataset, where: str, says: str
 ) -> None:
     harness.start_worker("nodes")
     wait_for("the node answers", lambda: Node.objects.filter(reachable=True).exists(), 30)
-    job = submit(scene, 600)
+    job = submit(dataset, 600)
     old = harness.start_worker("cycle", beat=False, FAIRWAY_STOP_AT=where)
     wait_for("the leader stands still", lambda: _state(old.pid) == "T", 60)
     epoch = Lease.objects.get(name=leases.LEADER).epoch
@@ -129,11 +131,13 @@ def test_a_leader_that_is_stopped_is_replaced_and_starts_nothing_more(
     assert Attempt.objects.count() == 1
 
 
-def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(harness: EngineHarness, scene) -> None:
+def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(
+    harness: EngineHarness, dataset
+) -> None:
     """The end of a job is news: who has written it down goes on although nobody takes the news."""
     valkey, address = _own_valkey(harness)
     harness.start_worker(REDIS_URL=address)
-    jobs = [submit(scene, seconds) for seconds in (4, 6)]
+    jobs = [submit(dataset, seconds) for seconds in (4, 6)]
     wait_for("both run", all_are(jobs, JobState.RUNNING), 30)
     os.kill(valkey, signal.SIGSTOP)
     wait_for("both ends are written down", all_are(jobs, JobState.COMPLETED), 20)
@@ -141,13 +145,13 @@ def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(harness: 
     assert held_milli() == 0
 
 
-def test_a_killed_worker_leaves_what_runs_and_another_goes_on(harness: EngineHarness, scene) -> None:
+def test_a_killed_worker_leaves_what_runs_and_another_goes_on(harness: EngineHarness, dataset) -> None:
     first = harness.start_worker()
-    long = submit(scene, 600)
+    long = submit(dataset, 600)
     wait_for("it runs", lambda: Attempt.objects.filter(job=long, state="RUNNING").exists(), 30)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    short = submit(scene)
+    short = submit(dataset)
     began_s = time.monotonic()
     harness.start_worker()
     wait_for("the next job ends", all_are([short], JobState.COMPLETED), HEALED_WITHIN_S)

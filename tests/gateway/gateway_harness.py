@@ -50,10 +50,10 @@ def running_workspace(owner: User, *, port: int, ready: bool = True, node: Any =
     environment = factories.environment(runtime="process")
     node = node or factories.node(factories.pool(), runtime="process", transport="local")
     job = factories.job(owner, project, environment, kind="workspace")
-    seat = job_control.RankPlacement(node, [(Gpu.objects.filter(node=node, used_milli=0).first().pk, 1000)])
+    slot = job_control.RankPlacement(node, [(Gpu.objects.filter(node=node, used_milli=0).first().pk, 1000)])
     with transaction.atomic():
         attempt = job_control.start_attempt(
-            job, node.pool, [seat], epoch=1, secret=create_attempt_secret(job)
+            job, node.pool, [slot], epoch=1, secret=create_attempt_secret(job)
         )
     task = Task.objects.get(attempt=attempt)
     job_control.mark_task_sent(task)
@@ -159,7 +159,7 @@ async def echo_web(scope: Any, receive: Any, send: Any) -> None:
         body += message.get("body", b"")
         if not message.get("more_body"):
             break
-    told = {
+    reported = {
         "path": scope["raw_path"].decode(),
         "query": scope["query_string"].decode(),
         "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]],
@@ -168,10 +168,10 @@ async def echo_web(scope: Any, receive: Any, send: Any) -> None:
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"set-cookie", b"fairway_session=s")]}
     )
-    await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(reported).encode()})
 
 
-class Stand:
+class Testbed:
     """Everything in one event loop of a thread of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -183,7 +183,7 @@ class Stand:
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> Stand:
+    def __enter__(self) -> Testbed:
         self._thread.start()
         self.call(self._start())
         return self

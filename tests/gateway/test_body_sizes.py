@@ -12,15 +12,17 @@ import pytest
 from portal.gateway.apps.portal_app import MAX_BODY_BYTES
 from portal.gateway.proxy import http_proxy
 from portal.services.workspaces.access import do_open_workspace
-from tests.gateway.gateway_harness import Stand, running_workspace
+from tests.gateway.gateway_harness import Testbed, running_workspace
 from tests.time_budget import budget_s
 
 MIB = 1024 * 1024
 
 
-def _talk(stand: Stand, head: str, *pieces: bytes, count: int = 1) -> tuple[int, dict[str, str], bytes, int]:
+def _talk(
+    testbed: Testbed, head: str, *pieces: bytes, count: int = 1
+) -> tuple[int, dict[str, str], bytes, int]:
     """Status, headers and body of the answer, and how many bytes of the body went out before it came."""
-    with socket.create_connection(("127.0.0.1", stand.port), timeout=10) as wire:
+    with socket.create_connection(("127.0.0.1", testbed.port), timeout=10) as wire:
         wire.sendall(head.encode() + b"\r\n")
         sent = _send(wire, [*pieces] * count)
         wire.settimeout(10)
@@ -62,9 +64,11 @@ def _head(host: str, *lines: str, path: str = "/api/v1/jobs/") -> str:
 CHUNK = b"10000\r\n" + b"x" * 65536 + b"\r\n"
 
 
-def test_a_long_body_is_refused_by_what_it_says_before_any_of_it_is_read(stand) -> None:
+def test_a_long_body_is_refused_by_what_it_says_before_any_of_it_is_read(testbed) -> None:
     began_s = time.monotonic()
-    status, headers, body, _ = _talk(stand, _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES + 1}"))
+    status, headers, body, _ = _talk(
+        testbed, _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES + 1}")
+    )
     assert status == 413
     assert time.monotonic() - began_s < budget_s(3)
     assert headers["content-type"] == "application/problem+json"
@@ -72,42 +76,44 @@ def test_a_long_body_is_refused_by_what_it_says_before_any_of_it_is_read(stand) 
     assert json.loads(body)["code"] == "too_large"
 
 
-def test_a_body_without_a_length_is_refused_where_it_grows_too_long(stand) -> None:
+def test_a_body_without_a_length_is_refused_where_it_grows_too_long(testbed) -> None:
     status, _, body, sent = _talk(
-        stand, _head("localhost:8000", "Transfer-Encoding: chunked"), CHUNK, count=2000
+        testbed, _head("localhost:8000", "Transfer-Encoding: chunked"), CHUNK, count=2000
     )
     assert status == 413
     assert json.loads(body)["detail"] == "At most 2 MiB are allowed. Nothing was stored."
     assert sent < 64 * MIB  # of 125: nobody read to the end
 
 
-def test_a_page_is_told_as_a_page(stand) -> None:
+def test_a_page_is_told_as_a_page(testbed) -> None:
     lines = ("Accept: text/html", f"Content-Length: {MAX_BODY_BYTES + 1}")
-    status, headers, body, _ = _talk(stand, _head("localhost:8000", *lines, path="/launch/"), b"x" * 1000)
+    status, headers, body, _ = _talk(testbed, _head("localhost:8000", *lines, path="/launch/"), b"x" * 1000)
     assert status == 413
     assert headers["content-type"].startswith("text/html")
     assert b"Request too large" in body
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_the_longest_body_passes(stand, chunked) -> None:
+def test_the_longest_body_passes(testbed, chunked) -> None:
     if chunked:
         pieces = [CHUNK] * (MAX_BODY_BYTES // 65536) + [b"0\r\n\r\n"]
         head = _head("localhost:8000", "Transfer-Encoding: chunked")
     else:
         pieces, head = [b"x" * MAX_BODY_BYTES], _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES}")
-    assert _talk(stand, head, *pieces)[0] == 200
+    assert _talk(testbed, head, *pieces)[0] == 200
 
 
-def test_more_than_the_length_says_is_no_part_of_the_body(stand) -> None:
+def test_more_than_the_length_says_is_no_part_of_the_body(testbed) -> None:
     """What follows the ten bytes can only be another request, and is none."""
-    status, _, body, _ = _talk(stand, _head("localhost:8000", "Content-Length: 10"), b"y" * 10 + b"z" * MIB)
+    status, _, body, _ = _talk(testbed, _head("localhost:8000", "Content-Length: 10"), b"y" * 10 + b"z" * MIB)
     assert status == 400 or json.loads(body)["body"] == "eXl5eXl5eXl5eQ=="
 
 
-def test_workspaces_take_what_their_tool_takes(stand, workspace, cookie) -> None:
+def test_workspaces_take_what_their_tool_takes(testbed, workspace, cookie) -> None:
     lines = (f"Cookie: {cookie}", f"Content-Length: {16 * MIB}")
-    status, _, body, _ = _talk(stand, _head(stand.host(workspace), *lines, path="/upload"), b"x" * 16 * MIB)
+    status, _, body, _ = _talk(
+        testbed, _head(testbed.host(workspace), *lines, path="/upload"), b"x" * 16 * MIB
+    )
     assert (status, json.loads(body)["bytes"]) == (200, 16 * MIB)
 
 
@@ -115,24 +121,24 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
     monkeypatch, transactional_db, tmp_path, owner, session
 ) -> None:
     monkeypatch.setenv("FAIRWAY_WORKSPACE_UPLOAD_MIB", "4")
-    with Stand(tmp_path) as stand:
-        job = running_workspace(owner, port=stand.tool.port)
+    with Testbed(tmp_path) as testbed:
+        job = running_workspace(owner, port=testbed.tool.port)
         _, ticket = do_open_workspace(owner, job, session)
-        cookie = stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]
-        host = stand.host(job)
+        cookie = testbed.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+        host = testbed.host(job)
         small = _head(host, f"Cookie: {cookie}", f"Content-Length: {4 * MIB}", path="/upload")
-        assert _talk(stand, small, b"x" * 4 * MIB)[0] == 200
+        assert _talk(testbed, small, b"x" * 4 * MIB)[0] == 200
         large = _head(host, f"Cookie: {cookie}", "Transfer-Encoding: chunked", path="/upload")
-        status, _, body, _ = _talk(stand, large, CHUNK, count=2000)
+        status, _, body, _ = _talk(testbed, large, CHUNK, count=2000)
         assert status == 413
         assert b"At most 4 MiB" in body
-        with stand.browser(job) as browser:  # the next one is none the worse
+        with testbed.browser(job) as browser:  # the next one is none the worse
             assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 200
 
 
-def test_a_body_that_stops_coming_is_let_go(stand, monkeypatch):
+def test_a_body_that_stops_coming_is_let_go(testbed, monkeypatch):
     monkeypatch.setattr(http_proxy, "BODY_IDLE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(http_proxy, "WATCH_AFTER_S", 0.2)
     head = "POST /echo HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 100\r\n"
-    status, headers, _, _ = _talk(stand, head, b"only this")
+    status, headers, _, _ = _talk(testbed, head, b"only this")
     assert (status, headers["connection"]) == (408, "close")

@@ -36,7 +36,7 @@ def _free_port() -> int:
 
 
 @pytest.fixture
-def lab(stand, owner, session, tmp_path):
+def lab(testbed, owner, session, tmp_path):
     """A workspace whose server is JupyterLab, started as the node starts it."""
     prefix = ensure_process_jupyterlab(CACHE)
     port = _free_port()
@@ -69,17 +69,17 @@ def lab(stand, owner, session, tmp_path):
                 assert process.poll() is None, (tmp_path / "lab.log").read_text()
                 time.sleep(0.1)
         _, ticket = do_open_workspace(owner, job, session)
-        yield job, stand.enter(job, ticket).headers["set-cookie"].partition(";")[0], port
+        yield job, testbed.enter(job, ticket).headers["set-cookie"].partition(";")[0], port
     finally:
         process.terminate()
         process.wait(10)
         log.close()
 
 
-def test_a_cell_runs_over_the_kernel_socket(stand, lab):
+def test_a_cell_runs_over_the_kernel_socket(testbed, lab):
     job, cookie, port = lab
-    own = {"Cookie": cookie, "Origin": f"http://{stand.host(job)}"}
-    with stand.browser(job) as browser:
+    own = {"Cookie": cookie, "Origin": f"http://{testbed.host(job)}"}
+    with testbed.browser(job) as browser:
         page = browser.get("/lab", headers={"Cookie": cookie})
         assert page.status_code == 200
         assert "JupyterLab" in page.text
@@ -95,11 +95,11 @@ def test_a_cell_runs_over_the_kernel_socket(stand, lab):
     assert httpx.get(f"http://127.77.0.1:{port}/api/status").status_code == 403
 
     async def work() -> tuple[str, list[float]]:
-        headers = own | {"Host": stand.host(job)}
+        headers = own | {"Host": testbed.host(job)}
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(
-                f"http://127.0.0.1:{stand.port}/api/kernels/{kernel}/channels", headers=headers
+                f"http://127.0.0.1:{testbed.port}/api/kernels/{kernel}/channels", headers=headers
             ) as channel,
         ):
             cell = {"code": "print(6 * 7)", "silent": False, "store_history": True}
@@ -113,16 +113,16 @@ def test_a_cell_runs_over_the_kernel_socket(stand, lab):
 
     printed, took_s = asyncio.run(asyncio.wait_for(work(), 60))
     assert printed == "42\n"
-    _is_known_to_be_used(stand, job, own, kernel)
+    _is_known_to_be_used(testbed, job, own, kernel)
     assert sorted(took_s)[10] < 0.03  # nothing waits for TCP's late acknowledgements, which come after 40 ms
 
 
-def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> None:
+def _is_known_to_be_used(testbed, job: Job, own: dict[str, str], kernel: str) -> None:
     """What the gateway writes down: kernels by JupyterLab's own word, whose open page reads lists all the time."""
     seconds = dt.timedelta(seconds=1)
     first = _looked(job)
     assert first.tool_active_at is not None and first.tool_polled_at - first.tool_active_at < 30 * seconds
-    with stand.browser(job) as browser:
+    with testbed.browser(job) as browser:
         assert browser.get("/api/kernels", headers=own).status_code == 200
         assert browser.get("/api/terminals", headers=own).status_code == 200
     time.sleep(1.2)
@@ -133,10 +133,10 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
     assert again.tool_polled_since == first.tool_polled_since and again.tool_polled_at > first.tool_polled_at
 
     async def sleeps() -> WorkspaceActivity:
-        address = f"http://127.0.0.1:{stand.port}/api/kernels/{kernel}/channels"
+        address = f"http://127.0.0.1:{testbed.port}/api/kernels/{kernel}/channels"
         async with (
             aiohttp.ClientSession() as session,
-            session.ws_connect(address, headers=own | {"Host": stand.host(job)}) as channel,
+            session.ws_connect(address, headers=own | {"Host": testbed.host(job)}) as channel,
         ):
             cell = {"code": "import time; time.sleep(30)", "silent": False, "store_history": True}
             await _told(channel, "execute_request", cell, "execute_input")
@@ -145,7 +145,7 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
 
     busy = asyncio.run(asyncio.wait_for(sleeps(), 60))
     assert busy.tool_polled_at - busy.tool_active_at < seconds / 2  # it computes, and says nothing meanwhile
-    with stand.browser(job) as browser:
+    with testbed.browser(job) as browser:
         assert browser.post(f"/api/kernels/{kernel}/interrupt", headers=own).is_success
     WorkspaceActivity.objects.update(tool_polled_at=busy.tool_polled_at - 200 * seconds)
     assert (
@@ -177,7 +177,7 @@ async def _told(
     request = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
     await channel.send_str(json.dumps(request))
     async for message in channel:
-        told = json.loads(message.data)
-        if told["msg_type"] == wanted and told["parent_header"].get("msg_id") == header["msg_id"]:
-            return dict(told["content"])
+        reported = json.loads(message.data)
+        if reported["msg_type"] == wanted and reported["parent_header"].get("msg_id") == header["msg_id"]:
+            return dict(reported["content"])
     raise AssertionError("the kernel's socket was closed")

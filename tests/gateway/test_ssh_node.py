@@ -18,7 +18,7 @@ from agents.keys import PURPOSES, make_keys, read_public_key
 from agents.tunnel.pool import JOB_ADDRESS
 from portal.services.workspaces.access import do_open_workspace
 from tests import factories
-from tests.gateway.gateway_harness import Stand, running_workspace
+from tests.gateway.gateway_harness import Testbed, running_workspace
 from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import loopback_sshd
 from tests.rig.needs import missing_for_loopback
@@ -35,7 +35,7 @@ def far(transactional_db, tmp_path, settings, owner, session):
     settings.KEY_FILES = {"tunnel": str(keys["tunnel"])}
     settings.DATA_DIR = tmp_path
     public = {purpose: read_public_key(keys[purpose]) for purpose in PURPOSES}
-    with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Stand(tmp_path) as stand:
+    with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Testbed(tmp_path) as testbed:
         node = factories.node(
             factories.pool(),
             transport="ssh",
@@ -45,28 +45,28 @@ def far(transactional_db, tmp_path, settings, owner, session):
             ssh_user=sshd.account,
             host_key=sshd.host_key,
         )
-        job = running_workspace(owner, port=stand.tool.port, node=node)
+        job = running_workspace(owner, port=testbed.tool.port, node=node)
         _, ticket = do_open_workspace(owner, job, session)
-        cookie = stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]
-        yield stand, job, cookie, sshd, node
+        cookie = testbed.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+        yield testbed, job, cookie, sshd, node
 
 
 def test_requests_and_sockets_go_through_the_tunnel(far):
-    stand, job, cookie, _, _ = far
+    testbed, job, cookie, _, _ = far
     data = bytes(range(256)) * 16 * 1024
-    with stand.browser(job) as browser:
+    with testbed.browser(job) as browser:
         browser.headers["Cookie"] = cookie
         assert browser.get("/a%2Fb").text == "tool at /a%2Fb"
-        told = browser.post("/upload", content=data).json()
-        assert told == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        reported = browser.post("/upload", content=data).json()
+        assert reported == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         assert len(browser.get("/big").content) == 64 << 20
 
     async def talk() -> None:
-        headers = {"Host": stand.host(job), "Origin": f"http://{stand.host(job)}", "Cookie": cookie}
+        headers = {"Host": testbed.host(job), "Origin": f"http://{testbed.host(job)}", "Cookie": cookie}
         async with (
             aiohttp.ClientSession() as client,
             client.ws_connect(
-                f"http://127.0.0.1:{stand.port}/socket", headers=headers, max_msg_size=0
+                f"http://127.0.0.1:{testbed.port}/socket", headers=headers, max_msg_size=0
             ) as socket,
         ):
             await socket.send_bytes(data)
@@ -76,8 +76,8 @@ def test_requests_and_sockets_go_through_the_tunnel(far):
 
 
 def test_a_frozen_node_is_a_clear_answer_within_ten_seconds(far):
-    stand, job, cookie, sshd, _ = far
-    with stand.browser(job) as browser:
+    testbed, job, cookie, sshd, _ = far
+    with testbed.browser(job) as browser:
         browser.headers["Cookie"] = cookie
         sshd.freeze()
         try:
@@ -92,13 +92,13 @@ def test_a_frozen_node_is_a_clear_answer_within_ten_seconds(far):
 
 
 def test_another_host_key_is_never_trusted(far):
-    stand, job, cookie, _, node = far
+    testbed, job, cookie, _, node = far
     kind, key = node.host_key.split()
     node.host_key = f"{kind} {key[:-8]}AAAA{key[-4:]}"
     node.save()
-    with stand.browser(job) as browser:
+    with testbed.browser(job) as browser:
         assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 502
-    assert not stand.tool.seen
+    assert not testbed.tool.seen
 
 
 UNTIL_THE_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
@@ -130,31 +130,34 @@ def teller() -> Iterator[tuple[int, threading.Event]]:
 
 @pytest.mark.parametrize("broken", [True, False])
 def test_a_lost_connection_never_looks_like_the_end_of_an_answer(far, owner, session, broken: bool):
-    stand, _, _, sshd, node = far
+    testbed, _, _, sshd, node = far
     with teller() as (port, end):
         job = running_workspace(owner, port=port, node=node)
         _, ticket = do_open_workspace(owner, job, session)
-        cookie = stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]
-        with stand.browser(job) as browser, browser.stream("GET", "/", headers={"Cookie": cookie}) as answer:
-            told = answer.iter_bytes()
-            assert next(told) == b"begun\n"
+        cookie = testbed.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+        with (
+            testbed.browser(job) as browser,
+            browser.stream("GET", "/", headers={"Cookie": cookie}) as answer,
+        ):
+            reported = answer.iter_bytes()
+            assert next(reported) == b"begun\n"
             if broken:
                 sshd.kill_sessions()
                 with pytest.raises(httpx.RemoteProtocolError):
-                    next(told)
+                    next(reported)
             else:
                 end.set()
-                assert list(told) == []
+                assert list(reported) == []
 
 
 def test_a_lost_connection_closes_a_socket_as_a_bad_gateway(far):
-    stand, job, cookie, sshd, _ = far
+    testbed, job, cookie, sshd, _ = far
 
     async def talk() -> int | None:
-        headers = {"Host": stand.host(job), "Origin": f"http://{stand.host(job)}", "Cookie": cookie}
+        headers = {"Host": testbed.host(job), "Origin": f"http://{testbed.host(job)}", "Cookie": cookie}
         async with (
             aiohttp.ClientSession() as client,
-            client.ws_connect(f"http://127.0.0.1:{stand.port}/socket", headers=headers) as wire,
+            client.ws_connect(f"http://127.0.0.1:{testbed.port}/socket", headers=headers) as wire,
         ):
             await wire.send_str("here")
             assert (await wire.receive()).data == "here"

@@ -22,7 +22,7 @@ from portal.services.jobs.submission import do_cancel_job
 from portal.services.workspaces.terminals import MAX_TERMINALS_PER_USER
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
-from tests.gateway.gateway_harness import Stand, sign_in
+from tests.gateway.gateway_harness import Testbed, sign_in
 from tests.time_budget import budget_s
 
 ORIGIN = "http://localhost:8000"
@@ -30,7 +30,7 @@ AT_MOST_S = 5.0
 
 
 @pytest.fixture
-def running(stand: Stand, harness: EngineHarness, owner: User) -> Iterator[Job]:
+def running(testbed: Testbed, harness: EngineHarness, owner: User) -> Iterator[Job]:
     """A job that runs on this machine; its actor goes on working beside the test."""
     harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
     project = factories.project(member=owner)
@@ -65,8 +65,8 @@ def opened(session: str, job: Job) -> str:
     answer = ask(session, job)
     assert answer.status_code == 201, answer.content
     state = answer.json()["state"]
-    told = wait_for("it listens", lambda: (now := page(session).get(state).json())["listens"] and now)
-    return str(told["socket"])
+    reported = wait_for("it listens", lambda: (now := page(session).get(state).json())["listens"] and now)
+    return str(reported["socket"])
 
 
 class Shell:
@@ -99,7 +99,7 @@ class Shell:
 
 
 def visit(
-    stand: Stand,
+    testbed: Testbed,
     path: str,
     session: str,
     play: Callable[[Shell], Coroutine[Any, Any, Any]],
@@ -115,18 +115,18 @@ def visit(
         }
         async with (
             aiohttp.ClientSession() as client,
-            client.ws_connect(f"http://127.0.0.1:{stand.port}{path}", headers=headers) as wire,
+            client.ws_connect(f"http://127.0.0.1:{testbed.port}{path}", headers=headers) as wire,
         ):
             return await play(Shell(wire))
 
     return asyncio.run(go())
 
 
-def refused(stand: Stand, path: str, session: str, origin: str = ORIGIN) -> int:
+def refused(testbed: Testbed, path: str, session: str, origin: str = ORIGIN) -> int:
     async def nothing(_: Shell) -> None: ...
 
     with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-        visit(stand, path, session, nothing, origin)
+        visit(testbed, path, session, nothing, origin)
     return caught.value.status
 
 
@@ -135,20 +135,20 @@ def acts(job: Job) -> list[tuple[str, str]]:
     return list(rows.order_by("pk").values_list("action", "actor_name"))
 
 
-def test_a_terminal_the_whole_way(stand: Stand, owner: User, session: str, running: Job) -> None:
+def test_a_terminal_the_whole_way(testbed: Testbed, owner: User, session: str, running: Job) -> None:
     path = opened(session, running)
-    stranger, admin = factories.user(), factories.user(admin=True)
-    Project.objects.get(pk=running.project_id).memberships.create(user=stranger, role="manager")
-    keys = {who: sign_in(who) for who in (stranger, admin)}
+    outsider, admin = factories.user(), factories.user(admin=True)
+    Project.objects.get(pk=running.project_id).memberships.create(user=outsider, role="manager")
+    keys = {who: sign_in(who) for who in (outsider, admin)}
     for who, key in keys.items():  # a manager and an admin see the job, and type nothing into it
         assert ask(key, running).status_code == 403, who
         assert page(key).get(f"/jobs/{running.public_id}/terminal/").status_code == 403
-        assert refused(stand, path, key) == 403
+        assert refused(testbed, path, key) == 403
         assert page(key).get(path.replace("/terminals", "/jobs/terminals", 1)).status_code == 404
-    assert refused(stand, path, "") == 403
-    assert refused(stand, path, sign_in(owner)) == 403  # another session of the same person
-    assert refused(stand, path, session, origin="http://evil.example") == 403
-    assert refused(stand, "/terminals/abcdefghjk/", session) == 403
+    assert refused(testbed, path, "") == 403
+    assert refused(testbed, path, sign_in(owner)) == 403  # another session of the same person
+    assert refused(testbed, path, session, origin="http://evil.example") == 403
+    assert refused(testbed, "/terminals/abcdefghjk/", session) == 403
     assert ask(session, running, rank=7).status_code == 409
 
     async def play(shell: Shell) -> None:
@@ -160,18 +160,18 @@ def test_a_terminal_the_whole_way(stand: Stand, owner: User, session: str, runni
         await shell.until_closed()
         assert shell.words[-1] == {"ended": "exited", "exit_code": 4}
 
-    visit(stand, path, session, play)
-    assert refused(stand, path, session) == 403, "entered once"
+    visit(testbed, path, session, play)
+    assert refused(testbed, path, session) == 403, "entered once"
     wait_for("its end is written down", lambda: len(acts(running)) == 2)
     assert acts(running) == [("terminal.open", owner.username), ("terminal.close", owner.username)]
     assert Terminal.objects.get().closed_at is not None
-    told = json.dumps(list(AuditEntry.objects.values_list("before", "after", "reason")))
-    assert "bye" not in told and Terminal.objects.get().secret not in told
+    reported = json.dumps(list(AuditEntry.objects.values_list("before", "after", "reason")))
+    assert "bye" not in reported and Terminal.objects.get().secret not in reported
 
 
 @pytest.mark.parametrize("end", ["sign out", "role", "stop"])
 def test_a_terminal_ends_with_its_right(
-    stand: Stand, owner: User, session: str, running: Job, end: str
+    testbed: Testbed, owner: User, session: str, running: Job, end: str
 ) -> None:
     def take() -> None:
         match end:
@@ -188,7 +188,7 @@ def test_a_terminal_ends_with_its_right(
         await asyncio.to_thread(in_thread, take)
         return await shell.until_closed(), time.monotonic() - began_s
 
-    code, took_s = visit(stand, opened(session, running), session, play)
+    code, took_s = visit(testbed, opened(session, running), session, play)
     assert took_s < budget_s(AT_MOST_S)
     assert code == 1008 or end == "stop"
     closed = AuditEntry.objects.filter(action="terminal.close")
@@ -204,12 +204,12 @@ def in_thread(act: Callable[[], Any]) -> None:
         connection.close()
 
 
-def test_bounds_and_what_a_dead_gateway_left_open(stand: Stand, session: str, running: Job) -> None:
+def test_bounds_and_what_a_dead_gateway_left_open(testbed: Testbed, session: str, running: Job) -> None:
     for _ in range(4):
         opened(session, running)
     refusal = ask(session, running).json()
-    told = wait_for("the node refuses", lambda: page(session).get(refusal["state"]).json()["refusal"])
-    assert "at most 4 open terminals" in told
+    reported = wait_for("the node refuses", lambda: page(session).get(refusal["state"]).json()["refusal"])
+    assert "at most 4 open terminals" in reported
     Terminal.objects.update(connected_at="2026-01-01T00:00Z")
     for row in list(Terminal.objects.all()[:1]) * MAX_TERMINALS_PER_USER:
         row.pk, row.public_id, row.error = None, f"x{time.monotonic_ns() % 10**9}", ""

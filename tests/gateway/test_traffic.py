@@ -18,7 +18,7 @@ from tests.gateway.gateway_harness import attempt_of
 from tests.time_budget import budget_s
 
 
-def test_paths_arrive_byte_for_byte(stand, workspace, cookie):
+def test_paths_arrive_byte_for_byte(testbed, workspace, cookie):
     for target in [
         "/a%2Fb/%2e%2e/c?x=%20+&y=a/b",
         "//evil.example/x",
@@ -28,15 +28,15 @@ def test_paths_arrive_byte_for_byte(stand, workspace, cookie):
         "/?next=http://evil.example/",
     ]:
         head = _raw(
-            stand,
-            f"GET {target} HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
+            testbed,
+            f"GET {target} HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nCookie: {cookie}\r\n"
             "Connection: close\r\n\r\n",
         )
         assert head.startswith("HTTP/1.1 200"), (target, head)
-        assert stand.tool.seen[-1]["path"] == target
+        assert testbed.tool.seen[-1]["path"] == target
 
 
-def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, inside):
+def test_the_tool_gets_its_secret_and_none_of_ours(testbed, workspace, cookie, inside):
     inside.get(
         "/api",
         headers={
@@ -52,18 +52,18 @@ def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, ins
             "X-Kept": "yes",
         },
     )
-    seen = stand.tool.headers()
+    seen = testbed.tool.headers()
     assert seen["authorization"] == f"token {decrypt_attempt_secret(attempt_of(workspace))}"
     assert seen["cookie"] == "theme=dark; _xsrf=2|x"
     assert seen["x-kept"] == "yes"
-    assert seen["host"] == stand.host(workspace)
+    assert seen["host"] == testbed.host(workspace)
     assert seen["x-forwarded-proto"] == "http"
     for gone in ["x-forwarded-for", "x_forwarded_for", "x-forwarded-user", "forwarded", "x-private"]:
         assert gone not in seen
     assert "proxy-authorization" not in seen
 
 
-def test_the_secret_never_reaches_the_browser(stand, workspace, inside):
+def test_the_secret_never_reaches_the_browser(testbed, workspace, inside):
     secret = decrypt_attempt_secret(attempt_of(workspace))
     for path in ["/", "/cookies", "/nothing"]:
         answer = inside.get(path)
@@ -80,7 +80,7 @@ def test_cookies_of_tools_stay_on_their_host(inside):
     assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
 
 
-def test_large_bodies_stream_both_ways(stand, inside):
+def test_large_bodies_stream_both_ways(testbed, inside):
     chunk = bytes(range(256)) * 4096
     digest = hashlib.sha256()
 
@@ -89,10 +89,10 @@ def test_large_bodies_stream_both_ways(stand, inside):
             digest.update(chunk)
             yield chunk
 
-    told = inside.post("/upload", content=body()).json()
-    assert told == {"bytes": 48 << 20, "sha256": digest.hexdigest()}
-    told = inside.put("/upload", content=chunk).json()
-    assert told["bytes"] == 1 << 20
+    reported = inside.post("/upload", content=body()).json()
+    assert reported == {"bytes": 48 << 20, "sha256": digest.hexdigest()}
+    reported = inside.put("/upload", content=chunk).json()
+    assert reported["bytes"] == 1 << 20
     assert len(inside.get("/big").content) == 64 << 20
 
 
@@ -104,18 +104,20 @@ def test_an_answer_that_breaks_off_never_looks_whole(inside):
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "DELETE", "PATCH", "PROPFIND"])
-def test_methods_pass(stand, inside, method):
+def test_methods_pass(testbed, inside, method):
     assert inside.request(method, "/x").status_code == 200
-    assert stand.tool.seen[-1]["method"] == method
+    assert testbed.tool.seen[-1]["method"] == method
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "FOO"])
-def test_other_methods_do_not(stand, workspace, cookie, method):
+def test_other_methods_do_not(testbed, workspace, cookie, method):
     head = _raw(
-        stand, f"{method} / HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n\r\n", wait_s=1
+        testbed,
+        f"{method} / HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nCookie: {cookie}\r\n\r\n",
+        wait_s=1,
     )
     assert not head or head.split()[1] in ("400", "405")
-    assert not stand.tool.seen
+    assert not testbed.tool.seen
 
 
 @pytest.mark.parametrize(
@@ -129,28 +131,28 @@ def test_other_methods_do_not(stand, workspace, cookie, method):
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
     ],
 )
-def test_pages_of_other_origins_cannot_use_the_cookie(stand, inside, sent):
+def test_pages_of_other_origins_cannot_use_the_cookie(testbed, inside, sent):
     assert inside.post("/api/kernels", headers=sent).status_code == 403
     assert inside.get("/api/kernels", headers=sent).status_code == 403
-    assert not stand.tool.seen
+    assert not testbed.tool.seen
 
 
-def test_own_pages_and_bookmarks_can(stand, workspace, inside):
-    own = {"Origin": f"http://{stand.host(workspace)}", "Sec-Fetch-Site": "same-origin"}
+def test_own_pages_and_bookmarks_can(testbed, workspace, inside):
+    own = {"Origin": f"http://{testbed.host(workspace)}", "Sec-Fetch-Site": "same-origin"}
     assert inside.post("/api/kernels", headers=own).status_code == 200
     bookmark = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert inside.get("/lab", headers=bookmark).status_code == 200
 
 
-def test_a_server_that_went_away_is_a_clear_page(stand, owner, session):
+def test_a_server_that_went_away_is_a_clear_page(testbed, owner, session):
     from portal.services.workspaces.access import do_open_workspace
     from tests.gateway.gateway_harness import running_workspace
 
     gone = running_workspace(owner, port=1)
     _, ticket = do_open_workspace(owner, gone, session)
-    crumb = stand.enter(gone, ticket).headers["set-cookie"].partition(";")[0]
+    crumb = testbed.enter(gone, ticket).headers["set-cookie"].partition(";")[0]
     started = time.monotonic()
-    with stand.browser(gone) as browser:
+    with testbed.browser(gone) as browser:
         answer = browser.get("/lab", headers={"Cookie": crumb})
     assert answer.status_code == 502
     assert answer.headers["retry-after"]
@@ -161,16 +163,16 @@ def test_a_server_that_went_away_is_a_clear_page(stand, owner, session):
 # -- sockets ---------------------------------------------------------------------------------------
 
 
-def _socket(stand, workspace, cookie, talk, **options):
+def _socket(testbed, workspace, cookie, talk, **options):
     async def run():
-        headers = {"Host": stand.host(workspace), "Cookie": cookie}
-        headers["Origin"] = options.pop("origin", f"http://{stand.host(workspace)}")
+        headers = {"Host": testbed.host(workspace), "Cookie": cookie}
+        headers["Origin"] = options.pop("origin", f"http://{testbed.host(workspace)}")
         if headers["Origin"] is None:
             del headers["Origin"]
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(
-                URL(f"http://127.0.0.1:{stand.port}/socket?k=%2F", encoded=True),
+                URL(f"http://127.0.0.1:{testbed.port}/socket?k=%2F", encoded=True),
                 headers=headers,
                 max_msg_size=0,
                 **options,
@@ -181,7 +183,7 @@ def _socket(stand, workspace, cookie, talk, **options):
     return asyncio.run(run())
 
 
-def test_sockets_carry_text_binary_and_subprotocol(stand, workspace, cookie):
+def test_sockets_carry_text_binary_and_subprotocol(testbed, workspace, cookie):
     async def talk(socket):
         assert socket.protocol == "kernel.v1"
         await socket.send_str("grüße ✓")
@@ -195,20 +197,20 @@ def test_sockets_carry_text_binary_and_subprotocol(stand, workspace, cookie):
         got = [(await socket.receive()).data for _ in range(500)]
         assert got == [str(number) for number in range(500)]
 
-    _socket(stand, workspace, cookie, talk, protocols=["other2", "kernel.v1"])
-    opened = stand.tool.headers()
+    _socket(testbed, workspace, cookie, talk, protocols=["other2", "kernel.v1"])
+    opened = testbed.tool.headers()
     assert opened["authorization"].startswith("token ")
     assert "fairway" not in opened.get("cookie", "")
-    assert next(e for e in stand.tool.seen if "path" in e)["path"] == "/socket?k=%2F"
+    assert next(e for e in testbed.tool.seen if "path" in e)["path"] == "/socket?k=%2F"
 
 
-def test_closing_codes_cross(stand, workspace, cookie):
+def test_closing_codes_cross(testbed, workspace, cookie):
     async def talk(socket):
         await socket.send_str("close 4123")
         await socket.receive()
         return socket.close_code
 
-    assert _socket(stand, workspace, cookie, talk) == 4123
+    assert _socket(testbed, workspace, cookie, talk) == 4123
 
     async def leave(socket):
         await socket.send_str("x")
@@ -216,25 +218,25 @@ def test_closing_codes_cross(stand, workspace, cookie):
         await socket.close(code=4001)
         await asyncio.sleep(0.3)
 
-    _socket(stand, workspace, cookie, leave)
-    assert stand.tool.seen[-1] == {"closed": 4001}
+    _socket(testbed, workspace, cookie, leave)
+    assert testbed.tool.seen[-1] == {"closed": 4001}
 
 
 @pytest.mark.parametrize(
     "origin", [None, "null", "http://evil.example", "http://localhost:8000", "https://SAME", "http://SAME.x"]
 )
-def test_sockets_of_other_origins_are_refused(stand, workspace, cookie, origin):
+def test_sockets_of_other_origins_are_refused(testbed, workspace, cookie, origin):
     if origin:
-        origin = origin.replace("SAME", stand.host(workspace))
+        origin = origin.replace("SAME", testbed.host(workspace))
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        _socket(stand, workspace, cookie, lambda socket: asyncio.sleep(0), origin=origin)
+        _socket(testbed, workspace, cookie, lambda socket: asyncio.sleep(0), origin=origin)
     assert refused.value.status == 403
-    assert not stand.tool.seen
+    assert not testbed.tool.seen
 
 
-def test_sockets_of_strangers_are_refused(stand, workspace):
+def test_sockets_of_strangers_are_refused(testbed, workspace):
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        _socket(stand, workspace, "fairway_workspace=x", lambda socket: asyncio.sleep(0))
+        _socket(testbed, workspace, "fairway_workspace=x", lambda socket: asyncio.sleep(0))
     assert refused.value.status == 403
 
 
@@ -258,7 +260,7 @@ def _deactivate(owner, workspace):
 
 
 @pytest.mark.parametrize("what", [_sign_out, _stop, _lose_membership, _deactivate])
-def test_sockets_and_streams_die_within_five_seconds(stand, owner, workspace, cookie, inside, what):
+def test_sockets_and_streams_die_within_five_seconds(testbed, owner, workspace, cookie, inside, what):
     async def talk(socket):
         await socket.send_str("hello")
         assert (await socket.receive()).data == "hello"
@@ -272,7 +274,7 @@ def test_sockets_and_streams_die_within_five_seconds(stand, owner, workspace, co
     with inside.stream("GET", "/stream") as stream:
         lines = stream.iter_lines()
         next(lines)
-        took_s, code = _socket(stand, workspace, cookie, talk)
+        took_s, code = _socket(testbed, workspace, cookie, talk)
         assert took_s < budget_s(5)
         assert code == 1008
         started = time.monotonic()
@@ -283,11 +285,11 @@ def test_sockets_and_streams_die_within_five_seconds(stand, owner, workspace, co
     assert inside.get("/").status_code in (403, 410)
 
 
-def test_a_browser_that_leaves_ends_the_request_upstream(stand, inside):
+def test_a_browser_that_leaves_ends_the_request_upstream(testbed, inside):
     with inside.stream("GET", "/stream") as stream:
         next(stream.iter_lines())
     time.sleep(1.6)
-    tasks = stand.call(_handlers())
+    tasks = testbed.call(_handlers())
     assert tasks == 0
 
 
@@ -298,10 +300,10 @@ async def _handlers() -> int:
     )
 
 
-def _raw(stand, request: str, wait_s: float = 5.0) -> str:
+def _raw(testbed, request: str, wait_s: float = 5.0) -> str:
     import socket
 
-    with socket.create_connection(("127.0.0.1", stand.port), timeout=wait_s) as raw:
+    with socket.create_connection(("127.0.0.1", testbed.port), timeout=wait_s) as raw:
         raw.sendall(request.encode("latin-1"))
         answer = b""
         try:

@@ -26,7 +26,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
 
 
 @pytest.fixture
-def answering(stand, owner, session) -> Iterator[Callable[..., httpx.Response]]:
+def answering(testbed, owner, session) -> Iterator[Callable[..., httpx.Response]]:
     """Opens a workspace whose server sends these very bytes, and gives what the browser gets."""
     servers: list[socket.socket] = []
 
@@ -49,8 +49,8 @@ def answering(stand, owner, session) -> Iterator[Callable[..., httpx.Response]]:
         threading.Thread(target=serve, args=(listener, raw, seen), daemon=True).start()
         workspace = running_workspace(owner, port=port)
         _, ticket = do_open_workspace(owner, workspace, session)
-        own = stand.enter(workspace, ticket).headers["set-cookie"].partition(";")[0]
-        with stand.browser(workspace) as browser:
+        own = testbed.enter(workspace, ticket).headers["set-cookie"].partition(";")[0]
+        with testbed.browser(workspace) as browser:
             got = browser.get("/", headers={"Cookie": own + cookies})
         got.extensions["request_at_tool"] = seen[0] if seen else b""
         return got
@@ -102,9 +102,9 @@ def test_browser_sends_too_many_cookies_tool_gets_those_within_the_bound(answeri
     assert line.startswith(b"cookie: c0=x")
 
 
-def test_portal_gets_its_own_cookies_only(stand):
+def test_portal_gets_its_own_cookies_only(testbed):
     junk = "".join(f"junk{number}={'x' * 500}; " for number in range(100))
-    with stand.browser() as browser:
+    with testbed.browser() as browser:
         sent = {"Cookie": f"nameless; {junk}fairway_session=abc; =x; __Host-fairway_csrf=d"}
         seen = dict(browser.get("/jobs/", headers=sent).json()["headers"])
     assert seen["cookie"] == "fairway_session=abc; __Host-fairway_csrf=d"

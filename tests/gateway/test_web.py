@@ -9,7 +9,7 @@ import time
 import aiohttp
 
 from portal.services.workspaces.access import do_open_workspace
-from tests.gateway.gateway_harness import Stand, running_workspace
+from tests.gateway.gateway_harness import Testbed, running_workspace
 from tests.time_budget import budget_s
 
 
@@ -20,8 +20,8 @@ def _headers(answer) -> dict[str, list[str]]:
     return found
 
 
-def test_everything_else_goes_to_web(stand):
-    with stand.browser() as browser:
+def test_everything_else_goes_to_web(testbed):
+    with testbed.browser() as browser:
         answer = browser.post(
             "/a%2Fb?q=1",
             content=b"body",
@@ -36,9 +36,9 @@ def test_everything_else_goes_to_web(stand):
                 "Remote_User": "root",
             },
         )
-    told = answer.json()
-    assert (told["path"], told["query"]) == ("/a%2Fb", "q=1")
-    assert base64.b64decode(told["body"]) == b"body"
+    reported = answer.json()
+    assert (reported["path"], reported["query"]) == ("/a%2Fb", "q=1")
+    assert base64.b64decode(reported["body"]) == b"body"
     seen = _headers(answer)
     assert seen["x-forwarded-for"] == ["127.0.0.1"]
     assert seen["x-forwarded-host"] == ["localhost:8000"]
@@ -52,17 +52,17 @@ def test_everything_else_goes_to_web(stand):
 
 def test_client_address_is_taken_from_a_trusted_proxy(monkeypatch, transactional_db, tmp_path):
     monkeypatch.setenv("FAIRWAY_TRUSTED_PROXIES", "10.9.8.7, 127.0.0.1")
-    with Stand(tmp_path) as stand, stand.browser() as browser:
+    with Testbed(tmp_path) as testbed, testbed.browser() as browser:
         answer = browser.get("/", headers={"X-Forwarded-For": "6.6.6.6, 7.7.7.7"})
     assert _headers(answer)["x-forwarded-for"] == ["7.7.7.7"]
 
 
-def test_sockets_reach_web(stand):
+def test_sockets_reach_web(testbed):
     async def run() -> str:
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(
-                f"http://127.0.0.1:{stand.port}/live/", headers={"Host": "localhost:8000"}
+                f"http://127.0.0.1:{testbed.port}/live/", headers={"Host": "localhost:8000"}
             ) as socket,
         ):
             await socket.send_str("hi")
@@ -87,9 +87,9 @@ def test_a_web_process_that_is_away_is_a_clear_503(own_stand):
         assert time.monotonic() - started < budget_s(2)
 
 
-def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(stand):
+def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(testbed):
     started = time.monotonic()
-    with stand.browser() as browser:
+    with testbed.browser() as browser:
         answer = browser.get("/never")
     assert answer.status_code == 503
     assert time.monotonic() - started < budget_s(10)

@@ -87,9 +87,9 @@ def test_memory_and_multiprocessors_are_those_of_the_share(link: Link) -> None:
     small = begin(link, "jsmall", gpu.uuid, 250)
     large = begin(link, "jlarge", gpu.uuid, 500)
     print(f"\n{gpu.model}: {gpu.memory_mib} MiB, {gpu.driver_reserved_mib} reserved; {small=} {large=}")
-    for told, milli in ((small, 250), (large, 500)):
-        assert told["limit_mib"] == (gpu.memory_mib - (gpu.driver_reserved_mib or 0)) * milli // 1000
-        assert told["too_much"] == OUT_OF_MEMORY and told["enough"] == 0
+    for reported, milli in ((small, 250), (large, 500)):
+        assert reported["limit_mib"] == (gpu.memory_mib - (gpu.driver_reserved_mib or 0)) * milli // 1000
+        assert reported["too_much"] == OUT_OF_MEMORY and reported["enough"] == 0
     assert small["multiprocessors"] < large["multiprocessors"]
     rows = link.request("stats", timeout_s=20, once=True)["sample"]["gpus"][gpu.index]["processes"]
     assert not [row for row in rows if row["foreign"] and "mps" in (row["command"] or "")], rows

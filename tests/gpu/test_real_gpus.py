@@ -40,9 +40,9 @@ def gpus() -> GpuProvider:
 
 
 def test_every_gpu_has_its_facts(gpus: GpuProvider) -> None:
-    told = gpus.gpus()
-    assert told, "there is a driver, but no GPU"
-    for gpu in told:
+    reported = gpus.gpus()
+    assert reported, "there is a driver, but no GPU"
+    for gpu in reported:
         assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert gpu.model.startswith("NVIDIA") or "Tesla" in gpu.model
         assert gpu.health == "ok", gpu.health_message

@@ -9,7 +9,7 @@ import pytest
 from django.conf import settings
 
 from tests.engine_harness import harness, shared_harness
-from tests.live.stand import LiveStand
+from tests.live.testbed import LiveTestbed
 
 __all__ = ["harness", "shared_harness"]
 
@@ -18,12 +18,12 @@ settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = f"fairway-{os.getpid()}
 
 
 @pytest.fixture(scope="session")
-def _running(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStand]:
+def _running(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveTestbed]:
     """One web process for all tests: starting and ending it takes longer than most of them."""
-    with LiveStand(tmp_path_factory.mktemp("live")) as running:
+    with LiveTestbed(tmp_path_factory.mktemp("live")) as running:
         yield running
 
 
 @pytest.fixture
-def stand(transactional_db: None, _running: LiveStand) -> LiveStand:
+def testbed(transactional_db: None, _running: LiveTestbed) -> LiveTestbed:
     return _running

@@ -14,7 +14,7 @@ from portal.live.websocket.hub import Hub, SendBuffer
 from portal.live_events import publish
 from portal.valkey import announcements
 from tests import factories
-from tests.live.stand import LiveStand, browser_of
+from tests.live.testbed import LiveTestbed, browser_of
 
 LONG_MS = (announcements.TTL_S + 5) * 1000
 
@@ -23,11 +23,11 @@ async def _tell(topic: str) -> None:
     await asyncio.to_thread(publish, [(topic, {"kind": "moved"})])
 
 
-def _first_words(stand: LiveStand, person: Any, *topics: str, since: int | None) -> list[dict[str, Any]]:
+def _first_words(testbed: LiveTestbed, person: Any, *topics: str, since: int | None) -> list[dict[str, Any]]:
     """What a browser is told until its first subscription stands."""
 
     async def run() -> list[dict[str, Any]]:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             heard = await browser.subscribe(*topics, **({} if since is None else {"since": since}))
             assert browser.subscribed == [topic for topic in topics if topic != "job.unknown"]
             return heard
@@ -35,38 +35,38 @@ def _first_words(stand: LiveStand, person: Any, *topics: str, since: int | None)
     return asyncio.run(run())
 
 
-def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
+def test_news_between_the_page_and_its_subscription_are_told_as_missed(testbed):
     person = factories.user()
     topic = f"user.{person.public_id}"
     made = announcements.now_ms()
     publish([(topic, {"kind": "job_state"})])
     missed = [{"topic": topic, "data": {"kind": "missed"}}]
-    assert _first_words(stand, person, "user.me", since=made) == missed
-    assert _first_words(stand, person, "user.me", topic, since=made) == missed
-    assert _first_words(stand, person, "user.me", since=None) == []
+    assert _first_words(testbed, person, "user.me", since=made) == missed
+    assert _first_words(testbed, person, "user.me", topic, since=made) == missed
+    assert _first_words(testbed, person, "user.me", since=None) == []
 
 
-def test_news_from_before_the_page_are_not_missed(stand):
+def test_news_from_before_the_page_are_not_missed(testbed):
     person = factories.user()
     topic = f"user.{person.public_id}"
     publish([(topic, {"kind": "job_state"})])
     assert (
         _first_words(
-            stand, person, "user.me", since=announcements.now_ms() + announcements.CLOCK_TOLERANCE_MS + 1
+            testbed, person, "user.me", since=announcements.now_ms() + announcements.CLOCK_TOLERANCE_MS + 1
         )
         == []
     )
     assert (
-        len(_first_words(stand, person, "user.me", since=announcements.now_ms() - 10)) == 1
+        len(_first_words(testbed, person, "user.me", since=announcements.now_ms() - 10)) == 1
     )  # within the slack
 
 
-def test_a_page_older_than_the_notes_has_missed_everything_that_announces(stand):
+def test_a_page_older_than_the_notes_has_missed_everything_that_announces(testbed):
     person = factories.user()
     factories.node(factories.pool())
     job = factories.job(person, factories.project(member=person), factories.environment(tool=False))
     heard = _first_words(
-        stand,
+        testbed,
         person,
         *("user.me", f"job.{job.public_id}", f"logs.{job.public_id}.0"),
         since=announcements.now_ms() - LONG_MS,
@@ -75,19 +75,19 @@ def test_a_page_older_than_the_notes_has_missed_everything_that_announces(stand)
     assert missed == {f"user.{person.public_id}", f"job.{job.public_id}"}  # a log brings its tail
 
 
-def test_a_refused_topic_is_not_told_of(stand):
+def test_a_refused_topic_is_not_told_of(testbed):
     person = factories.user()
     publish([("job.unknown", {"kind": "job_state"})])
-    (refusal,) = _first_words(stand, person, "job.unknown", since=announcements.now_ms() - 500)
+    (refusal,) = _first_words(testbed, person, "job.unknown", since=announcements.now_ms() - 500)
     assert refusal["error"]["code"] == "not_found"
 
 
-def test_what_is_watched_already_was_heard_and_not_missed(stand):
+def test_what_is_watched_already_was_heard_and_not_missed(testbed):
     person = factories.user()
     topic = f"user.{person.public_id}"
 
     async def run() -> None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             made = announcements.now_ms()
             await browser.subscribe("user.me")
             await _tell(topic)

@@ -22,7 +22,7 @@ from portal.selectors.logs.lines import log_file, read_lines
 from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache
 from tests import factories
-from tests.live.stand import browser_of, control, local_node
+from tests.live.testbed import browser_of, control, local_node
 from tests.time_budget import budget_s
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -87,20 +87,20 @@ def running_job(owner, node, *, command=("true",)):
     return job, task, gpu
 
 
-def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
+def test_samples_reach_browsers_and_last_samples(testbed, tmp_path):
     node, person = local_node(tmp_path), factories.user()
     uuids = [gpu.uuid for gpu in node.gpus.all()]
 
     async def run():
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await browser.say(subscribe=["cluster", f"node.{node.public_id}"])
             first = await browser.hear(topic="cluster", kind="backfill")
             assert first["data"]["gpus"] == {node.public_id: uuids}
             while True:
-                told = await browser.hear(10, topic="cluster", kind="sample")
-                if node.public_id in told["data"]["nodes"]:
+                reported = await browser.hear(10, topic="cluster", kind="sample")
+                if node.public_id in reported["data"]["nodes"]:
                     break
-            row = told["data"]["nodes"][node.public_id]
+            row = reported["data"]["nodes"][node.public_id]
             assert len(row["u"]) == len(row["m"]) == 2
             assert row["lag_s"] < 2.5
             begin = time.time()
@@ -123,7 +123,7 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
     assert all(joules > 0 for joules in row.energy_joules)
 
 
-def test_what_nobody_watches_is_not_sent(stand, tmp_path):
+def test_what_nobody_watches_is_not_sent(testbed, tmp_path):
     node, person = local_node(tmp_path), factories.user()
     topic = f"node.{node.public_id}"
 
@@ -131,7 +131,7 @@ def test_what_nobody_watches_is_not_sent(stand, tmp_path):
         layer = get_channel_layer()
         unmarked = await layer.new_channel()
         await layer.group_add(channel_group(topic), unmarked)
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await browser.say(subscribe=["cluster"])
             while (
                 node.public_id
@@ -153,7 +153,7 @@ def test_what_nobody_watches_is_not_sent(stand, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
-def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
+def test_logs_of_a_running_task_grow_in_the_browser(testbed, tmp_path):
     node, owner = local_node(tmp_path), factories.user()
     words = 'i=0; while [ $i -lt 60 ]; do echo "line $i"; i=$((i+1)); sleep 0.1; done'
     job, task, gpu = running_job(owner, node, command=["sh", "-c", words])
@@ -177,17 +177,17 @@ def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
     }
 
     async def run():
-        async with browser_of(stand, owner) as browser:
+        async with browser_of(testbed, owner) as browser:
             await browser.say(subscribe=[f"logs.{job.public_id}.0", f"job.{job.public_id}"])
             lines = []
             while len(lines) < 20:
-                told = await browser.hear(15, kind="logs")
-                lines += [line["text"] for line in told["data"]["lines"]]
+                reported = await browser.hear(15, kind="logs")
+                lines += [line["text"] for line in reported["data"]["lines"]]
             first = int(lines[0].split()[1])  # what was written before the collector followed is read by REST
             assert lines[:20] == [f"line {number}" for number in range(first, first + 20)]
             while True:
-                told = await browser.hear(5, topic=f"job.{job.public_id}", kind="sample")
-                used = told["data"]["tasks"][0]
+                reported = await browser.hear(5, topic=f"job.{job.public_id}", kind="sample")
+                used = reported["data"]["tasks"][0]
                 if used["memory_mib"] is not None:
                     break
             assert used["rank"] == 0

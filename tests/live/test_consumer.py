@@ -15,7 +15,7 @@ from portal.models import BrowserSession
 from portal.services.projects import projects
 from tests import factories
 from tests.gateway.gateway_harness import sign_in
-from tests.live.stand import Browser, browser_of
+from tests.live.testbed import Browser, browser_of
 from tests.time_budget import budget_s
 
 SINCE_NONSENSE = ["null", "true", '"1795279359268"', "1795279359268.5", "[]", "-1", "1795279359", "1" * 14]
@@ -33,24 +33,24 @@ async def _watching(browser: Browser, *topics: str) -> None:
     await browser.subscribe(*topics)
 
 
-def test_members_hear_of_their_jobs_and_strangers_do_not(stand):
-    owner, stranger = factories.user(), factories.user()
+def test_members_hear_of_their_jobs_and_strangers_do_not(testbed):
+    owner, outsider = factories.user(), factories.user()
     project = factories.project(member=owner)
     factories.node(factories.pool())
     job = factories.job(owner, project, factories.environment(tool=False))
     topic = f"job.{job.public_id}"
 
     async def run() -> None:
-        async with browser_of(stand, owner) as mine, browser_of(stand, stranger) as theirs:
+        async with browser_of(testbed, owner) as mine, browser_of(testbed, outsider) as theirs:
             await _watching(mine, topic, "user.me")
             await _watching(theirs, topic, f"logs.{job.public_id}.0", f"user.{owner.public_id}")
             for _ in range(3):
-                told = await theirs.hear()
-                assert told["error"]["code"] == "not_found"
+                reported = await theirs.hear()
+                assert reported["error"]["code"] == "not_found"
             await mine.hear(kind="backfill")
             await _tell(topic, kind="job_state", state="RUNNING")
-            told = await mine.hear(topic=topic)
-            assert told["data"] == {"kind": "job_state", "state": "RUNNING"}
+            reported = await mine.hear(topic=topic)
+            assert reported["data"] == {"kind": "job_state", "state": "RUNNING"}
             await _tell(f"user.{owner.public_id}", kind="job_state")
             assert (await mine.hear(topic=f"user.{owner.public_id}"))["data"]["kind"] == "job_state"
             await _tell("cluster", kind="node")
@@ -60,11 +60,11 @@ def test_members_hear_of_their_jobs_and_strangers_do_not(stand):
     asyncio.run(run())
 
 
-def test_an_unsubscribed_topic_is_silent(stand):
+def test_an_unsubscribed_topic_is_silent(testbed):
     person = factories.user()
 
     async def run() -> None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await _watching(browser, "cluster")
             await browser.hear(kind="backfill")
             await browser.say(unsubscribe=["cluster"])
@@ -77,19 +77,19 @@ def test_an_unsubscribed_topic_is_silent(stand):
 
 
 @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://ws-abc.localhost:8000"])
-def test_other_origins_are_closed(stand, origin):
+def test_other_origins_are_closed(testbed, origin):
     key = sign_in(factories.user())
 
     async def run() -> int | None:
-        async with Browser(stand.port, key, origin=origin) as browser:
+        async with Browser(testbed.port, key, origin=origin) as browser:
             return await browser.closed()
 
     assert asyncio.run(run()) == 4403
 
 
-def test_without_a_session_it_is_closed(stand):
+def test_without_a_session_it_is_closed(testbed):
     async def run() -> int | None:
-        async with Browser(stand.port, "nonsense") as browser:
+        async with Browser(testbed.port, "nonsense") as browser:
             return await browser.closed()
 
     assert asyncio.run(run()) == 4401
@@ -110,11 +110,11 @@ def _new_password(user, project):
 
 
 @pytest.mark.parametrize("what", [_sign_out, _deactivate, _new_password])
-def test_a_socket_ends_with_its_session(stand, what):
+def test_a_socket_ends_with_its_session(testbed, what):
     person = factories.user()
 
     async def run() -> float:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await _watching(browser, "cluster")
             await browser.hear(kind="backfill")
             await sync_to_async(what)(person, None)
@@ -125,7 +125,7 @@ def test_a_socket_ends_with_its_session(stand, what):
     assert asyncio.run(run()) < 5
 
 
-def test_a_lost_membership_ends_its_topics_within_five_seconds(stand):
+def test_a_lost_membership_ends_its_topics_within_five_seconds(testbed):
     admin, owner, manager = factories.user(admin=True), factories.user(), factories.user()
     project = factories.project(member=owner, manager=manager)
     factories.node(factories.pool())
@@ -133,33 +133,33 @@ def test_a_lost_membership_ends_its_topics_within_five_seconds(stand):
     topic = f"job.{job.public_id}"
 
     async def run() -> float:
-        async with browser_of(stand, owner) as browser:
+        async with browser_of(testbed, owner) as browser:
             await _watching(browser, topic, "cluster")
             await browser.hear(topic=topic)
             await sync_to_async(projects.do_remove_member)(admin, project, owner)
             began = time.monotonic()
             while True:
-                told = await browser.hear(8, topic=topic)
-                if "error" in told:
+                reported = await browser.hear(8, topic=topic)
+                if "error" in reported:
                     break
             took_s = time.monotonic() - began
             await _tell(topic, kind="job_state")
             await _tell("cluster", kind="node")
             while True:  # the cluster is still heard, the job is not
-                told = await browser.hear()
-                assert told["topic"] != topic
-                if told["topic"] == "cluster" and told["data"]["kind"] == "node":
+                reported = await browser.hear()
+                assert reported["topic"] != topic
+                if reported["topic"] == "cluster" and reported["data"]["kind"] == "node":
                     return took_s
 
     assert asyncio.run(run()) < 5
 
 
-def test_an_idle_socket_lives(stand):
+def test_an_idle_socket_lives(testbed):
     """redis 8 closes idle connections unless its time-out is switched off."""
     person = factories.user()
 
     async def run() -> None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await _watching(browser, "cluster")
             await browser.hear(kind="backfill")
             await asyncio.sleep(8.5)
@@ -169,11 +169,11 @@ def test_an_idle_socket_lives(stand):
     asyncio.run(run())
 
 
-def test_too_many_messages_end_the_socket(stand):
+def test_too_many_messages_end_the_socket(testbed):
     person = factories.user()
 
     async def run() -> int | None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             for _ in range(40):
                 await browser.say(unsubscribe=["cluster"])
             return await browser.closed()
@@ -181,12 +181,12 @@ def test_too_many_messages_end_the_socket(stand):
     assert asyncio.run(run()) == 4429
 
 
-def test_too_many_questions_end_the_socket(stand):
+def test_too_many_questions_end_the_socket(testbed):
     """Each name is a question to the record, whether it is answered or refused."""
     person = factories.user()
 
     async def run() -> int | None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             for part in range(10):
                 await browser.say(subscribe=[f"job.a{part}{number}" for number in range(100)])
             return await browser.closed()
@@ -202,11 +202,11 @@ def test_too_many_questions_end_the_socket(stand):
         *[f'{{"subscribe": ["user.me"], "since": {odd}}}' for odd in SINCE_NONSENSE],
     ],
 )
-def test_odd_words_are_refused_and_harmless(stand, words):
+def test_odd_words_are_refused_and_harmless(testbed, words):
     person = factories.user()
 
     async def run() -> None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await browser.socket.send_str(words)
             assert (await browser.hear())["error"]["code"] == "bad_message"
             await browser.say(subscribe=["../x", "job.", "logs.a.b", "cluster"])
@@ -216,30 +216,30 @@ def test_odd_words_are_refused_and_harmless(stand, words):
     asyncio.run(run())
 
 
-def test_a_person_has_a_bounded_number_of_sockets(stand, monkeypatch):
+def test_a_person_has_a_bounded_number_of_sockets(testbed, monkeypatch):
     monkeypatch.setattr("portal.live.websocket.consumer.MAX_SOCKETS_PER_USER", 3)
     key = sign_in(factories.user())
 
     async def run() -> None:
-        opened = [Browser(stand.port, key) for _ in range(4)]
+        opened = [Browser(testbed.port, key) for _ in range(4)]
         for browser in opened:
             await browser.__aenter__()
         assert await opened[3].closed() == 4429
         for browser in opened:
             await browser.__aexit__()
-        async with Browser(stand.port, key) as again:
+        async with Browser(testbed.port, key) as again:
             await again.say(subscribe=["cluster"])
             await again.hear(kind="backfill")
 
     asyncio.run(run())
 
 
-def test_a_browser_that_does_not_read_delays_nobody(stand):
+def test_a_browser_that_does_not_read_delays_nobody(testbed):
     person = factories.user()
     big = "x" * 60_000
 
     async def run() -> None:
-        async with browser_of(stand, person) as slow, browser_of(stand, person) as quick:
+        async with browser_of(testbed, person) as slow, browser_of(testbed, person) as quick:
             await _watching(slow, "cluster")
             await _watching(quick, "cluster")
             await quick.hear(kind="backfill")
@@ -254,9 +254,9 @@ def test_a_browser_that_does_not_read_delays_nobody(stand):
             transport.resume_reading()
             numbers = []
             while not numbers or numbers[-1] != 299:
-                told = await slow.hear()
-                if told["data"]["kind"] == "event":
-                    numbers.append(told["data"]["number"])
+                reported = await slow.hear()
+                if reported["data"]["kind"] == "event":
+                    numbers.append(reported["data"]["number"])
             assert numbers == sorted(numbers)
             assert len(numbers) < 300  # the oldest were dropped
 
@@ -276,15 +276,15 @@ async def test_an_outbox_is_bounded_and_keeps_the_newest():
     assert [await box.get(), await box.get()] == ["sample 9", "event"]
 
 
-def test_a_process_leaves_topics_that_nobody_watches(stand):
+def test_a_process_leaves_topics_that_nobody_watches(testbed):
     person = factories.user()
 
     async def run() -> None:
-        async with browser_of(stand, person) as browser:
+        async with browser_of(testbed, person) as browser:
             await _watching(browser, "cluster")
-            assert "cluster" in stand.call(_joined())
+            assert "cluster" in testbed.call(_joined())
         await asyncio.sleep(0.5)
-        assert stand.call(_joined()) == set()
+        assert testbed.call(_joined()) == set()
 
     asyncio.run(run())
 

@@ -31,12 +31,12 @@ def test_who_counts():
 
 
 def test_it_is_told_once_it_is_settled_and_once_it_is_gone():
-    watch, told = ForeignProcessTracker(), {}
+    watch, reported = ForeignProcessTracker(), {}
     seen = [(at, (THEIRS,)) for at in range(100, 200)] + [(at, (OURS,)) for at in range(200, 300)]
     for at, users in seen:
         if news := watch.add(float(at), sample(*users)):
-            told[at] = news
-    assert told == {
+            reported[at] = news
+    assert reported == {
         100 + REPORT_AFTER_S: {"g": "python (process 12) of ann"},
         200 + FORGET_AFTER_S: {"g": ""},
     }
@@ -44,14 +44,14 @@ def test_it_is_told_once_it_is_settled_and_once_it_is_gone():
 
 def test_what_comes_for_a_moment_or_goes_for_one_is_not_told():
     watch = ForeignProcessTracker()
-    told = [watch.add(float(at), sample(*([THEIRS] if at % 15 < 5 else []))) for at in range(300)]
-    assert not any(told)
+    reported = [watch.add(float(at), sample(*([THEIRS] if at % 15 < 5 else []))) for at in range(300)]
+    assert not any(reported)
     watch = ForeignProcessTracker()
-    told = [watch.add(float(at), sample(*([THEIRS] if at % 15 else []))) for at in range(300)]
-    assert [each for each in told if each] == [{"g": "python (process 12) of ann"}]
+    reported = [watch.add(float(at), sample(*([THEIRS] if at % 15 else []))) for at in range(300)]
+    assert [each for each in reported if each] == [{"g": "python (process 12) of ann"}]
 
 
 def test_a_new_watch_tells_that_nobody_is_there():
     watch = ForeignProcessTracker()
-    told = [watch.add(float(at), sample(OURS)) for at in range(100)]
-    assert [each for each in told if each] == [{"g": ""}]
+    reported = [watch.add(float(at), sample(OURS)) for at in range(100)]
+    assert [each for each in reported if each] == [{"g": ""}]

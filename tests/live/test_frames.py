@@ -16,7 +16,7 @@ OURS = {"pid": 7, "memory_mib": 512, "job": "abc", "attempt": 1, "foreign": Fals
 THEIRS = {"pid": 8, "memory_mib": 64, "job": None, "attempt": None, "foreign": True}
 
 
-def told(*processes: dict[str, object]) -> list[tuple[str | None, list[dict[str, object]]]]:
+def reported(*processes: dict[str, object]) -> list[tuple[str | None, list[dict[str, object]]]]:
     """``busy`` and ``foreign`` of a GPU with each of these processes, and of one with none."""
     gpus = [{**PLAIN, "uuid": f"GPU-{n}", "processes": [each]} for n, each in enumerate(processes)]
     gpus.append({**PLAIN, "uuid": "GPU-idle", "processes": []})
@@ -27,7 +27,7 @@ def told(*processes: dict[str, object]) -> list[tuple[str | None, list[dict[str,
 
 def test_foreign_processes_are_told_and_those_of_jobs_are_not() -> None:
     process = {"pid": 8, "memory_mib": 64, "account": "mallory", "command": "python3"}
-    assert told(OURS, THEIRS | {"account": "mallory", "command": "python3"}) == [
+    assert reported(OURS, THEIRS | {"account": "mallory", "command": "python3"}) == [
         ("job", []),
         ("foreign", [process]),
         (None, []),
@@ -35,7 +35,7 @@ def test_foreign_processes_are_told_and_those_of_jobs_are_not() -> None:
 
 
 def test_an_agent_that_knows_no_accounts_tells_none() -> None:
-    assert told(THEIRS)[0] == (
+    assert reported(THEIRS)[0] == (
         "foreign",
         [{"pid": 8, "memory_mib": 64, "account": None, "command": None}],
     )

@@ -42,10 +42,10 @@ def test_shares_are_of_what_the_driver_leaves_and_all_processes_count() -> None:
 
 def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
     watch, much, little = OveruseTracker(), sample(user("half", 60_000)), sample(user("half", 1_000))
-    told = [watch.add(float(at), much if at % 10 else little, HOLDERS, ROOM) for at in range(200)]
-    assert not any(told)
-    told = [watch.add(200.0 + at, much, HOLDERS, ROOM) for at in range(20)]
-    assert [bool(each) for each in told].index(True) == 1, "it has been over since 191"
+    reported = [watch.add(float(at), much if at % 10 else little, HOLDERS, ROOM) for at in range(200)]
+    assert not any(reported)
+    reported = [watch.add(200.0 + at, much, HOLDERS, ROOM) for at in range(20)]
+    assert [bool(each) for each in reported].index(True) == 1, "it has been over since 191"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")

@@ -125,8 +125,8 @@ def test_a_malformed_sample_keeps_no_minute_of_another_node_from_being_written(n
         opener_of(hostile=lambda: (sample(bad) for _ in itertools.count()), honest=honest_samples(honest))
     ):
         until(lambda: heard(honest))
-        told = until(lambda: NodeIncident.objects.filter(node=hostile, kind="malformed").first())
-    assert "could not be parsed" in told.message
+        reported = until(lambda: NodeIncident.objects.filter(node=hostile, kind="malformed").first())
+    assert "could not be parsed" in reported.message
     assert NodeMetricsMinute.objects.filter(node=honest).exists()
     assert not NodeIncident.objects.filter(node=honest).exists()
 

@@ -240,9 +240,10 @@ def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_pa
 
 
 def test_old_logs_are_removed_and_that_is_said(db, settings):
-    scene = factories.basic_cluster()
+    dataset = factories.basic_cluster()
     jobs = [
-        factories.job(scene["owner"], scene["project"], factories.environment(tool=False)) for _ in range(3)
+        factories.job(dataset["owner"], dataset["project"], factories.environment(tool=False))
+        for _ in range(3)
     ]
     long_ago = timezone.now() - dt.timedelta(days=40)
     for job in jobs:
@@ -319,7 +320,7 @@ def test_a_log_that_is_not_there_is_empty():
 
 
 def test_logs_are_read_by_those_who_may(db):
-    owner, member, stranger = factories.user(), factories.user(), factories.user()
+    owner, member, outsider = factories.user(), factories.user(), factories.user()
     project = factories.project(member=owner)
     factories.node(factories.pool())
     factories.Membership.objects.create(project=project, user=member, role="member")
@@ -328,6 +329,6 @@ def test_logs_are_read_by_those_who_may(db):
     with pytest.raises(NotFound, match="no such rank"):
         lines.get_log(member, job)
     with pytest.raises(NotFound, match="nothing at this address"):
-        lines.get_log(stranger, job)
+        lines.get_log(outsider, job)
     with pytest.raises(Forbidden):
         lines.get_log(member, notebook)

@@ -294,10 +294,10 @@ def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[s
     assert main(words) == 0
     plain = json.loads(capsys.readouterr().out)
     assert main([*words, "--forecast"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["mean_completion_s"] == plain["mean_completion_s"]
-    assert told["forecasts"] > 10
-    assert 0.0 <= told["coverage"] <= 1.0
-    assert told["winkler"] > 0.0
-    assert told["baseline_winkler"] > 0.0
-    assert told["median_width_s"] > 0.0
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["mean_completion_s"] == plain["mean_completion_s"]
+    assert reported["forecasts"] > 10
+    assert 0.0 <= reported["coverage"] <= 1.0
+    assert reported["winkler"] > 0.0
+    assert reported["baseline_winkler"] > 0.0
+    assert reported["median_width_s"] > 0.0

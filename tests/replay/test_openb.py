@@ -42,14 +42,14 @@ def words(tmp_path: Path):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_last_line_is_the_result(words, capsys: pytest.CaptureFixture[str], policy: str) -> None:
     assert main(words(NODES, gzip.compress(PODS.encode()), "--policy", policy, "--seed", "3")) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["policy"], told["seed"]) == (policy, 3)
-    percents = list(told["allocated_percent"].values())
-    assert list(told["allocated_percent"]) == ["80", "90", "95", "100", "110", "120", "130"]
+    reported = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (reported["policy"], reported["seed"]) == (policy, 3)
+    percents = list(reported["allocated_percent"].values())
+    assert list(reported["allocated_percent"]) == ["80", "90", "95", "100", "110", "120", "130"]
     assert 0 < percents[0] <= percents[-1] <= 100
     assert percents == sorted(percents)
-    assert told["placed"] > 0 and told["failed"] > 0
-    assert told["decisions_per_s"] > 0
+    assert reported["placed"] > 0 and reported["failed"] > 0
+    assert reported["decisions_per_s"] > 0
 
 
 def test_the_seed_gives_the_order_and_every_pod_arrives(tmp_path: Path, words) -> None:
@@ -87,7 +87,7 @@ def test_on_the_whole_trace_ours_beats_fgd_and_fgd_beats_best_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "pods", "told"),
+    ("nodes", "pods", "reported"),
     [
         (NODES.replace(",model", ",kind"), PODS, ("nodes, line 1", "column model is missing")),
         (NODES.replace("n1,96000", "n1,-96000"), PODS, ("nodes, line 3, column cpu_milli", "-96000")),
@@ -104,13 +104,13 @@ def test_on_the_whole_trace_ours_beats_fgd_and_fgd_beats_best_fit() -> None:
     ],
 )
 def test_a_malformed_file_ends_with_its_place(
-    words, capsys: pytest.CaptureFixture[str], nodes: str, pods: str | bytes, told: tuple[str, str]
+    words, capsys: pytest.CaptureFixture[str], nodes: str, pods: str | bytes, reported: tuple[str, str]
 ) -> None:
     assert main(words(nodes, pods)) == 2
     said = capsys.readouterr()
     assert said.out == ""
     message = said.err.splitlines()[-1]
-    assert told[0] in message and told[1] in message
+    assert reported[0] in message and reported[1] in message
 
 
 def test_a_missing_file_is_told(words, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

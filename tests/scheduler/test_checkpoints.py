@@ -24,34 +24,34 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
+def dataset(harness: EngineHarness, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
     """Two GPUs, promised to the project ``owed``; the project ``lent`` may borrow them."""
     monkeypatch.setattr(what_if, "_cached_inputs", None)
     name = f"c{abs(hash(request.node.name)) % 10**9}"
     node = harness.mark_enrolled(harness.create_node(name=name, gpus=2), gpus=2)
     owner, other = factories.user("ada"), factories.user("eve")
-    owed, lent = factories.project("owed", member=owner), factories.project("lent", member=other)
+    owed, allowed_folder = factories.project("owed", member=owner), factories.project("lent", member=other)
     Quota.objects.create(project=owed, pool=node.pool, guaranteed_milli=2000)
     return {
         "owner": owner,
         "owed": owed,
         "other": other,
-        "lent": lent,
+        "lent": allowed_folder,
         "environment": factories.environment(runtime="process", tool=False),
         "engine": InProcessEngine(),
     }
 
 
-def borrow(scene: dict[str, Any], name: str, script: str) -> Job:
+def borrow(dataset: dict[str, Any], name: str, script: str) -> Job:
     fields = {"name": name, "command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1}
-    return factories.job(scene["other"], scene["lent"], scene["environment"], **fields)
+    return factories.job(dataset["other"], dataset["lent"], dataset["environment"], **fields)
 
 
 def attempt(job: Job) -> Attempt:
     return job.attempts.get()
 
 
-def both_run(scene: dict[str, Any], *, saved: str = "") -> None:
+def both_run(dataset: dict[str, Any], *, saved: str = "") -> None:
     """Both borrowers run, and the one named ``saved`` has said that it saved its work."""
 
     def look() -> bool:
@@ -60,7 +60,7 @@ def both_run(scene: dict[str, Any], *, saved: str = "") -> None:
             not saved or Attempt.objects.filter(job__name=saved, checkpoint_at__isnull=False).exists()
         )
 
-    assert scene["engine"].run_until(look, 30.0)
+    assert dataset["engine"].run_until(look, 30.0)
 
 
 def aged(job: Job, hours: int) -> None:
@@ -71,55 +71,55 @@ def asked_to_leave() -> set[str]:
     return set(Job.objects.filter(attempts__stop_requested_at__isnull=False).values_list("name", flat=True))
 
 
-def claim(scene: dict[str, Any]) -> None:
+def claim(dataset: dict[str, Any]) -> None:
     """The project to which the GPUs are promised wants one."""
     fields = {"name": "wanted", "memory_mib": 64, "gpus_per_task": 1}
-    factories.job(scene["owner"], scene["owed"], scene["environment"], **fields)
-    run_cycle("test", scene["engine"].holder)
+    factories.job(dataset["owner"], dataset["owed"], dataset["environment"], **fields)
+    run_cycle("test", dataset["engine"].holder)
 
 
 def test_the_older_job_that_has_just_saved_leaves_and_not_the_younger_that_has_not(
-    scene: dict[str, Any],
+    dataset: dict[str, Any],
 ) -> None:
-    older, younger = borrow(scene, "older", SAVES), borrow(scene, "younger", "sleep 600")
-    both_run(scene, saved="older")
+    older, younger = borrow(dataset, "older", SAVES), borrow(dataset, "younger", "sleep 600")
+    both_run(dataset, saved="older")
     saved_at = attempt(older).checkpoint_at
     assert saved_at is not None and timezone.now() - saved_at < dt.timedelta(seconds=60)
     assert attempt(younger).checkpoint_at is None
     assert not JobEvent.objects.filter(kind="checkpoint").exists()
     aged(older, 3)
     aged(younger, 1)
-    claim(scene)
+    claim(dataset)
     assert asked_to_leave() == {"older"}
 
 
-def test_without_a_word_the_younger_leaves(scene: dict[str, Any]) -> None:
-    older, younger = borrow(scene, "older", "sleep 600"), borrow(scene, "younger", "sleep 600")
-    both_run(scene)
+def test_without_a_word_the_younger_leaves(dataset: dict[str, Any]) -> None:
+    older, younger = borrow(dataset, "older", "sleep 600"), borrow(dataset, "younger", "sleep 600")
+    both_run(dataset)
     aged(older, 3)
     aged(younger, 1)
-    claim(scene)
+    claim(dataset)
     assert asked_to_leave() == {"younger"}
 
 
-def test_who_has_not_saved_for_longer_than_the_other_runs_stays(scene: dict[str, Any]) -> None:
-    older, younger = borrow(scene, "older", SAVES), borrow(scene, "younger", "sleep 600")
-    both_run(scene, saved="older")
+def test_who_has_not_saved_for_longer_than_the_other_runs_stays(dataset: dict[str, Any]) -> None:
+    older, younger = borrow(dataset, "older", SAVES), borrow(dataset, "younger", "sleep 600")
+    both_run(dataset, saved="older")
     aged(older, 3)
     aged(younger, 1)
     Attempt.objects.filter(job=older).update(checkpoint_at=timezone.now() - 2 * HOUR)
-    plan = decide_for_one_more(scene)
+    plan = decide_for_one_more(dataset)
     assert plan == {younger.public_id}
 
 
-def decide_for_one_more(scene: dict[str, Any]) -> set[str]:
+def decide_for_one_more(dataset: dict[str, Any]) -> set[str]:
     """Who would leave for one GPU, by the photograph of now."""
-    factories.job(scene["owner"], scene["owed"], scene["environment"], name="wanted", memory_mib=64)
+    factories.job(dataset["owner"], dataset["owed"], dataset["environment"], name="wanted", memory_mib=64)
     inputs = take_snapshot(factories.cluster_settings())
     return {str(one.job) for one in decide(inputs.snapshot, inputs.policy).evictions}
 
 
-def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
+def test_an_older_agent_says_nothing_and_is_understood(dataset: dict[str, Any], monkeypatch: Any) -> None:
     from_wire, left_out = PollResult.from_wire, []
 
     def as_before(answer: dict[str, Any]) -> PollResult:
@@ -128,10 +128,10 @@ def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], mo
         return from_wire(answer)
 
     monkeypatch.setattr(PollResult, "from_wire", as_before)
-    job = borrow(scene, "saves", SAVES)
-    borrow(scene, "other", "sleep 600")
-    both_run(scene)
-    assert scene["engine"].run_until(lambda: set(left_out) - {None} != set(), 30.0)
+    job = borrow(dataset, "saves", SAVES)
+    borrow(dataset, "other", "sleep 600")
+    both_run(dataset)
+    assert dataset["engine"].run_until(lambda: set(left_out) - {None} != set(), 30.0)
     assert attempt(job).checkpoint_at is None and attempt(job).state == "RUNNING"
 
 

@@ -43,24 +43,24 @@ def leader():
 
 
 @pytest.fixture
-def scene():
+def dataset():
     return factories.basic_cluster()
 
 
-def submit(scene, **fields) -> Job:
+def submit(dataset, **fields) -> Job:
     return factories.job(
-        scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields
+        dataset["owner"], fields.pop("project", dataset["project"]), dataset["environment"], **fields
     )
 
 
-def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> JobPlacement:
-    rows = list(scene["node"].gpus.order_by("index"))
+def plan(dataset, job: Job, *gpus: int, milli: int = 1000) -> JobPlacement:
+    rows = list(dataset["node"].gpus.order_by("index"))
     shares = tuple(GpuShare(rows[index].uuid, milli) for index in gpus)
     return JobPlacement(
         job.public_id,
-        scene["pool"].public_id,
+        dataset["pool"].public_id,
         job.version,
-        (TaskPlacement(0, scene["node"].public_id, shares),),
+        (TaskPlacement(0, dataset["node"].public_id, shares),),
     )
 
 
@@ -96,20 +96,20 @@ def at_once(*actions) -> list[object]:
     return results
 
 
-def test_a_start_moves_everything_together(scene, leader) -> None:
-    job = submit(scene)
-    assert commit_start(leader, plan(scene, job, 2)) is None
+def test_a_start_moves_everything_together(dataset, leader) -> None:
+    job = submit(dataset)
+    assert commit_start(leader, plan(dataset, job, 2)) is None
     job.refresh_from_db()
     attempt = job.attempts.get()
     assert (job.state, attempt.state, attempt.leader_epoch) == ("RUNNING", "CONFIGURING", leader.epoch)
-    assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [0, 0, 1000, 0]
+    assert list(dataset["node"].gpus.values_list("used_milli", flat=True)) == [0, 0, 1000, 0]
     assert UsageInterval.objects.filter(job=job, ended_at__isnull=True, milli=1000).exists()
 
 
 @pytest.mark.parametrize("change", ["version", "held", "cancelled", "running"])
-def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
-    job = submit(scene)
-    start = plan(scene, job, 0)
+def test_a_job_that_moved_on_is_not_started(dataset, leader, change) -> None:
+    job = submit(dataset)
+    start = plan(dataset, job, 0)
     match change:
         case "version":
             Job.objects.filter(pk=job.pk).update(version=job.version + 1)
@@ -125,88 +125,90 @@ def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
 
 
 @pytest.mark.parametrize("change", ["cordoned", "gpu_lost", "gpu_gone", "gpu_taken"])
-def test_a_place_that_moved_on_is_not_given(scene, leader, change) -> None:
-    job = submit(scene)
-    gpu = scene["node"].gpus.get(index=0)
+def test_a_place_that_moved_on_is_not_given(dataset, leader, change) -> None:
+    job = submit(dataset)
+    gpu = dataset["node"].gpus.get(index=0)
     match change:
         case "cordoned":
-            scene["node"].state = "cordoned"
-            scene["node"].save()
+            dataset["node"].state = "cordoned"
+            dataset["node"].save()
         case "gpu_lost":
             Gpu.objects.filter(pk=gpu.pk).update(health="lost")
         case "gpu_gone":
             Gpu.objects.filter(pk=gpu.pk).update(present=False)
         case "gpu_taken":
-            assert commit_start(leader, plan(scene, submit(scene, milli_per_gpu=400), 0, milli=400)) is None
-    assert commit_start(leader, plan(scene, job, 0)) is not None
+            assert (
+                commit_start(leader, plan(dataset, submit(dataset, milli_per_gpu=400), 0, milli=400)) is None
+            )
+    assert commit_start(leader, plan(dataset, job, 0)) is not None
     job.refresh_from_db()
     assert job.state == JobState.PENDING
     assert Allocation.objects.filter(task__attempt__job=job).count() == 0
 
 
-def test_two_commits_for_one_gpu_give_it_once(scene, leader) -> None:
-    first, second = submit(scene), submit(scene)
+def test_two_commits_for_one_gpu_give_it_once(dataset, leader) -> None:
+    first, second = submit(dataset), submit(dataset)
     results = at_once(
-        lambda: commit_start(leader, plan(scene, first, 1)),
-        lambda: commit_start(leader, plan(scene, second, 1)),
+        lambda: commit_start(leader, plan(dataset, first, 1)),
+        lambda: commit_start(leader, plan(dataset, second, 1)),
     )
     refused = [result for result in results if result is not None]
     assert len(refused) == 1 and refused[0].code in {"gpu_taken", "database"}
     assert Allocation.objects.filter(ended_at__isnull=True).count() == 1
-    assert Gpu.objects.get(node=scene["node"], index=1).used_milli == 1000
+    assert Gpu.objects.get(node=dataset["node"], index=1).used_milli == 1000
 
 
-def test_one_job_is_started_once(scene, leader) -> None:
-    job = submit(scene)
-    starts = [plan(scene, job, index) for index in range(4)]
+def test_one_job_is_started_once(dataset, leader) -> None:
+    job = submit(dataset)
+    starts = [plan(dataset, job, index) for index in range(4)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     assert results.count(None) == 1
     assert Attempt.objects.count() == 1
 
 
-def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
-    child = factories.project(parent=scene["project"], member=scene["owner"])
-    other = factories.project(parent=scene["project"], member=scene["owner"])
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    jobs = [submit(scene, project=each) for each in (child, other, scene["project"], child)]
-    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+def test_limits_of_every_ancestor_hold_under_races(dataset, leader) -> None:
+    child = factories.project(parent=dataset["project"], member=dataset["owner"])
+    other = factories.project(parent=dataset["project"], member=dataset["owner"])
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
+    jobs = [submit(dataset, project=each) for each in (child, other, dataset["project"], child)]
+    starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result.code for result in results if result is not None]
     assert refusals == ["project_limit", "project_limit"]
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 2000
 
 
-def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(scene, leader) -> None:
+def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(dataset, leader) -> None:
     colleague = factories.user()
-    child = factories.project(parent=scene["project"], member=scene["owner"], manager=colleague)
-    other = factories.project(parent=scene["project"], member=scene["owner"])
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
-    jobs = [submit(scene, project=each) for each in (child, other, scene["project"])]
-    jobs.append(factories.job(colleague, child, scene["environment"]))
-    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+    child = factories.project(parent=dataset["project"], member=dataset["owner"], manager=colleague)
+    other = factories.project(parent=dataset["project"], member=dataset["owner"])
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], user_limit_milli=2000)
+    jobs = [submit(dataset, project=each) for each in (child, other, dataset["project"])]
+    jobs.append(factories.job(colleague, child, dataset["environment"]))
+    starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result for result in results if result is not None]
     assert [refusal.code for refusal in refusals] == ["user_limit"]
     assert refusals[0].job != jobs[3].public_id
-    assert f"{scene['owner'].username} holds 2 GPUs of" in refusals[0].message
+    assert f"{dataset['owner'].username} holds 2 GPUs of" in refusals[0].message
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
 
 
-def test_a_job_without_gpus_starts_whatever_its_owner_holds(scene, leader) -> None:
-    small, large = submit(scene, gpus_per_task=0), submit(scene)
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=0)
-    assert commit_start(leader, plan(scene, small)) is None
-    refusal = commit_start(leader, plan(scene, large, 0))
+def test_a_job_without_gpus_starts_whatever_its_owner_holds(dataset, leader) -> None:
+    small, large = submit(dataset, gpus_per_task=0), submit(dataset)
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], user_limit_milli=0)
+    assert commit_start(leader, plan(dataset, small)) is None
+    refusal = commit_start(leader, plan(dataset, large, 0))
     assert refusal is not None and refusal.code == "user_limit"
 
 
-def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) -> None:
+def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(dataset, leader) -> None:
     """Whoever locks the quota row first decides; a start never passes a limit that was committed before it."""
     for round_ in range(5):
         quota, _ = Quota.objects.update_or_create(
-            project=scene["project"], pool=scene["pool"], defaults={"limit_milli": 4000}
+            project=dataset["project"], pool=dataset["pool"], defaults={"limit_milli": 4000}
         )
-        job, late = submit(scene), submit(scene)
+        job, late = submit(dataset), submit(dataset)
         held = sum(Gpu.objects.values_list("used_milli", flat=True))
         order: list[str] = []
 
@@ -218,7 +220,7 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
                 order.append("edit")
 
         def start(job=job, order=order, index=round_ % 4) -> object:
-            result = commit_start(leader, plan(scene, job, index))
+            result = commit_start(leader, plan(dataset, job, index))
             order.append("refused" if result else "start")
             return result
 
@@ -230,37 +232,37 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
         else:
             job_control.request_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
         # after the edit nothing starts, whatever happened in between
-        refusal = commit_start(leader, plan(scene, late, 3))
+        refusal = commit_start(leader, plan(dataset, late, 3))
         assert refusal is not None and refusal.code == "project_limit"
         job_control.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
-def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene, leader) -> None:
-    prep = submit(scene)
-    job = submit(scene, dependencies=[prep])
-    refusal = commit_start(leader, plan(scene, job, 0))
+def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(dataset, leader) -> None:
+    prep = submit(dataset)
+    job = submit(dataset, dependencies=[prep])
+    refusal = commit_start(leader, plan(dataset, job, 0))
     assert refusal is not None and refusal.code == "dependency"
     job_control.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
-    late = submit(scene, dependencies=[prep], ignore_dependency_failure=True)
-    assert commit_start(leader, plan(scene, late, 0)) is None
+    late = submit(dataset, dependencies=[prep], ignore_dependency_failure=True)
+    assert commit_start(leader, plan(dataset, late, 0)) is None
 
 
-def test_a_replaced_leader_writes_nothing(scene, leader) -> None:
-    job = submit(scene)
+def test_a_replaced_leader_writes_nothing(dataset, leader) -> None:
+    job = submit(dataset)
     leases.release([leases.LEADER], "test")
     assert leases.acquire(leases.LEADER, "new", 60)
     with pytest.raises(LeaseLostError):
-        commit_start(leader, plan(scene, job, 0))
+        commit_start(leader, plan(dataset, job, 0))
     with pytest.raises(LeaseLostError):
         commit_eviction(leader, Eviction(job.public_id, EvictionReason.RECLAIMED, job.public_id))
     assert Attempt.objects.count() == 0
 
 
-def test_cancel_racing_a_start_wins_or_loses_cleanly(scene, leader) -> None:
+def test_cancel_racing_a_start_wins_or_loses_cleanly(dataset, leader) -> None:
     for _ in range(8):
-        job = submit(scene)
+        job = submit(dataset)
         at_once(
-            lambda job=job: commit_start(leader, plan(scene, job, 0)),
+            lambda job=job: commit_start(leader, plan(dataset, job, 0)),
             lambda job=job: job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
         )
         job.refresh_from_db()
@@ -268,9 +270,9 @@ def test_cancel_racing_a_start_wins_or_loses_cleanly(scene, leader) -> None:
         assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 0
 
 
-def test_an_eviction_asks_and_waits_for_proof(scene, leader) -> None:
-    victim, winner = submit(scene), submit(scene)
-    commit_start(leader, plan(scene, victim, 0))
+def test_an_eviction_asks_and_waits_for_proof(dataset, leader) -> None:
+    victim, winner = submit(dataset), submit(dataset)
+    commit_start(leader, plan(dataset, victim, 0))
     task = victim.attempts.get().task_rows.get()
     assert job_control.mark_task_sent(task)
     job_control.record_task_running(task.pk, container="c", ports={})
@@ -278,17 +280,17 @@ def test_an_eviction_asks_and_waits_for_proof(scene, leader) -> None:
     assert commit_eviction(leader, eviction) is None
     attempt = victim.attempts.get()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "reclaimed")
-    assert Gpu.objects.get(node=scene["node"], index=0).used_milli == 1000
+    assert Gpu.objects.get(node=dataset["node"], index=0).used_milli == 1000
     assert commit_eviction(leader, eviction) is not None  # asked already
 
 
-def test_a_workspace_gets_a_secret_and_a_home(scene, leader) -> None:
-    job = submit(scene, kind="workspace")
-    assert commit_start(leader, plan(scene, job, 0)) is None
+def test_a_workspace_gets_a_secret_and_a_home(dataset, leader) -> None:
+    job = submit(dataset, kind="workspace")
+    assert commit_start(leader, plan(dataset, job, 0)) is None
     attempt = job.attempts.get()
     assert attempt.secret.startswith("v1.")
     assert len(decrypt_attempt_secret(attempt)) >= 40
-    assert Volume.objects.get(owner=scene["owner"], kind="home").node == scene["node"]
+    assert Volume.objects.get(owner=dataset["owner"], kind="home").node == dataset["node"]
 
 
 # -- many at once ----------------------------------------------------------------------------------
@@ -331,30 +333,30 @@ def written_for(job: Job) -> dict[str, object]:
     }
 
 
-def test_started_together_is_started_as_if_alone(scene, leader) -> None:
-    together = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
-    alone = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
+def test_started_together_is_started_as_if_alone(dataset, leader) -> None:
+    together = [submit(dataset, gpus_per_task=1), submit(dataset, milli_per_gpu=300)]
+    alone = [submit(dataset, gpus_per_task=1), submit(dataset, milli_per_gpu=300)]
     for job in (*together, *alone):
         JobVerdict.objects.create(
             job=job, code="insufficient_resources", decided_at=job.submitted_at, code_since=job.submitted_at
         )
-    starts = [plan(scene, together[0], 0), plan(scene, together[1], 1, milli=300)]
+    starts = [plan(dataset, together[0], 0), plan(dataset, together[1], 1, milli=300)]
     assert commit_starts(leader, starts) == []
-    assert commit_start(leader, plan(scene, alone[0], 2)) is None
-    assert commit_start(leader, plan(scene, alone[1], 3, milli=300)) is None
+    assert commit_start(leader, plan(dataset, alone[0], 2)) is None
+    assert commit_start(leader, plan(dataset, alone[1], 3, milli=300)) is None
     assert [written_for(job) for job in together] == [written_for(job) for job in alone]
-    assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [1000, 300, 1000, 300]
+    assert list(dataset["node"].gpus.values_list("used_milli", flat=True)) == [1000, 300, 1000, 300]
 
 
-def test_two_of_a_batch_may_share_a_gpu(scene, leader) -> None:
-    jobs = [submit(scene, milli_per_gpu=400) for _ in range(3)]
-    refused = commit_starts(leader, [plan(scene, job, 0, milli=400) for job in jobs])
+def test_two_of_a_batch_may_share_a_gpu(dataset, leader) -> None:
+    jobs = [submit(dataset, milli_per_gpu=400) for _ in range(3)]
+    refused = commit_starts(leader, [plan(dataset, job, 0, milli=400) for job in jobs])
     assert [refusal.job for refusal in refused] == [jobs[2].public_id]
-    assert Gpu.objects.get(node=scene["node"], index=0).used_milli == 800
+    assert Gpu.objects.get(node=dataset["node"], index=0).used_milli == 800
 
 
 @pytest.mark.parametrize(
-    ("trouble", "code"),
+    ("incident", "code"),
     [
         ("held", "job_changed"),
         ("lost", "gpu_not_healthy"),
@@ -362,29 +364,29 @@ def test_two_of_a_batch_may_share_a_gpu(scene, leader) -> None:
         ("limit", "project_limit"),
     ],
 )
-def test_a_start_that_does_not_hold_is_refused_alone(scene, leader, trouble, code) -> None:
-    project = factories.project(member=scene["owner"])
-    jobs = [submit(scene), submit(scene, project=project), submit(scene)]
-    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
-    match trouble:
+def test_a_start_that_does_not_hold_is_refused_alone(dataset, leader, incident, code) -> None:
+    project = factories.project(member=dataset["owner"])
+    jobs = [submit(dataset), submit(dataset, project=project), submit(dataset)]
+    starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
+    match incident:
         case "held":
             Job.objects.filter(pk=jobs[1].pk).update(held=True)
         case "lost":
-            Gpu.objects.filter(node=scene["node"], index=1).update(health="lost")
+            Gpu.objects.filter(node=dataset["node"], index=1).update(health="lost")
         case "taken":
-            assert commit_start(leader, plan(scene, submit(scene, milli_per_gpu=1), 1, milli=1)) is None
+            assert commit_start(leader, plan(dataset, submit(dataset, milli_per_gpu=1), 1, milli=1)) is None
         case "limit":
-            Quota.objects.create(project=project, pool=scene["pool"], limit_milli=0)
+            Quota.objects.create(project=project, pool=dataset["pool"], limit_milli=0)
     assert [(each.job, each.code) for each in commit_starts(leader, starts)] == [(jobs[1].public_id, code)]
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["RUNNING", "PENDING", "RUNNING"]
     assert not Attempt.objects.filter(job=jobs[1]).exists()
 
 
-def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene, leader) -> None:
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    jobs = [submit(scene) for _ in range(4)]
+def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(dataset, leader) -> None:
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
+    jobs = [submit(dataset) for _ in range(4)]
     Job.objects.filter(pk=jobs[0].pk).update(held=True)
-    refused = commit_starts(leader, [plan(scene, job, index) for index, job in enumerate(jobs)])
+    refused = commit_starts(leader, [plan(dataset, job, index) for index, job in enumerate(jobs)])
     assert [(each.job, each.code) for each in refused] == [
         (jobs[0].public_id, "job_changed"),
         (jobs[3].public_id, "project_limit"),
@@ -392,9 +394,9 @@ def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene,
 
 
 @pytest.mark.parametrize("point", ["commit.in_transaction", "commit.before_commit"])
-def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, point) -> None:
-    jobs = [submit(scene) for _ in range(3)]
-    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(dataset, leader, point) -> None:
+    jobs = [submit(dataset) for _ in range(3)]
+    starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
     assert crashes_at(point, lambda: commit_starts(leader, starts))
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["PENDING"] * 3
     assert not Attempt.objects.exists() and not UsageInterval.objects.exists()
@@ -402,9 +404,9 @@ def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, poin
     assert commit_starts(leader, starts) == []
 
 
-def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leader, monkeypatch) -> None:
-    jobs = [submit(scene) for _ in range(3)]
-    starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
+def test_a_leader_replaced_between_two_batches_keeps_only_the_first(dataset, leader, monkeypatch) -> None:
+    jobs = [submit(dataset) for _ in range(3)]
+    starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
     monkeypatch.setattr(plan_writer, "MAX_BATCH", 2)
 
     def replaced(names, holder, ttl_s) -> None:
@@ -418,21 +420,23 @@ def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leade
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["RUNNING", "RUNNING", "PENDING"]
 
 
-def test_a_batch_of_starts_costs_the_same_queries_however_large(scene, leader) -> None:
+def test_a_batch_of_starts_costs_the_same_queries_however_large(dataset, leader) -> None:
     counts = []
     for number in (1, 3):
-        starts = [plan(scene, submit(scene, milli_per_gpu=100), index, milli=100) for index in range(number)]
+        starts = [
+            plan(dataset, submit(dataset, milli_per_gpu=100), index, milli=100) for index in range(number)
+        ]
         with CaptureQueriesContext(connection) as queries:
             assert commit_starts(leader, starts) == []
         counts.append(len(queries))
     assert counts[0] == counts[1]
 
 
-def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> None:
-    victims, winner = [submit(scene) for _ in range(3)], submit(scene)
+def test_evictions_together_are_asked_each_and_refused_each(dataset, leader) -> None:
+    victims, winner = [submit(dataset) for _ in range(3)], submit(dataset)
     for index, job in enumerate(victims):
-        assert commit_start(leader, plan(scene, job, index)) is None
-    sent, unsent, idle = victims[0], victims[1], submit(scene)
+        assert commit_start(leader, plan(dataset, job, index)) is None
+    sent, unsent, idle = victims[0], victims[1], submit(dataset)
     for job in (sent, victims[2]):
         task = job.attempts.get().task_rows.get()
         assert job_control.mark_task_sent(task)
@@ -450,19 +454,21 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
         "reclaimed",
         "PENDING",
     )
-    assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [1000, 0, 1000, 0]
+    assert list(dataset["node"].gpus.values_list("used_milli", flat=True)) == [1000, 0, 1000, 0]
 
 
-def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(scene, leader) -> None:
-    ours = submit(scene, milli_per_gpu=400)
-    other = factories.project(member=scene["owner"])
-    theirs = [submit(scene, project=other, milli_per_gpu=400) for _ in range(2)]
-    refused = commit_starts(leader, [plan(scene, ours, 0, milli=400), plan(scene, theirs[0], 0, milli=400)])
+def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(dataset, leader) -> None:
+    ours = submit(dataset, milli_per_gpu=400)
+    other = factories.project(member=dataset["owner"])
+    theirs = [submit(dataset, project=other, milli_per_gpu=400) for _ in range(2)]
+    refused = commit_starts(
+        leader, [plan(dataset, ours, 0, milli=400), plan(dataset, theirs[0], 0, milli=400)]
+    )
     assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_shared_elsewhere")]
     theirs[0].refresh_from_db()
-    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_shared_elsewhere"
-    assert commit_start(leader, plan(scene, theirs[1], 1, milli=400)) is None
+    assert commit_start(leader, plan(dataset, theirs[0], 0, milli=400)).code == "gpu_shared_elsewhere"
+    assert commit_start(leader, plan(dataset, theirs[1], 1, milli=400)) is None
     factories.cluster_settings()
     ClusterSettings.objects.update(policy={"gpu_sharing_scope": "any"})
-    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)) is None
+    assert commit_start(leader, plan(dataset, theirs[0], 0, milli=400)) is None
     assert sorted(Gpu.objects.values_list("used_milli", flat=True))[-2:] == [400, 800]

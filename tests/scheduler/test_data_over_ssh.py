@@ -53,7 +53,7 @@ for path in paths:
 
 
 @pytest.fixture
-def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
+def dataset(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes with the tiny image; both lend /srv, and the folder of the volume is on the second."""
     stores = [[tiny_image.store]] * 2
     made = two_rig_nodes(
@@ -65,16 +65,16 @@ def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp
     return made
 
 
-def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(scene, tmp_path: Path) -> None:
-    admin, owner = factories.user(admin=True), scene["owner"]
-    machine, node = scene["machines"][1], scene["nodes"][1]
+def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(dataset, tmp_path: Path) -> None:
+    admin, owner = factories.user(admin=True), dataset["owner"]
+    machine, node = dataset["machines"][1], dataset["nodes"][1]
     do_save_volume(admin, VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", nodes=[node]))
     do_save_secret(owner, owner, "hub", VALUE)
     do_save_secret(owner, owner, "key", FILED)
     secrets = [{"secret": "hub", "variable": "HUB_TOKEN"}, {"secret": "key", "file": "key.pem"}]
-    job = submit(scene, "python3", "-c", SCRIPT, volumes=[{"volume": "sets"}], secrets=secrets)
+    job = submit(dataset, "python3", "-c", SCRIPT, volumes=[{"volume": "sets"}], secrets=secrets)
     wait_until(
-        scene, lambda: machine.execute("test", "-e", "/srv/sets/made", check=False).returncode == 0, job
+        dataset, lambda: machine.execute("test", "-e", "/srv/sets/made", check=False).returncode == 0, job
     )
     task = job.attempts.get().task_rows.get()
     assert task.node == node
@@ -84,16 +84,18 @@ def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(scene, 
     inspected = machine.podman("container", "inspect", task.container)
     assert not any(mark in inspected for mark in MARKS) and '"HUB_TOKEN=' not in inspected
     machine.execute("touch", "/srv/sets/end")
-    wait_until(scene, in_state(job, JobState.COMPLETED), job)
+    wait_until(dataset, in_state(job, JobState.COMPLETED), job)
     said = log_path(job.public_id, 1, 0, "k8s").read_text()
     assert f"variable {VALUE[5:]} file {FILED[5:]} 0o600" in said
     assert machine.execute("python3", "-c", LEAKS, *MARKS).stdout == ""
-    assert not any(mark in told for mark in MARKS for told in (rows_of_all_tables(), files_below(tmp_path)))
+    assert not any(
+        mark in reported for mark in MARKS for reported in (rows_of_all_tables(), files_below(tmp_path))
+    )
 
     Secret.objects.get(name="hub").delete()
-    job = submit(scene, "true", secrets=[secrets[1]], max_attempts=1)
+    job = submit(dataset, "true", secrets=[secrets[1]], max_attempts=1)
     Secret.objects.get(name="key").delete()
-    wait_until(scene, in_state(job, JobState.FAILED), job)
+    wait_until(dataset, in_state(job, JobState.FAILED), job)
     assert job.reason == EndReason.START_REFUSED and "no secret called key" in job.message, describe(job)
 
 

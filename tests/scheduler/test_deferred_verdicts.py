@@ -23,21 +23,21 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def dataset(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     factories.cluster_settings()
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 1)
     return factories.basic_cluster()
 
 
-def submit(scene: dict[str, Any], jobs: int) -> list[Job]:
-    return [factories.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(jobs)]
+def submit(dataset: dict[str, Any], jobs: int) -> list[Job]:
+    return [factories.job(dataset["owner"], dataset["project"], dataset["environment"]) for _ in range(jobs)]
 
 
 def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
-    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 4)
-    submit(scene, 14)
+    submit(dataset, 14)
     remembered = CycleState()
     first = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
     assert first is not None and first.started and not first.explained
@@ -53,13 +53,13 @@ def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
 
 
 def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
-    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: VerdictReport, jobs: Iterable[JobId]) -> list[Verdict]:
         raise RuntimeError("no words")
 
     monkeypatch.setattr(VerdictReport, "for_jobs", fails)
-    submit(scene, 14)
+    submit(dataset, 14)
     outcome = run_cycle("test", "holder", CycleState())
     assert outcome is not None and outcome.started and not outcome.explained
     assert Job.objects.exclude(state="PENDING").count() == outcome.started
@@ -67,7 +67,7 @@ def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
 
 
 def test_the_last_of_many_old_hints_has_the_rest_told(
-    scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hints of a burst are all older than the cycle that the first of them began."""
     left = [True]
@@ -81,7 +81,7 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
         return outcome
 
     monkeypatch.setattr(tasks, "run_cycle", counted)
-    submit(scene, 14)
+    submit(dataset, 14)
     gate, sent_s = CycleRunner(), time.time()
     gate.run("test", sent_s)
     gate.run("test", sent_s)
@@ -93,7 +93,7 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
     assert ran == [False, True]
 
 
-@pytest.mark.usefixtures("scene")
+@pytest.mark.usefixtures("dataset")
 def test_whether_hints_wait_is_asked_of_the_broker() -> None:
     client = valkey_client(1.0)
     client.delete("quiet")

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(monkeypatch):
+def dataset(monkeypatch):
     factories.cluster_settings()
     monkeypatch.setattr(what_if, "_cached_inputs", None)
     return factories.basic_cluster()
 
 
-def submit(scene, name: str, **fields) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], name=name, **fields)
+def submit(dataset, name: str, **fields) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], name=name, **fields)
 
 
 def cycle() -> None:
@@ -51,9 +51,9 @@ def state(job: Job) -> str:
     return job.state
 
 
-def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) -> None:
-    first, second = submit(scene, "first"), submit(scene, "second")
-    job = submit(scene, "last", gpus_per_task=2, dependencies=[first, second])
+def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(dataset) -> None:
+    first, second = submit(dataset, "first"), submit(dataset, "second")
+    job = submit(dataset, "last", gpus_per_task=2, dependencies=[first, second])
     cycle()
     assert job.verdict.code == "dependency"
     assert job.verdict.message == "It starts after first, second have completed."
@@ -66,11 +66,11 @@ def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) ->
     assert state(job) == JobState.RUNNING
 
 
-def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
-    first = submit(scene, "first")
+def test_the_sweep_finds_those_whose_hint_was_lost(dataset) -> None:
+    first = submit(dataset, "first")
     strict, loose = (
-        submit(scene, "strict", dependencies=[first]),
-        submit(scene, "loose", dependencies=[first], ignore_dependency_failure=True),
+        submit(dataset, "strict", dependencies=[first]),
+        submit(dataset, "loose", dependencies=[first], ignore_dependency_failure=True),
     )
     cycle()
     assert loose.verdict.message == "It starts after first has ended."
@@ -83,17 +83,17 @@ def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
     assert state(strict) == JobState.CANCELLED
 
 
-def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
+def test_a_submit_that_races_an_end_is_refused_or_cancelled(dataset) -> None:
     """Whoever locks the first job decides; no job is left that waits for ever."""
     for number in range(6):
-        first = submit(scene, f"first-{number}")
+        first = submit(dataset, f"first-{number}")
         gate = threading.Barrier(2)
         refused: list[InvalidRequest] = []
 
         def join(first=first, gate=gate, refused=refused, number=number) -> None:
             gate.wait()
             try:
-                submit(scene, f"late-{number}", dependencies=[first])
+                submit(dataset, f"late-{number}", dependencies=[first])
             except InvalidRequest as wrong:
                 refused.append(wrong)
             finally:
@@ -119,22 +119,24 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
             assert late.state == JobState.CANCELLED
 
 
-def test_nobody_foresees_when_a_job_starts_that_waits_for_others(scene) -> None:
-    busy = submit(scene, "busy", gpus_per_task=4)
+def test_nobody_foresees_when_a_job_starts_that_waits_for_others(dataset) -> None:
+    busy = submit(dataset, "busy", gpus_per_task=4)
     cycle()
-    waits, chained = submit(scene, "waits"), submit(scene, "chained", dependencies=[busy])
+    waits, chained = submit(dataset, "waits"), submit(dataset, "chained", dependencies=[busy])
     cycle()
     run_forecast_pass()
     assert waits.forecasts.exists() and not chained.forecasts.exists()
 
 
-def test_a_preview_says_that_it_would_wait(scene) -> None:
-    first = submit(scene, "first")
+def test_a_preview_says_that_it_would_wait(dataset) -> None:
+    first = submit(dataset, "first")
     asked = JobRequest(
-        name="asked", project=scene["project"], environment=scene["environment"], command=["true"],
+        name="asked", project=dataset["project"], environment=dataset["environment"], command=["true"],
         dependencies=[first], ignore_dependency_failure=True,
     )  # fmt: skip
-    question = EngineQuery.objects.create(kind="would_start", body=preview_query_body(scene["owner"], asked))
+    question = EngineQuery.objects.create(
+        kind="would_start", body=preview_query_body(dataset["owner"], asked)
+    )
     answer_query(question.public_id)
     question.refresh_from_db()
     assert not question.answer["starts_now"] and not question.answer["unsatisfiable"]

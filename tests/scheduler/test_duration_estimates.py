@@ -28,21 +28,21 @@ HOUR_S = 3840.0
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     return factories.basic_cluster()
 
 
-def submit(scene, **fields) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset, **fields) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
-def ended(scene, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fields) -> None:
+def ended(dataset, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fields) -> None:
     """Jobs that ran so long and ended."""
     at = timezone.now() - dt.timedelta(seconds=ago_s)
     for _ in range(count):
-        job = submit(scene, **fields)
-        do_cancel_job(scene["owner"], job)
+        job = submit(dataset, **fields)
+        do_cancel_job(dataset["owner"], job)
         Job.objects.filter(pk=job.pk).update(started_at=at - dt.timedelta(minutes=minutes), ended_at=at)
 
 
@@ -59,13 +59,13 @@ def running_row(snapshot: Snapshot, job: Job) -> RunningRow:
     return next(row for row in snapshot.running if row.job == job.public_id)
 
 
-def test_rows_say_how_long_jobs_like_them_ran(scene) -> None:
-    ended(scene, 10)
-    ended(scene, 60, gpus_per_task=2)
-    runs = submit(scene)
+def test_rows_say_how_long_jobs_like_them_ran(dataset) -> None:
+    ended(dataset, 10)
+    ended(dataset, 60, gpus_per_task=2)
+    runs = submit(dataset)
     run_cycle("test", "me")
-    waits, limited = submit(scene, gpus_per_task=2), submit(scene, gpus_per_task=2, time_limit_s=900)
-    unknown = submit(scene, gpus_per_task=4)
+    waits, limited = submit(dataset, gpus_per_task=2), submit(dataset, gpus_per_task=2, time_limit_s=900)
+    unknown = submit(dataset, gpus_per_task=4)
     snapshot = photographed(DurationEstimator())
     row = running_row(snapshot, runs)
     assert row.predicted_end_s == pytest.approx(row.started_s + TEN_MINUTES_S, abs=0.1)
@@ -74,11 +74,11 @@ def test_rows_say_how_long_jobs_like_them_ran(scene) -> None:
     assert waiting_row(snapshot, unknown).predicted_duration_s is None
 
 
-def test_of_a_template_its_own_jobs_tell(scene) -> None:
+def test_of_a_template_its_own_jobs_tell(dataset) -> None:
     template = Template.objects.create(name="train", title="Train", kind="training")
-    ended(scene, 10, 7)
-    ended(scene, 60, template=template)
-    made, plain = submit(scene, template=template), submit(scene)
+    ended(dataset, 10, 7)
+    ended(dataset, 60, template=template)
+    made, plain = submit(dataset, template=template), submit(dataset)
     expectations = DurationEstimator()
     snapshot = photographed(expectations)
     assert waiting_row(snapshot, made).predicted_duration_s == pytest.approx(HOUR_S, abs=0.1)
@@ -86,11 +86,11 @@ def test_of_a_template_its_own_jobs_tell(scene) -> None:
     assert expectations.template_of == {made.public_id: template.public_id, plain.public_id: None}
 
 
-def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_assert_num_queries) -> None:
+def test_what_is_learned_by_difference_is_what_is_learned_anew(dataset, django_assert_num_queries) -> None:
     expectations = DurationEstimator()
-    kind = DurationKey(scene["project"].public_id, scene["owner"].public_id, None, 1000)
+    kind = DurationKey(dataset["project"].public_id, dataset["owner"].public_id, None, 1000)
     for minutes in (10, 60, 60, 5):
-        ended(scene, minutes)
+        ended(dataset, minutes)
         photographed(expectations)
         anew = DurationEstimator()
         photographed(anew)
@@ -102,23 +102,23 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_ass
     assert expectations.durations.learned_count == 24  # nobody counts twice
 
 
-def test_who_is_seen_late_counts_too(scene) -> None:
+def test_who_is_seen_late_counts_too(dataset) -> None:
     expectations = DurationEstimator()
-    ended(scene, 10)
+    ended(dataset, 10)
     photographed(expectations)
-    ended(scene, 10, 1, ago_s=60)  # its transaction was longer than those of who ended after it
+    ended(dataset, 10, 1, ago_s=60)  # its transaction was longer than those of who ended after it
     photographed(expectations)
     assert expectations.durations.learned_count == 7
 
 
-def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
-    ended(scene, 10)
-    runs = submit(scene)
+def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset) -> None:
+    ended(dataset, 10)
+    runs = submit(dataset)
     run_cycle("test", "me")
-    waits = submit(scene, gpus_per_task=4)
+    waits = submit(dataset, gpus_per_task=4)
     expectations = DurationEstimator()
     first = photographed(expectations)
-    ended(scene, 9, 1)
+    ended(dataset, 9, 1)
     second = photographed(expectations)
     assert running_row(second, runs) is running_row(first, runs)
     assert waiting_row(second, waits) is waiting_row(first, waits)
@@ -128,18 +128,18 @@ def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
     assert running_row(third, runs) is running_row(first, runs)
 
 
-def test_what_has_passed_is_told_anew(scene) -> None:
-    ended(scene, 10)
-    runs = submit(scene)
+def test_what_has_passed_is_told_anew(dataset) -> None:
+    ended(dataset, 10)
+    runs = submit(dataset)
     run_cycle("test", "me")
     Attempt.objects.update(created_at=timezone.now() - dt.timedelta(minutes=12))
     row = running_row(photographed(DurationEstimator()), runs)
     assert row.predicted_end_s == pytest.approx(row.started_s + 2 * TEN_MINUTES_S, abs=0.1)
 
 
-def test_who_does_not_want_predictions_has_none(scene) -> None:
-    ended(scene, 10)
-    waits = submit(scene)
+def test_who_does_not_want_predictions_has_none(dataset) -> None:
+    ended(dataset, 10)
+    waits = submit(dataset)
     settings = factories.cluster_settings()
     settings.policy = {"use_predictions": "no"}
     settings.save()
@@ -148,40 +148,40 @@ def test_who_does_not_want_predictions_has_none(scene) -> None:
     assert waiting_row(photographed(expectations, Policy()), waits).predicted_duration_s is not None
 
 
-def test_a_cycle_goes_by_them(scene) -> None:
+def test_a_cycle_goes_by_them(dataset) -> None:
     """Within a project the job that is expected to end soon goes first, though it came later."""
-    ended(scene, 600, gpus_per_task=4)
-    ended(scene, 10, gpus_per_task=3)
-    long, short = submit(scene, gpus_per_task=4), submit(scene, gpus_per_task=3)
+    ended(dataset, 600, gpus_per_task=4)
+    ended(dataset, 10, gpus_per_task=3)
+    long, short = submit(dataset, gpus_per_task=4), submit(dataset, gpus_per_task=3)
     outcome = run_cycle("test", "me")
     assert outcome is not None and outcome.started == 1
     states = dict(Job.objects.filter(pk__in=(long.pk, short.pk)).values_list("pk", "state"))
     assert states == {long.pk: "PENDING", short.pk: "RUNNING"}
 
 
-def test_a_question_is_answered_as_the_cycle_would_decide(scene, monkeypatch) -> None:
-    ended(scene, 600, gpus_per_task=4)
-    ended(scene, 10, gpus_per_task=3)
-    submit(scene, gpus_per_task=4)
+def test_a_question_is_answered_as_the_cycle_would_decide(dataset, monkeypatch) -> None:
+    ended(dataset, 600, gpus_per_task=4)
+    ended(dataset, 10, gpus_per_task=3)
+    submit(dataset, gpus_per_task=4)
     monkeypatch.setattr(what_if, "_cached_inputs", None)
     monkeypatch.setattr(what_if, "_duration_estimator", DurationEstimator())
     request = JobRequest(
         name="asked",
-        project=scene["project"],
-        environment=scene["environment"],
+        project=dataset["project"],
+        environment=dataset["environment"],
         command=["true"],
         gpus_per_task=3,
     )
-    told = what_if._answer("would_start", preview_query_body(scene["owner"], request))
-    assert told["starts_now"]  # ahead of the one that came before it
+    reported = what_if._answer("would_start", preview_query_body(dataset["owner"], request))
+    assert reported["starts_now"]  # ahead of the one that came before it
 
 
-def test_a_saved_case_holds_what_the_decision_saw(scene) -> None:
+def test_a_saved_case_holds_what_the_decision_saw(dataset) -> None:
     def faulty(snapshot, policy):
         raise KeyError("gone")
 
-    ended(scene, 10)
-    waits = submit(scene)
+    ended(dataset, 10)
+    waits = submit(dataset)
     assert run_cycle("test", "me", decide=faulty) is not None
     saved = snapshot_from_json(gzip.decompress(FailedCycle.objects.get().content).decode())
     assert waiting_row(saved, waits).predicted_duration_s == pytest.approx(TEN_MINUTES_S, abs=0.1)

@@ -59,7 +59,7 @@ except OSError:
 
 
 @pytest.fixture
-def scene(
+def dataset(
     request: pytest.FixtureRequest,
     make_rig,
     rig_cluster: RigCluster,
@@ -89,19 +89,19 @@ def scene(
         yield made | {"outside": outside}
 
 
-def places_of(scene, portal_port: int) -> list[str]:
-    near, far = scene["machines"]
+def places_of(dataset, portal_port: int) -> list[str]:
+    near, far = dataset["machines"]
     return [
         f"{near.address}:22", f"{far.address}:22", f"{near.gateway}:{portal_port}",
-        f"{scene['outside']}:8000", f"{scene['outside']}:8001",
+        f"{dataset['outside']}:8000", f"{dataset['outside']}:8001",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("scene", ["rootful", "rootless"], indirect=True)
+@pytest.mark.parametrize("dataset", ["rootful", "rootless"], indirect=True)
 def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_node_or_the_portal(
-    scene,
+    dataset,
 ) -> None:
-    near, outside, owner = scene["machines"][0], scene["outside"], scene["owner"]
+    near, outside, owner = dataset["machines"][0], dataset["outside"], dataset["owner"]
     listed = factories.project("listed", member=owner)
     closed = factories.project("closed", member=owner)
     below = factories.project("below", parent=closed, member=owner)
@@ -110,13 +110,13 @@ def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_no
     )
     Project.objects.filter(pk=closed.pk).update(policy={"egress": "none"}, egress_allow=[outside])
     with Listener(near.gateway, 0) as portal:
-        places = places_of(scene, portal.port)
+        places = places_of(dataset, portal.port)
         script = TRY.replace("PLACES", repr(places))
         jobs = {}
-        for project in (scene["project"], listed, closed, below):
-            jobs[project.name] = submit(scene | {"project": project}, "python3", "-c", script)
+        for project in (dataset["project"], listed, closed, below):
+            jobs[project.name] = submit(dataset | {"project": project}, "python3", "-c", script)
         for job in jobs.values():
-            wait_until(scene, in_state(job, JobState.COMPLETED), job)
+            wait_until(dataset, in_state(job, JobState.COMPLETED), job)
         for place in places:  # each is there, and open to the node itself
             assert opens(near, *_split(place)), place
     seen = {
@@ -125,7 +125,7 @@ def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_no
     }
     reached = {name: [place for place in found if found[place] == "open"] for name, found in seen.items()}
     assert reached == {
-        scene["project"].name: [f"{outside}:8000", f"{outside}:8001"],
+        dataset["project"].name: [f"{outside}:8000", f"{outside}:8001"],
         "listed": [f"{outside}:8000"],  # a list opens no node
         "closed": [],
         "below": [],
@@ -133,13 +133,15 @@ def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_no
     assert all(found["ipv6"] == "" for found in seen.values())
 
 
-def test_a_node_that_joins_is_closed_to_containers_that_run(scene) -> None:
-    outside = scene["outside"]
+def test_a_node_that_joins_is_closed_to_containers_that_run(dataset) -> None:
+    outside = dataset["outside"]
     assert f"{outside}/32" not in denied_addresses()
-    job = submit(scene, "python3", "-c", UNTIL_CLOSED.replace("HOST", repr(outside)))
-    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
-    Node.objects.create(name="joins", pool=scene["nodes"][0].pool, host=outside, host_key="ssh-ed25519 AAAA")
-    wait_until(scene, in_state(job, JobState.COMPLETED), job)
+    job = submit(dataset, "python3", "-c", UNTIL_CLOSED.replace("HOST", repr(outside)))
+    wait_until(dataset, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+    Node.objects.create(
+        name="joins", pool=dataset["nodes"][0].pool, host=outside, host_key="ssh-ed25519 AAAA"
+    )
+    wait_until(dataset, in_state(job, JobState.COMPLETED), job)
 
 
 def _split(place: str) -> tuple[str, int]:

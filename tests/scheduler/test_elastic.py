@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     """One node of four GPUs in one pool; ada and cem in the project vision, where cem may go first."""
     factories.cluster_settings()
     pool = factories.pool()
@@ -39,8 +39,8 @@ def scene():
     }
 
 
-def submit(scene, who: str = "ada", **fields) -> Job:
-    return factories.job(scene[who], scene["project"], scene["environment"], **fields)
+def submit(dataset, who: str = "ada", **fields) -> Job:
+    return factories.job(dataset[who], dataset["project"], dataset["environment"], **fields)
 
 
 def cycle() -> None:
@@ -76,15 +76,15 @@ def used() -> int:
     return total
 
 
-def told(job: Job, kind: str) -> list[str]:
+def reported(job: Job, kind: str) -> list[str]:
     return list(job.events.filter(kind=kind).values_list("message", flat=True))
 
 
-def test_it_starts_with_what_is_free_and_grows_when_more_is(scene) -> None:
-    other = submit(scene, gpus_per_task=3)
+def test_it_starts_with_what_is_free_and_grows_when_more_is(dataset) -> None:
+    other = submit(dataset, gpus_per_task=3)
     cycle()
     begin(other)
-    job = submit(scene, tasks=4, min_tasks=1)
+    job = submit(dataset, tasks=4, min_tasks=1)
     cycle()
     assert begin(job) == [0]
     assert attempt_of(job).state == "RUNNING"
@@ -92,33 +92,35 @@ def test_it_starts_with_what_is_free_and_grows_when_more_is(scene) -> None:
     cycle()
     assert begin(job) == [0, 1, 2, 3]
     assert (attempt_of(job).number, used()) == (1, 4000)
-    assert told(job, "grows") == [f"Scales up from 1 to 4 of 4 tasks: {scene['node'].name}."]
+    assert reported(job, "grows") == [f"Scales up from 1 to 4 of 4 tasks: {dataset['node'].name}."]
     assert list(attempt_of(job).task_rows.values_list("world_size_at_start", flat=True)) == [1, 4, 4, 4]
     version = job.version
     cycle()  # a fixed point: nothing more to do
     assert ranks(job) == [0, 1, 2, 3] and Job.objects.get(pk=job.pk).version == version
-    assert not JobVerdict.objects.filter(job=job).exists() and not told(job, "verdict")
+    assert not JobVerdict.objects.filter(job=job).exists() and not reported(job, "verdict")
 
 
-def grown(scene, tasks: int = 4, min_tasks: int = 1, **fields) -> Job:
+def grown(dataset, tasks: int = 4, min_tasks: int = 1, **fields) -> Job:
     """A job that runs with all its tasks."""
-    job = submit(scene, tasks=tasks, min_tasks=min_tasks, **fields)
+    job = submit(dataset, tasks=tasks, min_tasks=min_tasks, **fields)
     cycle()
     assert len(begin(job)) == tasks
     return job
 
 
-def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> None:
-    job = grown(scene)
-    urgent = submit(scene, "cem", name="urgent", priority=50, gpus_per_task=2)
+def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(dataset) -> None:
+    job = grown(dataset)
+    urgent = submit(dataset, "cem", name="urgent", priority=50, gpus_per_task=2)
     cycle()
     attempt = attempt_of(job)
     leaving = attempt.task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2, 3]
     assert attempt.stop_requested_at is None and attempt.state == "RUNNING" and used() == 4000
-    assert told(job, "shrinks") == ["Scales down by 2 of 4 tasks for urgent, which has a higher priority."]
+    assert reported(job, "shrinks") == [
+        "Scales down by 2 of 4 tasks for urgent, which has a higher priority."
+    ]
     cycle()  # asked once, and nothing else follows from it
-    assert len(told(job, "shrinks")) == 1
+    assert len(reported(job, "shrinks")) == 1
     left(job, 3)
     left(job, 2)
     assert used() == 2000
@@ -132,16 +134,18 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
     assert begin(job) == [0, 1, 4, 5]
 
 
-def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(scene) -> None:
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=1000)
-    other = factories.project("nlp", member=scene["ada"])
-    Quota.objects.create(project=other, pool=scene["pool"], guaranteed_milli=3000)
-    job = grown(scene)
-    owed = factories.job(scene["ada"], other, scene["environment"], gpus_per_task=3)
+def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(dataset) -> None:
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], guaranteed_milli=1000)
+    other = factories.project("nlp", member=dataset["ada"])
+    Quota.objects.create(project=other, pool=dataset["pool"], guaranteed_milli=3000)
+    job = grown(dataset)
+    owed = factories.job(dataset["ada"], other, dataset["environment"], gpus_per_task=3)
     cycle()
     leaving = attempt_of(job).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [1, 2, 3]
-    assert told(job, "shrinks") == ["Scales down by 3 of 4 tasks for another project, which reclaims them."]
+    assert reported(job, "shrinks") == [
+        "Scales down by 3 of 4 tasks for another project, which reclaims them."
+    ]
     for rank in (1, 2, 3):
         left(job, rank)
     cycle()
@@ -152,12 +156,12 @@ def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(sc
 @pytest.mark.parametrize(
     ("code", "reason"), [(2, EndReason.EXIT_CODE), (None, EndReason.NODE_REBOOTED)], ids=["failed", "lost"]
 )
-def test_a_task_that_is_lost_is_replaced_after_a_pause(scene, code, reason) -> None:
-    job = grown(scene, tasks=3, min_tasks=2)
+def test_a_task_that_is_lost_is_replaced_after_a_pause(dataset, code, reason) -> None:
+    job = grown(dataset, tasks=3, min_tasks=2)
     left(job, 1, code, reason)
     attempt = attempt_of(job)
     assert (job.state, attempt.state, attempt.stop_requested_at) == ("RUNNING", "RUNNING", None)
-    assert told(job, "task_lost")[0].endswith("2 of 3 tasks keep running.")
+    assert reported(job, "task_lost")[0].endswith("2 of 3 tasks keep running.")
     assert attempt.failed_tasks == (1 if code else 0)
     cycle()
     assert ranks(job) == [0, 2]  # it pauses first
@@ -167,8 +171,8 @@ def test_a_task_that_is_lost_is_replaced_after_a_pause(scene, code, reason) -> N
     assert begin(job) == [0, 2, 3]
 
 
-def test_below_its_minimum_the_whole_attempt_ends(scene) -> None:
-    job = grown(scene, tasks=3, min_tasks=3 - 1)
+def test_below_its_minimum_the_whole_attempt_ends(dataset) -> None:
+    job = grown(dataset, tasks=3, min_tasks=3 - 1)
     left(job, 0, 2)
     left(job, 1, 5)
     attempt = attempt_of(job)
@@ -178,18 +182,20 @@ def test_below_its_minimum_the_whole_attempt_ends(scene) -> None:
     assert (job.state, job.exit_code, used()) == ("FAILED", 5, 0)
 
 
-def test_after_too_many_failures_it_grows_no_more(scene) -> None:
-    job = grown(scene, tasks=3, min_tasks=1, max_attempts=2)
+def test_after_too_many_failures_it_grows_no_more(dataset) -> None:
+    job = grown(dataset, tasks=3, min_tasks=1, max_attempts=2)
     left(job, 2, 1)
     left(job, 1, 1)
-    assert "It is not scaled up again in this attempt: 2 of its tasks failed." in told(job, "task_lost")[1]
+    assert (
+        "It is not scaled up again in this attempt: 2 of its tasks failed." in reported(job, "task_lost")[1]
+    )
     Attempt.objects.update(scale_up_after=timezone.now())
     cycle()
     assert ranks(job) == [0] and job.state == "RUNNING"
 
 
-def test_with_the_first_task_that_finishes_the_job_is_at_its_end(scene) -> None:
-    job = grown(scene, tasks=3)
+def test_with_the_first_task_that_finishes_the_job_is_at_its_end(dataset) -> None:
+    job = grown(dataset, tasks=3)
     left(job, 1, 0, EndReason.COMPLETED)
     cycle()
     assert ranks(job) == [0, 2]  # it does not grow again
@@ -199,25 +205,25 @@ def test_with_the_first_task_that_finishes_the_job_is_at_its_end(scene) -> None:
     assert (job.state, attempt_of(job).state, used()) == ("COMPLETED", "COMPLETED", 0)
 
 
-def test_a_held_job_does_not_grow(scene) -> None:
-    other = submit(scene, gpus_per_task=3)
+def test_a_held_job_does_not_grow(dataset) -> None:
+    other = submit(dataset, gpus_per_task=3)
     cycle()
     begin(other)
-    job = submit(scene, tasks=2, min_tasks=1)
+    job = submit(dataset, tasks=2, min_tasks=1)
     cycle()
     begin(job)
-    do_hold_job(scene["ada"], job, True)
+    do_hold_job(dataset["ada"], job, True)
     left(other, 0, 0, EndReason.COMPLETED)
     cycle()
     assert ranks(job) == [0]
-    do_hold_job(scene["ada"], job, False)
+    do_hold_job(dataset["ada"], job, False)
     cycle()
     assert ranks(job) == [0, 1]
 
 
-def test_a_limit_holds_for_what_grows(scene) -> None:
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    job = submit(scene, tasks=4, min_tasks=1)
+def test_a_limit_holds_for_what_grows(dataset) -> None:
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
+    job = submit(dataset, tasks=4, min_tasks=1)
     cycle()
     assert begin(job) == [0, 1]
     cycle()
@@ -228,19 +234,19 @@ def test_a_limit_holds_for_what_grows(scene) -> None:
 
 
 @pytest.fixture
-def leader(scene):
+def leader(dataset):
     held = leases.acquire(leases.LEADER, "test", 60)
     assert held is not None
     return held
 
 
 @pytest.fixture
-def small(scene) -> Job:
+def small(dataset) -> Job:
     """A job of up to three tasks that runs with one, beside three free GPUs."""
-    other = submit(scene, gpus_per_task=3)
+    other = submit(dataset, gpus_per_task=3)
     cycle()
     begin(other)
-    job = submit(scene, tasks=3, min_tasks=1)
+    job = submit(dataset, tasks=3, min_tasks=1)
     cycle()
     begin(job)
     left(other, 0, 0, EndReason.COMPLETED)
@@ -249,14 +255,14 @@ def small(scene) -> Job:
     return job
 
 
-def growth(scene, job: Job, *ranks: int) -> JobPlacement:
-    free = scene["node"].gpus.filter(used_milli=0).order_by("index")
+def growth(dataset, job: Job, *ranks: int) -> JobPlacement:
+    free = dataset["node"].gpus.filter(used_milli=0).order_by("index")
     return JobPlacement(
         job.public_id,
-        scene["pool"].public_id,
+        dataset["pool"].public_id,
         job.version,
         tuple(
-            TaskPlacement(rank, scene["node"].public_id, (GpuShare(gpu.uuid, 1000),))
+            TaskPlacement(rank, dataset["node"].public_id, (GpuShare(gpu.uuid, 1000),))
             for rank, gpu in zip(ranks, free, strict=False)
         ),
     )
@@ -265,12 +271,12 @@ def growth(scene, job: Job, *ranks: int) -> JobPlacement:
 @pytest.mark.parametrize(
     "change", ["cancelled", "stopping", "version", "finished", "twice", "too_many", "full"]
 )
-def test_what_grows_is_refused_when_the_job_moved_on(scene, small, leader, change) -> None:
-    start = growth(scene, small, 1, 2)
+def test_what_grows_is_refused_when_the_job_moved_on(dataset, small, leader, change) -> None:
+    start = growth(dataset, small, 1, 2)
     expected, version = [0], small.version
     match change:
         case "cancelled":
-            do_cancel_job(scene["ada"], small)
+            do_cancel_job(dataset["ada"], small)
         case "stopping":  # the version stands
             job_control.request_stop(attempt_of(small).pk, EndReason.TIME_LIMIT)
         case "version":
@@ -284,26 +290,26 @@ def test_what_grows_is_refused_when_the_job_moved_on(scene, small, leader, chang
         case "too_many":
             Job.objects.filter(pk=small.pk).update(tasks=2)
         case "full":
-            Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
+            Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
     before = used()
     (refusal,) = commit_starts(leader, [start])
     assert refusal.code == ("project_limit" if change == "full" else "job_changed")
     assert ranks(small) == expected and used() == before
 
 
-def test_a_growth_and_a_first_start_share_a_transaction(scene, small, leader) -> None:
-    other = submit(scene)
-    grows = growth(scene, small, 1)
-    free = scene["node"].gpus.filter(used_milli=0).order_by("index")[1]
-    place = TaskPlacement(0, scene["node"].public_id, (GpuShare(free.uuid, 1000),))
-    begins = JobPlacement(other.public_id, scene["pool"].public_id, other.version, (place,))
+def test_a_growth_and_a_first_start_share_a_transaction(dataset, small, leader) -> None:
+    other = submit(dataset)
+    grows = growth(dataset, small, 1)
+    free = dataset["node"].gpus.filter(used_milli=0).order_by("index")[1]
+    place = TaskPlacement(0, dataset["node"].public_id, (GpuShare(free.uuid, 1000),))
+    begins = JobPlacement(other.public_id, dataset["pool"].public_id, other.version, (place,))
     assert commit_starts(leader, [begins, grows]) == []
     assert (ranks(small), ranks(other), used()) == ([0, 1], [0], 3000)
 
 
 @pytest.mark.parametrize("point", ["commit.in_transaction", "commit.before_commit", "commit.done"])
-def test_a_growth_is_whole_or_not_at_all_wherever_the_scheduler_dies(scene, small, leader, point) -> None:
-    start = growth(scene, small, 1, 2)
+def test_a_growth_is_whole_or_not_at_all_wherever_the_scheduler_dies(dataset, small, leader, point) -> None:
+    start = growth(dataset, small, 1, 2)
     assert crashes_at(point, lambda: commit_starts(leader, [start]))
     assert (ranks(small), used()) == (([0, 1, 2], 3000) if point == "commit.done" else ([0], 1000))
     again = commit_starts(leader, [start])
@@ -315,8 +321,8 @@ def shrink(job: Job, *ranks: int) -> Eviction:
     return Eviction(job.public_id, EvictionReason.PREEMPTED, job.public_id, ranks)
 
 
-def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(scene, small, leader) -> None:
-    assert commit_starts(leader, [growth(scene, small, 1, 2)]) == []
+def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(dataset, small, leader) -> None:
+    assert commit_starts(leader, [growth(dataset, small, 1, 2)]) == []
     begin(small)
     assert commit_evictions(leader, [shrink(small, 2)]) == []
     (again,) = commit_evictions(leader, [shrink(small, 2)])
@@ -328,9 +334,9 @@ def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(scene, small, le
     assert not job_control.should_start(leaving.get(), attempt_of(small))
 
 
-def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> None:
+def test_a_task_whose_start_never_went_out_is_free_at_once(dataset, leader) -> None:
     leases.release([leases.LEADER], "test")
-    job = submit(scene, tasks=2, min_tasks=1)
+    job = submit(dataset, tasks=2, min_tasks=1)
     cycle()
     leases.release([leases.LEADER], "holder")
     leader = leases.acquire(leases.LEADER, "test", 60)
@@ -343,18 +349,18 @@ def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> Non
 # -- the photograph ----------------------------------------------------------------------------------
 
 
-def test_what_it_waits_for_stands_beside_what_runs(scene, small) -> None:
-    album = SnapshotCache()
-    inputs = take_snapshot(factories.cluster_settings(), album)
+def test_what_it_waits_for_stands_beside_what_runs(dataset, small) -> None:
+    row_cache = SnapshotCache()
+    inputs = take_snapshot(factories.cluster_settings(), row_cache)
     (waits,), (runs,) = inputs.snapshot.pending, inputs.snapshot.running
     assert (waits.job, waits.ranks, waits.tasks, waits.min_tasks) == (small.public_id, (1, 2), 2, 1)
     assert (runs.min_tasks, [task.rank for task in runs.tasks]) == (1, [0])
     assert waits.version == small.version and inputs.pending_row_ids == {}
-    again = take_snapshot(factories.cluster_settings(), album)
+    again = take_snapshot(factories.cluster_settings(), row_cache)
     assert again.snapshot.pending[0] is waits  # nothing was written since
 
 
-def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
+def test_the_number_of_queries_does_not_depend_on_how_many_grow(dataset) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
             inputs = take_snapshot(factories.cluster_settings())
@@ -362,17 +368,17 @@ def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
         return len(queries)
 
     grow: list[int] = []
-    grown(scene, tasks=4)
+    grown(dataset, tasks=4)
     nobody = count()
-    plenty = [submit(scene, tasks=9, min_tasks=1) for _ in range(3)]
-    factories.node(scene["pool"], gpus=1)
+    plenty = [submit(dataset, tasks=9, min_tasks=1) for _ in range(3)]
+    factories.node(dataset["pool"], gpus=1)
     cycle()
     begin(plenty[0])
-    do_cancel_job(scene["ada"], plenty[1])
-    do_cancel_job(scene["ada"], plenty[2])
+    do_cancel_job(dataset["ada"], plenty[1])
+    do_cancel_job(dataset["ada"], plenty[2])
     one = count()
-    submit(scene, tasks=9, min_tasks=1, name="also")
-    factories.node(scene["pool"], gpus=1)
+    submit(dataset, tasks=9, min_tasks=1, name="also")
+    factories.node(dataset["pool"], gpus=1)
     cycle()
     assert (count(), grow) == (one, [0, 1, 2])
     assert one <= nobody + 8  # two read what grows, six the rights of owners

@@ -26,78 +26,78 @@ done
 
 
 @pytest.fixture
-def stand(harness, request):
+def testbed(harness, request):
     return TwoLocalNodes(harness, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
 
 
-def told(stand: TwoLocalNodes) -> list[str]:
+def reported(testbed: TwoLocalNodes) -> list[str]:
     """What the tasks were told of each other, each as it began."""
-    return [path.read_text().strip() for path in sorted(stand.folder.glob("told-*"))]
+    return [path.read_text().strip() for path in sorted(testbed.folder.glob("told-*"))]
 
 
-def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes(stand) -> None:
-    other = stand.submit(command="sleep 600")
-    stand.reach(other, lambda: len(stand.run(other)) == 1)
-    job = stand.submit(tasks=2, min_tasks=1)
-    stand.reach(job, lambda: set(stand.run(job)) == {0})
+def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes(testbed) -> None:
+    other = testbed.submit(command="sleep 600")
+    testbed.reach(other, lambda: len(testbed.run(other)) == 1)
+    job = testbed.submit(tasks=2, min_tasks=1)
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0})
     attempt = job.attempts.get()
     assert attempt.state == "RUNNING"
-    do_cancel_job(stand.owner, other)
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
-    assert sorted(stand.run(job).values()) == stand.names
-    wait_for("told", lambda: told(stand) == ["1 of 1 to 2", "2 of 1 to 2"])
+    do_cancel_job(testbed.owner, other)
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
+    assert sorted(testbed.run(job).values()) == testbed.names
+    wait_for("told", lambda: reported(testbed) == ["1 of 1 to 2", "2 of 1 to 2"])
 
-    urgent = stand.submit("manager", command="sleep 600", priority=50)
-    stand.reach(urgent, lambda: len(stand.run(urgent)) == 1)
-    assert set(stand.run(job)) == {0} and job.attempts.count() == 1
-    assert len([name for name in stand.alive() if job.public_id in name]) == 1
+    urgent = testbed.submit("manager", command="sleep 600", priority=50)
+    testbed.reach(urgent, lambda: len(testbed.run(urgent)) == 1)
+    assert set(testbed.run(job)) == {0} and job.attempts.count() == 1
+    assert len([name for name in testbed.alive() if job.public_id in name]) == 1
 
-    do_cancel_job(stand.manager, urgent)
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 2})
-    (stand.folder / "end").touch()
-    stand.reach(job, stand.ended(job))
-    assert job.attempts.count() == 1 and held_milli() == 0 and stand.alive() == []
+    do_cancel_job(testbed.manager, urgent)
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 2})
+    (testbed.folder / "end").touch()
+    testbed.reach(job, testbed.ended(job))
+    assert job.attempts.count() == 1 and held_milli() == 0 and testbed.alive() == []
     assert list(job.attempts.get().task_rows.values_list("rank", "state").order_by("rank")) == [
         (0, "COMPLETED"),
         (1, "PREEMPTED"),
         (2, "COMPLETED"),
     ]
-    stand.engine.run_until(lambda: not attempt.task_rows.filter(log_complete=False).exists(), 20)
+    testbed.engine.run_until(lambda: not attempt.task_rows.filter(log_complete=False).exists(), 20)
     assert not attempt.task_rows.filter(log_complete=False).exists()
 
 
-def test_a_task_that_fails_and_a_node_that_restarts_leave_the_others_alone(stand, monkeypatch) -> None:
+def test_a_task_that_fails_and_a_node_that_restarts_leave_the_others_alone(testbed, monkeypatch) -> None:
     monkeypatch.setattr("portal.services.lifecycle.attempt_end.backoff_s", lambda failures: 0.0)
-    job = stand.submit(tasks=2, min_tasks=1)
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
-    (stand.folder / "fail-1").touch()
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 2})
-    stand.harness.reboot(stand.run(job)[2], boot="boot-9")
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 3})
+    job = testbed.submit(tasks=2, min_tasks=1)
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
+    (testbed.folder / "fail-1").touch()
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 2})
+    testbed.harness.reboot(testbed.run(job)[2], boot="boot-9")
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 3})
     assert job.attempts.count() == 1
     kinds = list(job.events.filter(kind="task_lost").values_list("reason", flat=True))
     assert kinds == ["exit_code", "node_rebooted"]
-    (stand.folder / "end").touch()
-    stand.reach(job, stand.ended(job))
-    assert held_milli() == 0 and stand.alive() == []
+    (testbed.folder / "end").touch()
+    testbed.reach(job, testbed.ended(job))
+    assert held_milli() == 0 and testbed.alive() == []
 
 
-def test_a_node_that_is_drained_loses_only_the_tasks_there(stand) -> None:
-    job = stand.submit(tasks=2, min_tasks=1)
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
-    node = Node.objects.get(name=stand.run(job)[1])
+def test_a_node_that_is_drained_loses_only_the_tasks_there(testbed) -> None:
+    job = testbed.submit(tasks=2, min_tasks=1)
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
+    node = Node.objects.get(name=testbed.run(job)[1])
     do_set_node_state(factories.user("root", admin=True), node, NodeState.DRAINED, reason="dust")
-    stand.reach(job, lambda: set(stand.run(job)) == {0})
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0})
     assert job.attempts.get().stop_requested_at is None
-    (stand.folder / "end").touch()
-    stand.reach(job, stand.ended(job))
+    (testbed.folder / "end").touch()
+    testbed.reach(job, testbed.ended(job))
 
 
-def test_an_agent_that_cannot_end_one_task_alone_gives_the_whole_attempt_back(stand, monkeypatch) -> None:
+def test_an_agent_that_cannot_end_one_task_alone_gives_the_whole_attempt_back(testbed, monkeypatch) -> None:
     monkeypatch.setattr(AgentEngine, "supports_stopping_tasks", property(lambda engine: False))
-    job = stand.submit(tasks=2, min_tasks=1)
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
-    urgent = stand.submit("manager", command="sleep 600", priority=50)
-    stand.reach(urgent, lambda: len(stand.run(urgent)) == 1)
-    stand.reach(job, lambda: job.attempts.count() == 2 and len(stand.run(job)) == 1)
+    job = testbed.submit(tasks=2, min_tasks=1)
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
+    urgent = testbed.submit("manager", command="sleep 600", priority=50)
+    testbed.reach(urgent, lambda: len(testbed.run(urgent)) == 1)
+    testbed.reach(job, lambda: job.attempts.count() == 2 and len(testbed.run(job)) == 1)
     assert job.attempts.get(number=1).state == "PREEMPTED"

@@ -27,14 +27,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     return factories.basic_cluster()
 
 
 @pytest.fixture
-def waiting(scene) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"])
+def waiting(dataset) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"])
 
 
 def replayed(path) -> tuple[int, list[str], str]:
@@ -56,15 +56,15 @@ def nothing_changed(waiting: Job) -> bool:
 def broken(monkeypatch):
     """Photographs of a moment that is none: no row is to blame, so nothing can be left out."""
 
-    def photograph(settings, album):
-        inputs = take_snapshot(settings, album)
+    def photograph(settings, row_cache):
+        inputs = take_snapshot(settings, row_cache)
         return dataclasses.replace(inputs, snapshot=dataclasses.replace(inputs.snapshot, now_s=math.nan))
 
     monkeypatch.setattr(cycle, "take_snapshot", photograph)
 
 
 def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
-    scene, waiting, monkeypatch, tmp_path
+    dataset, waiting, monkeypatch, tmp_path
 ) -> None:
     broken(monkeypatch)
     outcome = run_cycle("test", "me")
@@ -82,7 +82,7 @@ def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
     assert json.loads(lines[-1])["error"] in row.message
 
 
-def test_it_goes_on_trying_and_works_again_by_itself(scene, waiting) -> None:
+def test_it_goes_on_trying_and_works_again_by_itself(dataset, waiting) -> None:
     ClusterSettings.objects.update(policy={"usage_half_life_s": 1})
     for _ in range(3):
         run_cycle("period", "me")
@@ -95,7 +95,7 @@ def test_it_goes_on_trying_and_works_again_by_itself(scene, waiting) -> None:
     assert FailedCycle.objects.count() == 1  # kept for whoever asks why
 
 
-def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None:
+def test_a_fault_of_ours_is_kept_with_its_case(dataset, waiting, tmp_path) -> None:
     def faulty(snapshot, policy):
         raise KeyError("gone")
 
@@ -115,7 +115,7 @@ def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None
     assert [job["job"] for job in outer["snapshot"]["pending"]] == [waiting.public_id]
 
 
-def test_a_knob_of_the_cluster_that_cannot_stand_is_named(scene, waiting, tmp_path) -> None:
+def test_a_knob_of_the_cluster_that_cannot_stand_is_named(dataset, waiting, tmp_path) -> None:
     ClusterSettings.objects.update(
         policy={"usage_half_life_s": 1}
     )  # past the services, as a hand in the database would
@@ -129,13 +129,13 @@ def test_a_knob_of_the_cluster_that_cannot_stand_is_named(scene, waiting, tmp_pa
     assert (status, json.loads(lines[-1])["field"]) == (1, "usage_half_life_s")
 
 
-@pytest.mark.parametrize("trouble", [OperationalError, InterfaceError])
-def test_a_database_that_is_away_raises_no_alarm(scene, waiting, monkeypatch, trouble) -> None:
-    def away(settings, album):
-        raise trouble("gone for a moment")
+@pytest.mark.parametrize("incident", [OperationalError, InterfaceError])
+def test_a_database_that_is_away_raises_no_alarm(dataset, waiting, monkeypatch, incident) -> None:
+    def away(settings, row_cache):
+        raise incident("gone for a moment")
 
     monkeypatch.setattr(cycle, "take_snapshot", away)
-    with pytest.raises(trouble):
+    with pytest.raises(incident):
         run_cycle("test", "me")
     assert not FailedCycle.objects.exists() and ClusterSettings.objects.get().scheduler_alert == ""
 

@@ -25,7 +25,7 @@ def harness(settings):
 
 
 @pytest.fixture
-def scene(harness):
+def dataset(harness):
     owner = factories.user("ada")
     node = harness.create_node()
     harness.start_worker()
@@ -38,9 +38,14 @@ def scene(harness):
     }
 
 
-def submit(scene, *command: str, **fields) -> Job:
+def submit(dataset, *command: str, **fields) -> Job:
     return factories.job(
-        scene["owner"], scene["project"], scene["environment"], command=list(command), memory_mib=64, **fields
+        dataset["owner"],
+        dataset["project"],
+        dataset["environment"],
+        command=list(command),
+        memory_mib=64,
+        **fields,
     )
 
 
@@ -49,25 +54,25 @@ def state_of(job: Job) -> str:
     return job.state
 
 
-def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, scene) -> None:
+def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, dataset) -> None:
     good = submit(
-        scene, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
+        dataset, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
     )
     wait_for("the job completes", lambda: state_of(good) == JobState.COMPLETED)
     assert good.exit_code == 0
-    gpus = set(scene["node"].gpus.values_list("uuid", flat=True))
+    gpus = set(dataset["node"].gpus.values_list("uuid", flat=True))
     attempt = good.attempts.get()
     wait_for("the log is here", lambda: attempt.task_rows.get().log_complete)
     lines = [line.text for line in read_lines(log_file(good.public_id, 1, 0)).lines]
     assert lines[0] == f"hello from {good.public_id}"
     assert set(lines[1].split(",")) <= gpus and len(lines[1].split(",")) == 2
 
-    bad = submit(scene, "sh", "-c", "exit 3")
+    bad = submit(dataset, "sh", "-c", "exit 3")
     wait_for("the job fails", lambda: state_of(bad) == JobState.FAILED)
     assert (bad.exit_code, bad.reason) == (3, EndReason.EXIT_CODE)
     assert bad.message == "The command ended with exit code 3."
 
-    long = submit(scene, "sleep", "600")
+    long = submit(dataset, "sleep", "600")
     wait_for("it runs", lambda: long.attempts.filter(state="RUNNING").exists())
     assert held_milli() == 1000
     job_control.cancel_job(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
@@ -76,6 +81,6 @@ def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, scene) -
     assert held_milli() == 0
     assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
 
-    timed = submit(scene, "sleep", "600", time_limit_s=1)
+    timed = submit(dataset, "sleep", "600", time_limit_s=1)
     wait_for("its time is over", lambda: state_of(timed) == JobState.TIMEOUT)
     wait_for("nothing is left on the node", lambda: not list(harness.folder.glob("local/state/tasks/fw-*")))

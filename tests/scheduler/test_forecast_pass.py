@@ -26,30 +26,32 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     return factories.basic_cluster()
 
 
-def submit(scene, **fields) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset, **fields) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
-def ended(scene, minutes: float, count: int, **fields) -> None:
+def ended(dataset, minutes: float, count: int, **fields) -> None:
     """Jobs that ran so long and ended."""
     now = timezone.now()
     for _ in range(count):
-        job = submit(scene, **fields)
-        do_cancel_job(scene["owner"], job)
+        job = submit(dataset, **fields)
+        do_cancel_job(dataset["owner"], job)
         Job.objects.filter(pk=job.pk).update(started_at=now - dt.timedelta(minutes=minutes), ended_at=now)
 
 
-def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_should_have_ended(scene) -> None:
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=4000)
-    ended(scene, 30, 6)
-    submit(scene)
+def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_should_have_ended(
+    dataset,
+) -> None:
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], guaranteed_milli=4000)
+    ended(dataset, 30, 6)
+    submit(dataset)
     run_cycle("test", "me")
-    waiting = submit(scene, gpus_per_task=4, preemptible=False)
+    waiting = submit(dataset, gpus_per_task=4, preemptible=False)
     run_cycle("test", "me")
     assert run_forecast_pass() == 1
     standing = JobVerdict.objects.get(job=waiting)
@@ -62,8 +64,8 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
     assert run_forecast_pass() == 0  # nothing moved
 
 
-def test_one_pass_foresees_everybody(scene) -> None:
-    jobs = [submit(scene, gpus_per_task=4) for _ in range(4)]
+def test_one_pass_foresees_everybody(dataset) -> None:
+    jobs = [submit(dataset, gpus_per_task=4) for _ in range(4)]
     run_cycle("test", "me")
     waiting = {job.pk for job in jobs} & set(JobVerdict.objects.values_list("job_id", flat=True))
     assert len(waiting) >= 3
@@ -72,8 +74,8 @@ def test_one_pass_foresees_everybody(scene) -> None:
     assert list(by_turn) == sorted(by_turn)
 
 
-def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene, monkeypatch) -> None:
-    job = [submit(scene, gpus_per_task=4) for _ in range(3)][-1]
+def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(dataset, monkeypatch) -> None:
+    job = [submit(dataset, gpus_per_task=4) for _ in range(3)][-1]
     run_cycle("test", "me")
     assert run_forecast_pass()
     one_step = partialmethod(QueueForecast.median_starts_s, max_steps=1)
@@ -87,10 +89,10 @@ def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene,
     assert JobVerdict.objects.get(job=job).p50_at is not None
 
 
-def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
-    pools = [scene["pool"], factories.pool()]
+def test_pools_take_turns_where_the_time_is_too_short_for_all(dataset) -> None:
+    pools = [dataset["pool"], factories.pool()]
     factories.node(pools[1])
-    jobs = {pool: [submit(scene, gpus_per_task=4, pool=pool) for _ in range(2)][-1] for pool in pools}
+    jobs = {pool: [submit(dataset, gpus_per_task=4, pool=pool) for _ in range(2)][-1] for pool in pools}
     run_cycle("test", "me")
     kept, foreseen = ForecastState(), []
     for _ in range(3):
@@ -100,13 +102,13 @@ def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
     assert foreseen == [1, 2, 2]
 
 
-def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, monkeypatch) -> None:
+def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(dataset, monkeypatch) -> None:
     monkeypatch.setattr(forecast_store, "MAX_NEW", 3)
     monkeypatch.setattr(forecast_store, "MAX_CHANGED", 2)
     monkeypatch.setattr(forecast_store, "MAX_BATCH", 2)
-    submit(scene, gpus_per_task=4)
+    submit(dataset, gpus_per_task=4)
     run_cycle("test", "me")
-    jobs = {JobId(submit(scene, gpus_per_task=4).public_id) for _ in range(5)}
+    jobs = {JobId(submit(dataset, gpus_per_task=4).public_id) for _ in range(5)}
     run_cycle("test", "me")
 
     def intervals(in_s: float) -> dict[JobId, StartInterval]:
@@ -125,14 +127,14 @@ def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, mon
     assert times() == [2, 2, 2, 2, 2]
 
 
-def test_nothing_waits(scene) -> None:
+def test_nothing_waits(dataset) -> None:
     assert run_forecast_pass() == 0
 
 
-def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
+def test_what_came_of_forecasts_widens_the_next_ones(dataset) -> None:
     now = timezone.now()
     for late in range(25):
-        job, made_at = submit(scene), now - dt.timedelta(hours=late, seconds=1000)
+        job, made_at = submit(dataset), now - dt.timedelta(hours=late, seconds=1000)
         Forecast.objects.create(
             job=job,
             made_at=made_at,
@@ -149,10 +151,10 @@ def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
     assert interval.p90_s == pytest.approx(5400, abs=201)
 
 
-def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(scene) -> None:
-    submit(scene)
+def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(dataset) -> None:
+    submit(dataset)
     run_cycle("test", "me")
-    waiting = submit(scene, gpus_per_task=4)
+    waiting = submit(dataset, gpus_per_task=4)
     run_cycle("test", "me")
     assert run_forecast_pass() == 1
     job_control.set_job_held(waiting.pk, True, actor="x")
@@ -170,10 +172,10 @@ def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(scene) -> None
 
 
 @pytest.mark.parametrize("why", ["limit", "drained"])
-def test_nothing_is_promised_where_waiting_alone_does_not_help(scene, why) -> None:
-    waiting = submit(scene, gpus_per_task=2)
+def test_nothing_is_promised_where_waiting_alone_does_not_help(dataset, why) -> None:
+    waiting = submit(dataset, gpus_per_task=2)
     if why == "limit":
-        Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=1000)
+        Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=1000)
     else:
         Node.objects.update(state="cordoned")
     run_cycle("test", "me")
@@ -187,8 +189,8 @@ def test_nothing_is_promised_where_waiting_alone_does_not_help(scene, why) -> No
     assert JobVerdict.objects.get(job=waiting).forecast_at == seen_at  # nothing new, nothing written
 
 
-def test_no_interval_begins_before_a_job_may_be_tried_again(scene) -> None:
-    job = submit(scene)
+def test_no_interval_begins_before_a_job_may_be_tried_again(dataset) -> None:
+    job = submit(dataset)
     Job.objects.filter(pk=job.pk).update(
         reason="start_refused", attempt_count=5, pending_since=timezone.now(), version=F("version") + 1
     )

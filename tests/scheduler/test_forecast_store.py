@@ -23,18 +23,18 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     return factories.basic_cluster()
 
 
 @pytest.fixture
-def waiting(scene) -> Job:
+def waiting(dataset) -> Job:
     """A job that waits for all four GPUs of the node, of which another holds one."""
-    factories.job(scene["owner"], scene["project"], scene["environment"])
+    factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     run_cycle("test", "me")
     job = factories.job(
-        scene["owner"], scene["project"], scene["environment"], gpus_per_task=4, preemptible=False
+        dataset["owner"], dataset["project"], dataset["environment"], gpus_per_task=4, preemptible=False
     )
     run_cycle("test", "me")
     return job
@@ -101,9 +101,9 @@ def test_the_first_is_scored_once_when_the_job_starts(
     assert (first.covered, later.covered, later.started_at) == (inside, None, None)
     assert first.started_at is not None and first.score_s == pytest.approx(score_s, abs=20)
     assert score_started() == 0
-    told = forecast_accuracy()
-    assert (told.scored, told.covered) == ((0, 0) if inside is None else (1, int(inside)))
-    assert told.percent == (None if inside is None else 100 * int(inside))
+    reported = forecast_accuracy()
+    assert (reported.scored, reported.covered) == ((0, 0) if inside is None else (1, int(inside)))
+    assert reported.percent == (None if inside is None else 100 * int(inside))
 
 
 def test_measured_forgets_after_thirty_days(waiting) -> None:

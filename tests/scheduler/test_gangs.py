@@ -50,98 +50,104 @@ BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
 
 
 @pytest.fixture
-def stand(harness, request, monkeypatch):
+def testbed(harness, request, monkeypatch):
     monkeypatch.setattr("scheduler.snapshot.pending.backoff_s", lambda failures: 0.0)
-    stand = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
-    NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
-    meet_at(stand)
-    return stand
+    testbed = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
+    NodePool.objects.filter(pk=testbed.pool.pk).update(allow_host_network=True)
+    meet_at(testbed)
+    return testbed
 
 
-def meet_at(stand: TwoLocalNodes, ports: int = 20) -> int:
+def meet_at(testbed: TwoLocalNodes, ports: int = 20) -> int:
     """Gives both nodes ports of their own to meet at, for they are one machine with others; the first of them."""
-    first = 10_000 + 20 * (zlib.crc32(stand.names[0].encode()) % 450) + os.getpid() % 20
-    for node in stand.nodes:
+    first = 10_000 + 20 * (zlib.crc32(testbed.names[0].encode()) % 450) + os.getpid() % 20
+    for node in testbed.nodes:
         Node.objects.filter(pk=node.pk).update(
             settings=node.settings | {"rendezvous_ports": [first, first + ports - 1]}
         )
     return first
 
 
-def met(stand: TwoLocalNodes, attempt: int) -> dict[int, dict[str, object]]:
+def met(testbed: TwoLocalNodes, attempt: int) -> dict[int, dict[str, object]]:
     """What each rank of an attempt wrote down once it had met the others."""
-    paths = stand.folder.glob(f"met-{attempt}-?")
+    paths = testbed.folder.glob(f"met-{attempt}-?")
     return {int(path.name[-1]): json.loads(path.read_text()) for path in paths}
 
 
-def begun(stand: TwoLocalNodes) -> list[str]:
-    return sorted(path.name for path in stand.folder.glob("begun-*"))
+def begun(testbed: TwoLocalNodes) -> list[str]:
+    return sorted(path.name for path in testbed.folder.glob("begun-*"))
 
 
 def log_of(job: Job, attempt: int, rank: int) -> str:
     return "".join(f"{line.text}\n" for line in read_lines(log_file(job.public_id, attempt, rank)).lines)
 
 
-def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(stand) -> None:
-    job = stand.submit(tasks=2, retry_on_failure=True)
-    stand.reach(job, lambda: len(met(stand, 1)) == 2)
-    first, interface = met(stand, 1), Rendezvous.objects.get().interfaces
+def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(testbed) -> None:
+    job = testbed.submit(tasks=2, retry_on_failure=True)
+    testbed.reach(job, lambda: len(met(testbed, 1)) == 2)
+    first, interface = met(testbed, 1), Rendezvous.objects.get().interfaces
     row = Rendezvous.objects.get(attempt__job=job)
-    assert row.node_network and set(interface) == {node.public_id for node in stand.nodes}
-    for rank, told in first.items():
-        assert (told["RANK"], told["WORLD_SIZE"], told["NODE_RANK"]) == (str(rank), "2", str(rank))
-        assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "1")
-        assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == (row.address, str(row.port))
-        assert told["GLOO_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == next(iter(interface.values()))
+    assert row.node_network and set(interface) == {node.public_id for node in testbed.nodes}
+    for rank, reported in first.items():
+        assert (reported["RANK"], reported["WORLD_SIZE"], reported["NODE_RANK"]) == (
+            str(rank),
+            "2",
+            str(rank),
+        )
+        assert (reported["LOCAL_RANK"], reported["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        assert (reported["MASTER_ADDR"], reported["MASTER_PORT"]) == (row.address, str(row.port))
+        assert (
+            reported["GLOO_SOCKET_IFNAME"] == reported["NCCL_SOCKET_IFNAME"] == next(iter(interface.values()))
+        )
     assert first[0]["heard"] == [1] and row.address != "127.0.0.1"
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
 
     os.kill(int(str(first[1]["pid"])), signal.SIGKILL)
-    stand.reach(job, lambda: len(met(stand, 2)) == 2)
+    testbed.reach(job, lambda: len(met(testbed, 2)) == 2)
     old = job.attempts.get(number=1)
     assert (old.state, old.stop_reason) == ("FAILED", "exit_code")
     assert set(old.task_rows.values_list("container_removed", flat=True)) == {True}
     assert set(Allocation.objects.filter(task__attempt=old).values_list("proof", flat=True)) == {"gone"}
     again = Rendezvous.objects.get(attempt__number=2)
     assert again.live and not Rendezvous.objects.get(attempt__number=1).live and again.port != row.port
-    (stand.folder / "end").touch()
-    stand.reach(job, stand.ended(job))
-    assert job.attempts.count() == 2 and held_milli() == 0 and stand.alive() == []
+    (testbed.folder / "end").touch()
+    testbed.reach(job, testbed.ended(job))
+    assert job.attempts.count() == 2 and held_milli() == 0 and testbed.alive() == []
     assert not Rendezvous.objects.filter(live=True).exists()
     rows = job.attempts.get(number=2).task_rows
-    stand.engine.run_until(lambda: not rows.filter(log_complete=False).exists(), 20)
+    testbed.engine.run_until(lambda: not rows.filter(log_complete=False).exists(), 20)
     assert [log_of(job, 2, rank) for rank in (0, 1)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
 
 
-def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
-    stand.command = BEGINS.replace("{folder}", str(stand.folder))
-    port = meet_at(stand, ports=1)
+def test_where_one_node_refuses_none_begins_and_all_is_undone(testbed) -> None:
+    testbed.command = BEGINS.replace("{folder}", str(testbed.folder))
+    port = meet_at(testbed, ports=1)
     with socket.create_server(("", port)):
-        job = stand.submit(tasks=2, max_attempts=1)
-        stand.reach(job, stand.ended(job, JobState.FAILED))
+        job = testbed.submit(tasks=2, max_attempts=1)
+        testbed.reach(job, testbed.ended(job, JobState.FAILED))
     attempt = job.attempts.get()
     assert (attempt.stop_reason, attempt.all_prepared_at) == ("start_refused", None)
     assert f"port {port}" in attempt.message
-    assert begun(stand) == [] and stand.alive() == [] and held_milli() == 0
+    assert begun(testbed) == [] and testbed.alive() == [] and held_milli() == 0
     proofs = set(Allocation.objects.filter(task__attempt=attempt).values_list("proof", flat=True))
     assert proofs <= {"gone", "never_started"} and "" not in proofs
     # the port is free now, and so is everything else
-    again = stand.submit(tasks=2)
-    stand.reach(again, lambda: set(stand.run(again)) == {0, 1})
-    wait_for("both began", lambda: begun(stand) == ["begun-1-0", "begun-1-1"])
+    again = testbed.submit(tasks=2)
+    testbed.reach(again, lambda: set(testbed.run(again)) == {0, 1})
+    wait_for("both began", lambda: begun(testbed) == ["begun-1-0", "begun-1-1"])
 
 
 @pytest.mark.long
-def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_up(stand) -> None:
-    stand.command = BEGINS.replace("{folder}", str(stand.folder))
-    nodes = Node.objects.filter(name__in=stand.names).order_by("name")
-    assert stand.engine.run_until(lambda: all("interfaces" in node.agent_info for node in nodes.all()), 20)
+def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_up(testbed) -> None:
+    testbed.command = BEGINS.replace("{folder}", str(testbed.folder))
+    nodes = Node.objects.filter(name__in=testbed.names).order_by("name")
+    assert testbed.engine.run_until(lambda: all("interfaces" in node.agent_info for node in nodes.all()), 20)
     first, second = nodes
-    told = first.agent_info["interfaces"]
-    wrong = [each | {"address": "255.255.255.255", "addresses": ["255.255.255.255/24"]} for each in told]
+    reported = first.agent_info["interfaces"]
+    wrong = [each | {"address": "255.255.255.255", "addresses": ["255.255.255.255/24"]} for each in reported]
     Node.objects.filter(pk=first.pk).update(agent_info=first.agent_info | {"interfaces": wrong})
-    job = stand.submit(tasks=2, max_attempts=1)
-    stand.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
+    job = testbed.submit(tasks=2, max_attempts=1)
+    testbed.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
     attempt = job.attempts.order_by("number").first()
     where = f"255.255.255.255:{Rendezvous.objects.get(attempt=attempt).port}"
     assert (attempt.stop_reason, attempt.all_prepared_at) == ("rendezvous_unreachable", None)
@@ -152,35 +158,35 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
     assert {(first.pk, second.pk, "peer_unreachable"), (second.pk, first.pk, "peer_unreachable")} == set(
         pairs
     )
-    assert begun(stand) == []
+    assert begun(testbed) == []
     Node.objects.filter(pk=first.pk).update(agent_info=first.agent_info)
-    stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
+    testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
     assert job.attempts.filter(stop_reason="rendezvous_unreachable").count() == job.attempts.count() - 1
     row = Rendezvous.objects.get(attempt__job=job, live=True)
     assert row.connectivity_check and not row.recheck_requested
-    wait_for("both began", lambda: len(begun(stand)) == 2)
+    wait_for("both began", lambda: len(begun(testbed)) == 2)
 
 
-def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
+def test_an_agent_of_before_takes_both_steps_as_one(testbed, monkeypatch) -> None:
     monkeypatch.setattr(AgentEngine, "supports_prepare", property(lambda engine: False))
     monkeypatch.setattr(
         "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
     )
-    job = stand.submit(tasks=2)
-    stand.reach(job, lambda: len(met(stand, 1)) == 2)
+    job = testbed.submit(tasks=2)
+    testbed.reach(job, lambda: len(met(testbed, 1)) == 2)
 
 
-def test_on_one_node_ranks_meet_there_and_without_leave_they_have_no_address(stand) -> None:
-    half = stand.submit(tasks=2, gpus_per_task=1, milli_per_gpu=500)
-    stand.reach(half, lambda: len(met(stand, 1)) == 2)
-    assert {told["MASTER_ADDR"] for told in met(stand, 1).values()} == {"127.0.0.1"}
+def test_on_one_node_ranks_meet_there_and_without_leave_they_have_no_address(testbed) -> None:
+    half = testbed.submit(tasks=2, gpus_per_task=1, milli_per_gpu=500)
+    testbed.reach(half, lambda: len(met(testbed, 1)) == 2)
+    assert {reported["MASTER_ADDR"] for reported in met(testbed, 1).values()} == {"127.0.0.1"}
     assert not Rendezvous.objects.get(attempt__job=half).node_network
-    (stand.folder / "end").touch()
-    stand.reach(half, stand.ended(half))
-    NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=False)
+    (testbed.folder / "end").touch()
+    testbed.reach(half, testbed.ended(half))
+    NodePool.objects.filter(pk=testbed.pool.pk).update(allow_host_network=False)
     script = 'echo "$RANK of $WORLD_SIZE at ${MASTER_ADDR:-nowhere}"'
-    job = stand.submit(command=script, tasks=2)
-    stand.reach(job, stand.ended(job))
+    job = testbed.submit(command=script, tasks=2)
+    testbed.reach(job, testbed.ended(job))
     rows = job.attempts.get().task_rows
-    stand.engine.run_until(lambda: not rows.filter(log_complete=False).exists(), 20)
+    testbed.engine.run_until(lambda: not rows.filter(log_complete=False).exists(), 20)
     assert {log_of(job, 1, rank) for rank in (0, 1)} == {"0 of 2 at nowhere\n", "1 of 2 at nowhere\n"}

@@ -103,12 +103,12 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness,
     odd, well = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("odd", "well"))
     set_heard_epoch(harness, "odd", epoch)
 
-    def told() -> bool:
+    def reported() -> bool:
         odd.refresh_from_db()
         return bool(odd.status_message)
 
     first = submit("true")
-    assert engine.run_until(lambda: is_done(first) and told(), 30)
+    assert engine.run_until(lambda: is_done(first) and reported(), 30)
     assert max(Lease.objects.values_list("epoch", flat=True)) < 100
     assert str(epoch) in odd.status_message if epoch < 2**53 else "highest_epoch" in odd.status_message
     assert not odd.reachable and not Node.objects.get(pk=well.pk).status_message
@@ -156,8 +156,8 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
     Node.objects.filter(pk=second.pk).update(pool=first.pool)
     job = submit("true", tasks=2)
     with transaction.atomic():
-        seats = [job_control.RankPlacement(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
-        attempt = job_control.start_attempt(job, first.pool, seats, epoch=1)
+        slots = [job_control.RankPlacement(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
+        attempt = job_control.start_attempt(job, first.pool, slots, epoch=1)
     tasks = list(attempt.task_rows.order_by("rank"))
     for task in tasks:
         Task.objects.filter(pk=task.pk).update(state="RUNNING", running_at=timezone.now())
@@ -264,7 +264,7 @@ class Rows:
         return own
 
 
-class Scene:
+class Dataset:
     """An honest node with a real agent and a job on it, and a hostile one with jobs of its own; actors and cycles."""
 
     def __init__(self, harness: EngineHarness, submit: Any, frames: int, seed: int) -> None:
@@ -288,8 +288,8 @@ class Scene:
         ]
         for job, gpu in zip(self.own, self.hostile.gpus.order_by("pk"), strict=True):
             with transaction.atomic():
-                seat = job_control.RankPlacement(self.hostile, [(gpu.pk, 1000)])
-                job_control.start_attempt(job, self.hostile.pool, [seat], epoch=1)
+                slot = job_control.RankPlacement(self.hostile, [(gpu.pk, 1000)])
+                job_control.start_attempt(job, self.hostile.pool, [slot], epoch=1)
         jobs = [self.victim.public_id, *(job.public_id for job in self.own), "unknown"]
         gpus = [list(node.gpus.values_list("uuid", flat=True)) for node in (self.hostile, self.honest)]
         drawn = HostileFrames(seed, *gpus, jobs, images=tags)
@@ -305,7 +305,7 @@ class Scene:
                 self._ending.wait(0.2)
             yield frame
 
-    def __enter__(self) -> Scene:
+    def __enter__(self) -> Dataset:
         self._holder = leases.new_holder()
         for node, opener in ((self.honest, open_engine), (self.hostile, self._open_control)):
             lease = leases.acquire(leases.node_lease(node.public_id), self._holder, 600.0)
@@ -387,19 +387,19 @@ class Ticks:
 def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
     timed: list[Job] = []
     began = time.monotonic()
-    with Scene(harness, submit, frames, seed) as scene, collecting(scene.open_watch):
-        honest = scene.honest
-        wait_for("the victim", lambda: scene.victim.attempts.filter(state="RUNNING").exists(), 30)
+    with Dataset(harness, submit, frames, seed) as dataset, collecting(dataset.open_watch):
+        honest = dataset.honest
+        wait_for("the victim", lambda: dataset.victim.attempts.filter(state="RUNNING").exists(), 30)
         wait_for("live data", lambda: sample_cache.latest_frames([honest.public_id]), 30)
         with Ticks(honest) as calm:
-            reference_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
+            reference_s = [dataset.dispatch_s(timed) for _ in range(jobs_timed)]
             wait_for("ticks", lambda: len(calm.gaps_s) >= 3)
-        rows = Rows(scene.hostile, timed)
+        rows = Rows(dataset.hostile, timed)
         before = rows.others()
-        scene.attack()
+        dataset.attack()
         with Ticks(honest) as attacked:
-            measured_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
-            wait_for(f"{frames} frames", lambda: scene.agent.sent >= frames, frames / 40)
+            measured_s = [dataset.dispatch_s(timed) for _ in range(jobs_timed)]
+            wait_for(f"{frames} frames", lambda: dataset.agent.sent >= frames, frames / 40)
             wait_for("ticks", lambda: len(attacked.gaps_s) >= 3)
         after = rows.others()
         changed = {
@@ -409,16 +409,16 @@ def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, job
         }
         changed = {key: pair for key, pair in changed.items() if not _is_of(pair, timed)}
         assert not changed, changed
-        assert ImagePresence.objects.filter(node=scene.hostile).exists(), "its images were read"
+        assert ImagePresence.objects.filter(node=dataset.hostile).exists(), "its images were read"
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
-        wait_for("its trouble", lambda: scene.hostile.incidents.filter(kind="malformed").exists())
+        wait_for("its trouble", lambda: dataset.hostile.incidents.filter(kind="malformed").exists())
     minutes = NodeMetricsMinute.objects.filter(node=honest)
     uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
     assert all(row.gpu_uuids == uuids for row in minutes)
-    assert {job for row in minutes for each in row.holders for job in each} <= {scene.victim.public_id}
-    joules = AttemptEnergy.objects.filter(attempt__job=scene.victim).values_list("joules", flat=True)
+    assert {job for row in minutes for each in row.holders for job in each} <= {dataset.victim.public_id}
+    joules = AttemptEnergy.objects.filter(attempt__job=dataset.victim).values_list("joules", flat=True)
     assert sum(joules) < 1000.0 * (time.monotonic() - began), "no GPU here draws as much"
 
 

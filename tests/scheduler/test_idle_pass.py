@@ -34,7 +34,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     do_change_policy(
@@ -47,18 +47,18 @@ def scene():
 
 
 @pytest.fixture
-def lab(scene) -> Job:
-    return running(scene, 0)
+def lab(dataset) -> Job:
+    return running(dataset, 0)
 
 
-def running(scene, index: int) -> Job:
+def running(dataset, index: int) -> Job:
     """A workspace on one of the GPUs, ready for an hour, of whose use nothing is known."""
-    job = factories.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"], kind="workspace")
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
-        gpu = scene["node"].gpus.get(index=index)
+        gpu = dataset["node"].gpus.get(index=index)
         attempt = job_control.start_attempt(
-            locked, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+            locked, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, 1000)])], epoch=1
         )
     task = attempt.task_rows.get()
     job_control.mark_task_sent(task)
@@ -76,8 +76,8 @@ def attempt_of(job: Job) -> Attempt:
     return job.attempts.get(number=now(job).attempt_count)
 
 
-def minutes(scene, *use: float | None, back: int = 0) -> None:
-    record_gpu_minutes(scene["node"].gpus.get(index=0), *use, offset_minutes=back)
+def minutes(dataset, *use: float | None, back: int = 0) -> None:
+    record_gpu_minutes(dataset["node"].gpus.get(index=0), *use, offset_minutes=back)
 
 
 def tool(job: Job, *, used_ago_s: float | None = None) -> None:
@@ -88,15 +88,15 @@ def seen(job: Job) -> WorkspaceActivity:
     return WorkspaceActivity.objects.get(pk=attempt_of(job).pk)
 
 
-def told(job: Job) -> list[str]:
+def reported(job: Job) -> list[str]:
     kinds = ["idle", "idle_ended", "snoozed", "exempted", "exemption_revoked"]
     return list(
         JobEvent.objects.filter(job=job, kind__in=kinds).order_by("id").values_list("kind", flat=True)
     )
 
 
-def test_a_look_asks_as_much_for_many_workspaces_as_for_one(scene, lab) -> None:
-    minutes(scene, *[0.0] * 3)
+def test_a_look_asks_as_much_for_many_workspaces_as_for_one(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 3)
 
     def asked() -> int:
         run_idle_pass()
@@ -106,24 +106,24 @@ def test_a_look_asks_as_much_for_many_workspaces_as_for_one(scene, lab) -> None:
 
     one = asked()
     for index in (1, 2):
-        running(scene, index)
+        running(dataset, index)
     assert asked() == one
 
 
-def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
-    minutes(scene, *[0.0] * 12)
+def test_from_idle_to_a_countdown_to_suspended_to_resumed(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
     run_idle_pass()
     row = seen(lab)
-    assert told(lab) == ["idle"]
+    assert reported(lab) == ["idle"]
     assert abs((row.suspend_at - row.idle_notified_at).total_seconds() - 300) < 1
     message = JobEvent.objects.get(job=lab, kind="idle").message
     assert message.startswith("It has been idle for 1") and "suspended in 5 min unless it is used" in message
     expire_countdown(attempt_of(lab))
     run_idle_pass()
     assert (now(lab).state, now(lab).desired_state) == ("RUNNING", "suspended")
-    gpu = scene["node"].gpus.get(index=0)
+    gpu = dataset["node"].gpus.get(index=0)
     assert gpu.used_milli == 1000  # I6: the countdown frees nothing, the node's proof does
     run_idle_pass()
     task = attempt_of(lab).task_rows.get()
@@ -131,41 +131,41 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     gpu.refresh_from_db()
     assert (now(lab).state, gpu.used_milli) == ("SUSPENDED", 0)
     assert now(lab).message.startswith("Suspended after ")
-    do_resume_job(scene["owner"], now(lab))
+    do_resume_job(dataset["owner"], now(lab))
     assert now(lab).state == "PENDING"
 
 
-def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(scene, lab) -> None:
-    minutes(scene, *[0.0] * 12)
+def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 12)
     tool(lab, used_ago_s=0.0)
     run_idle_pass()
-    assert told(lab) == []  # nobody uses the GPU, but a kernel computes
+    assert reported(lab) == []  # nobody uses the GPU, but a kernel computes
     WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
     run_idle_pass()
-    assert told(lab) == ["idle"]
+    assert reported(lab) == ["idle"]
     tool(lab, used_ago_s=1.0)
     run_idle_pass()
-    assert told(lab) == ["idle", "idle_ended"]
+    assert reported(lab) == ["idle", "idle_ended"]
     assert JobEvent.objects.filter(job=lab).latest("id").message == "It is in use again."
     WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
     run_idle_pass()
-    minutes(scene, 40.0)
+    minutes(dataset, 40.0)
     WorkspaceActivity.objects.update(
         gpu_inactive_until=timezone.now() - 3 * MINUTE
     )  # it had not seen that minute yet
     run_idle_pass()
-    assert told(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_active_at is not None
+    assert reported(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_active_at is not None
 
 
 @pytest.mark.parametrize(
     "lost", ["minutes", "a minute", "samples", "the tool", "the gateway was away", "a GPU"]
 )
-def test_what_is_not_measured_is_never_taken_for_idleness(scene, lab, lost) -> None:
+def test_what_is_not_measured_is_never_taken_for_idleness(dataset, lab, lost) -> None:
     """I17: metrics may be lost. Each loss alone keeps a countdown from beginning, and ends one that runs."""
-    minutes(scene, *[0.0] * 12)
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
-    assert told(lab) == ["idle"]
+    assert reported(lab) == ["idle"]
     WorkspaceActivity.objects.update(
         gpu_inactive_since=None, gpu_inactive_until=None
     )  # as a pass that looks anew
@@ -183,29 +183,29 @@ def test_what_is_not_measured_is_never_taken_for_idleness(scene, lab, lost) -> N
         case "the gateway was away":
             WorkspaceActivity.objects.update(tool_polled_since=timezone.now() - 2 * MINUTE)
         case "a GPU":
-            minutes(scene, None, back=4)
+            minutes(dataset, None, back=4)
     expire_countdown(attempt_of(lab))
     run_idle_pass()
-    assert told(lab) == ["idle", "idle_ended"]
+    assert reported(lab) == ["idle", "idle_ended"]
     assert now(lab).desired_state == "run" and seen(lab).suspend_at is None
 
 
-def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
-    minutes(scene, *[0.0] * 12)
+def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     with pytest.raises(Conflict):
-        do_snooze(scene["owner"], lab)
+        do_snooze(dataset["owner"], lab)
     for left in (1, 0):
         run_idle_pass()
         with pytest.raises(NotFound):
             do_snooze(factories.user(), lab)
-        row = do_snooze(scene["owner"], lab)
+        row = do_snooze(dataset["owner"], lab)
         assert row.suspend_at is None and row.effective_snooze_count == 2 - left
         stays_kept(lab)
         WorkspaceActivity.objects.update(snoozed_until=timezone.now())
     run_idle_pass()
     with pytest.raises(Conflict, match="already been snoozed 2 times"):
-        do_snooze(scene["owner"], lab)
+        do_snooze(dataset["owner"], lab)
     WorkspaceActivity.objects.update(
         tool_active_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
     )
@@ -213,29 +213,29 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
 
 
 @pytest.mark.parametrize(("percent", "events"), [(3.0, []), (41.0, ["idle"])])
-def test_policy_sets_below_which_use_a_gpu_is_inactive(scene, lab, percent, events) -> None:
-    do_change_policy(scene["admin"], scene["pool"], {"idle_gpu_percent": percent}, version=2)
-    minutes(scene, *[40.0] * 12)
+def test_policy_sets_below_which_use_a_gpu_is_inactive(dataset, lab, percent, events) -> None:
+    do_change_policy(dataset["admin"], dataset["pool"], {"idle_gpu_percent": percent}, version=2)
+    minutes(dataset, *[40.0] * 12)
     tool(lab)
     run_idle_pass()
-    assert told(lab) == events
+    assert reported(lab) == events
 
 
-def test_policy_sets_how_long_a_snooze_and_an_exemption_keep_a_workspace(scene, lab) -> None:
+def test_policy_sets_how_long_a_snooze_and_an_exemption_keep_a_workspace(dataset, lab) -> None:
     do_change_policy(
-        scene["admin"], scene["pool"], {"idle_snooze_s": 1800, "idle_exemption_s": 7200}, version=2
+        dataset["admin"], dataset["pool"], {"idle_snooze_s": 1800, "idle_exemption_s": 7200}, version=2
     )
-    minutes(scene, *[0.0] * 12)
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
-    row = do_snooze(scene["owner"], lab)
+    row = do_snooze(dataset["owner"], lab)
     assert (row.snoozed_until - row.snoozed_at).total_seconds() == 1800
-    exemption = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+    exemption = do_exempt_from_idle(dataset["owner"], lab, "A demo is shown from it at noon")
     assert (exemption.expires_at - exemption.created_at).total_seconds() == 7200
-    do_revoke_exemption(scene["admin"], exemption)
-    do_change_policy(scene["admin"], scene["pool"], {"idle_exemption_s": 0}, version=3)
+    do_revoke_exemption(dataset["admin"], exemption)
+    do_change_policy(dataset["admin"], dataset["pool"], {"idle_exemption_s": 0}, version=3)
     with pytest.raises(Conflict):
-        do_exempt_from_idle(scene["admin"], lab, "A demo is shown from it at noon")
+        do_exempt_from_idle(dataset["admin"], lab, "A demo is shown from it at noon")
 
 
 def stays_kept(job: Job) -> None:
@@ -243,37 +243,37 @@ def stays_kept(job: Job) -> None:
     assert now(job).desired_state == "run" and seen(job).idle_notified_at is None
 
 
-def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
-    minutes(scene, *[0.0] * 12)
+def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
     with pytest.raises(InvalidRequest) as refused:
-        do_exempt_from_idle(scene["owner"], lab, "busy")
+        do_exempt_from_idle(dataset["owner"], lab, "busy")
     assert refused.value.fields.keys() == {"reason"}
-    excuse = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+    excuse = do_exempt_from_idle(dataset["owner"], lab, "A demo is shown from it at noon")
     assert (excuse.expires_at - excuse.created_at).total_seconds() == 86_400
     run_idle_pass()
-    assert told(lab) == ["idle", "exempted"]
+    assert reported(lab) == ["idle", "exempted"]
     with pytest.raises(Conflict):
-        do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+        do_exempt_from_idle(dataset["owner"], lab, "A demo is shown from it at noon")
     with pytest.raises(Forbidden):
-        do_revoke_exemption(scene["owner"], excuse)
-    do_revoke_exemption(scene["admin"], excuse)
+        do_revoke_exemption(dataset["owner"], excuse)
+    do_revoke_exemption(dataset["admin"], excuse)
     with pytest.raises(Conflict):
-        do_revoke_exemption(scene["admin"], excuse)
+        do_revoke_exemption(dataset["admin"], excuse)
     run_idle_pass()
-    assert told(lab) == ["idle", "exempted", "exemption_revoked", "idle"]
+    assert reported(lab) == ["idle", "exempted", "exemption_revoked", "idle"]
     with pytest.raises(Forbidden, match="only administrators"):
-        do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+        do_exempt_from_idle(dataset["owner"], lab, "A demo is shown from it at noon")
     acts = AuditEntry.objects.filter(action__startswith="job.").values_list("action", "actor_name", "reason")
     assert list(acts.order_by("id")) == [
-        ("job.idle_exemption", scene["owner"].username, "A demo is shown from it at noon"),
-        ("job.idle_exemption_revoked", scene["admin"].username, "A demo is shown from it at noon"),
+        ("job.idle_exemption", dataset["owner"].username, "A demo is shown from it at noon"),
+        ("job.idle_exemption_revoked", dataset["admin"].username, "A demo is shown from it at noon"),
     ]
 
 
-def test_a_step_hits_nothing_that_moved_since_it_was_decided(scene, lab) -> None:
-    minutes(scene, *[0.0] * 12)
+def test_a_step_hits_nothing_that_moved_since_it_was_decided(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
     expire_countdown(attempt_of(lab))
@@ -283,7 +283,7 @@ def test_a_step_hits_nothing_that_moved_since_it_was_decided(scene, lab) -> None
     decided = seen(lab)
     IdleExemption.objects.create(
         job=lab,
-        requested_by=scene["owner"],
+        requested_by=dataset["owner"],
         reason="a reason in words",
         expires_at=timezone.now() + 60 * MINUTE,
     )
@@ -293,42 +293,46 @@ def test_a_step_hits_nothing_that_moved_since_it_was_decided(scene, lab) -> None
     assert now(lab).desired_state == "suspended"
 
 
-def test_the_policy_counts_at_once_and_by_default_only_tells(scene, lab) -> None:
-    do_change_policy(scene["admin"], scene["pool"], {"idle_action": None}, version=2)
-    minutes(scene, *[0.0] * 12)
+def test_the_policy_counts_at_once_and_by_default_only_tells(dataset, lab) -> None:
+    do_change_policy(dataset["admin"], dataset["pool"], {"idle_action": None}, version=2)
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
-    assert told(lab) == ["idle"] and seen(lab).suspend_at is None
+    assert reported(lab) == ["idle"] and seen(lab).suspend_at is None
     assert "suspended" not in JobEvent.objects.get(job=lab, kind="idle").message
-    do_change_policy(scene["admin"], scene["pool"], {"idle_action": "suspend"}, version=3)
+    do_change_policy(dataset["admin"], dataset["pool"], {"idle_action": "suspend"}, version=3)
     run_idle_pass()  # nobody was told an end: a whole countdown begins
-    assert told(lab) == ["idle", "idle"] and seen(lab).suspend_at > timezone.now() + 4 * MINUTE
-    do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 1200}, version=4)
+    assert reported(lab) == ["idle", "idle"] and seen(lab).suspend_at > timezone.now() + 4 * MINUTE
+    do_change_policy(dataset["admin"], dataset["pool"], {"idle_after_s": 1200}, version=4)
     run_idle_pass()
-    assert told(lab)[-1] == "idle_ended"
-    do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 600, "idle_action": "off"}, version=5)
+    assert reported(lab)[-1] == "idle_ended"
+    do_change_policy(
+        dataset["admin"], dataset["pool"], {"idle_after_s": 600, "idle_action": "off"}, version=5
+    )
     run_idle_pass()
-    assert told(lab)[-1] == "idle_ended"
+    assert reported(lab)[-1] == "idle_ended"
 
 
-def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(scene, lab) -> None:
-    minutes(scene, *[0.0] * 12)
+def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(dataset, lab) -> None:
+    minutes(dataset, *[0.0] * 12)
     tool(lab)
     top = factories.project("above")
-    Project.objects.filter(pk=scene["project"].pk).update(parent=top)
-    do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 3600}, version=2)
+    Project.objects.filter(pk=dataset["project"].pk).update(parent=top)
+    do_change_policy(dataset["admin"], dataset["pool"], {"idle_after_s": 3600}, version=2)
     run_idle_pass()
-    assert told(lab) == []
+    assert reported(lab) == []
     do_change_policy(
-        scene["admin"], top, {"idle_after_s": 600, "idle_grace_s": 120, "idle_snooze_limit": 0}, version=1
+        dataset["admin"], top, {"idle_after_s": 600, "idle_grace_s": 120, "idle_snooze_limit": 0}, version=1
     )
     run_idle_pass()
     row = seen(lab)
-    assert told(lab) == ["idle"] and abs((row.suspend_at - row.idle_notified_at).total_seconds() - 120) < 1
+    assert (
+        reported(lab) == ["idle"] and abs((row.suspend_at - row.idle_notified_at).total_seconds() - 120) < 1
+    )
     found = idle_status(now(lab), attempt_of(lab))
     assert found.snoozes_left == 0 and found.settings_sheet.rules["idle_after_s"].source == "above"
     with pytest.raises(Conflict, match="Snoozing is disabled"):
-        do_snooze(scene["owner"], lab)
-    do_change_policy(scene["admin"], top, {"idle_after_s": None}, version=2)
+        do_snooze(dataset["owner"], lab)
+    do_change_policy(dataset["admin"], top, {"idle_after_s": None}, version=2)
     run_idle_pass()
-    assert told(lab) == ["idle", "idle_ended"]
+    assert reported(lab) == ["idle", "idle_ended"]

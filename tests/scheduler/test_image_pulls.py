@@ -60,8 +60,8 @@ def states(node) -> dict[str, str]:
 
 
 def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
-    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
-    node = scene["node"]
+    dataset, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    node = dataset["node"]
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     for name in NAMES:
         do_prefetch_image(admin, factories.environment(name, image=f"localhost/{name}:1"))
@@ -84,22 +84,22 @@ def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
     wait_for("its thread ended", lambda: not bringer.in_progress())
     assert NodeOperation.objects.get().kind == "gc", "its store is fuller than it may be"
     broken = ImagePresence.objects.get(state="failed").environment
-    job = factories.job(scene["owner"], scene["project"], broken)
+    job = factories.job(dataset["owner"], dataset["project"], broken)
     assert bringer.take_failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it
 
 
 def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) -> None:
-    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    dataset, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     do_prefetch_image(admin, factories.environment("broken", image="localhost/broken:1"))
     bringer = ImagePuller(lambda: None)
-    bringer.prefetch(scene["node"])
+    bringer.prefetch(dataset["node"])
     bringer.stop()
     slow.go_on.release()
     wait_for("it has ended", lambda: not bringer.in_progress())
-    assert states(scene["node"])["broken"] == "loading wanted"
-    record_images(scene["node"], [])
-    assert states(scene["node"])["broken"] == "missing wanted"
+    assert states(dataset["node"])["broken"] == "loading wanted"
+    record_images(dataset["node"], [])
+    assert states(dataset["node"])["broken"] == "missing wanted"
 
 
 # -- which image ---------------------------------------------------------------------------------------
@@ -113,12 +113,12 @@ def reported(pin: str) -> dict[str, object]:
 
 
 def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
-    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    dataset, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
-    second = factories.node(scene["pool"], name="second")
+    second = factories.node(dataset["pool"], name="second")
     environment = factories.environment(tool=False, image=f"{NAME}:2", image_digest=ONE)
     checked = do_check_tag(admin, environment)
-    (other,) = {scene["node"], second} - {checked}
+    (other,) = {dataset["node"], second} - {checked}
     for node in (other, checked, checked):
         do_prefetch_image(admin, environment, node)
         bringer = ImagePuller(lambda: None)
@@ -131,12 +131,12 @@ def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkey
 @pytest.fixture
 def job_of_two_nodes():
     """A waiting job without a pin, a node that reports an image under its tag, and a second node that has none."""
-    scene = factories.basic_cluster()
-    second = factories.node(scene["pool"], name="second")
+    dataset = factories.basic_cluster()
+    second = factories.node(dataset["pool"], name="second")
     environment = factories.environment("torch", tool=False, image=f"{NAME}:2")
-    record_images(scene["node"], [reported(ONE)])
-    job = factories.job(scene["owner"], scene["project"], environment, max_attempts=9)
-    return scene | {"second": second, "environment": environment, "job": job}
+    record_images(dataset["node"], [reported(ONE)])
+    job = factories.job(dataset["owner"], dataset["project"], environment, max_attempts=9)
+    return dataset | {"second": second, "environment": environment, "job": job}
 
 
 class StartingEngine:
@@ -154,12 +154,12 @@ class StartingEngine:
 
 
 def test_image_that_a_tag_named_when_the_job_started_is_on_its_page_and_in_rest(job_of_two_nodes) -> None:
-    scene, client, engine = job_of_two_nodes, Client(), StartingEngine()
-    node, job = scene["node"], scene["job"]
-    client.force_login(scene["owner"])
+    dataset, client, engine = job_of_two_nodes, Client(), StartingEngine()
+    node, job = dataset["node"], dataset["job"]
+    client.force_login(dataset["owner"])
     rest, page = f"/api/v1/jobs/{job.public_id}/", f"/jobs/{job.public_id}/"
     assert client.get(rest).json()["image_digest"] == ""
-    task = Task.objects.get(attempt=place(scene, job))
+    task = Task.objects.get(attempt=place(dataset, job))
     factories.cluster_settings()
     lease = leases.acquire(leases.node_lease(node.public_id), "worker", 60.0)
     start_task(NodeConnection(engine, lease, node), task, attempts_left=0)
@@ -169,10 +169,10 @@ def test_image_that_a_tag_named_when_the_job_started_is_on_its_page_and_in_rest(
     assert ONE in client.get(page).content.decode()
 
 
-def attempted(scene, node, reason: EndReason | None = None) -> str:
+def attempted(dataset, node, reason: EndReason | None = None) -> str:
     """Begins the job's next attempt on a node, and ends it for ``reason``; gives the image that it would start."""
-    job = Job.objects.get(pk=scene["job"].pk)
-    task = Task.objects.get(attempt=place(scene | {"node": node}, job))
+    job = Job.objects.get(pk=dataset["job"].pk)
+    task = Task.objects.get(attempt=place(dataset | {"node": node}, job))
     pin = pin_job(task)
     assert pin_job(Task.objects.get(pk=task.pk)) == pin
     if reason is EndReason.IMAGE_MISSING:
@@ -185,64 +185,64 @@ def attempted(scene, node, reason: EndReason | None = None) -> str:
 def test_an_image_that_one_node_named_and_no_other_gets_is_replaced_and_the_history_says_so(
     job_of_two_nodes,
 ) -> None:
-    scene = job_of_two_nodes
-    node, second, job = scene["node"], scene["second"], scene["job"]
+    dataset = job_of_two_nodes
+    node, second, job = dataset["node"], dataset["second"], dataset["job"]
     record_images(second, [reported(OTHER)])
-    assert attempted(scene, node, EndReason.NODE_REBOOTED) == ONE
-    assert attempted(scene, second, EndReason.IMAGE_MISSING) == ONE
+    assert attempted(dataset, node, EndReason.NODE_REBOOTED) == ONE
+    assert attempted(dataset, second, EndReason.IMAGE_MISSING) == ONE
     assert second not in job.avoid_nodes.all()
     assert not job.events.filter(reason="image_replaced").exists()
-    assert attempted(scene, second) == OTHER
+    assert attempted(dataset, second) == OTHER
     told = job.events.get(reason="image_replaced").message
     assert ONE in told and OTHER in told
 
 
 def test_an_image_that_could_not_be_had_is_replaced_by_the_one_that_nodes_agree_on(job_of_two_nodes) -> None:
-    scene = job_of_two_nodes
-    assert attempted(scene, scene["second"], EndReason.NODE_REBOOTED) == ""
-    assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == ONE
+    dataset = job_of_two_nodes
+    assert attempted(dataset, dataset["second"], EndReason.NODE_REBOOTED) == ""
+    assert attempted(dataset, dataset["node"], EndReason.IMAGE_MISSING) == ONE
     for name in ("third", "fourth"):
-        record_images(factories.node(scene["pool"], name=name), [reported(OTHER)])
-    assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == OTHER
+        record_images(factories.node(dataset["pool"], name=name), [reported(OTHER)])
+    assert attempted(dataset, dataset["node"], EndReason.IMAGE_MISSING) == OTHER
     Environment.objects.update(image_digest=ONE)  # an administrator chose it since
-    scene["job"].refresh_from_db()
-    assert (scene["job"].image_digest, scene["job"].image_attempt) == (OTHER, None)
-    assert attempted(scene, scene["second"]) == OTHER, "what nodes had agreed on stays"
+    dataset["job"].refresh_from_db()
+    assert (dataset["job"].image_digest, dataset["job"].image_attempt) == (OTHER, None)
+    assert attempted(dataset, dataset["second"]) == OTHER, "what nodes had agreed on stays"
 
 
 def test_other_ends_replace_no_image(job_of_two_nodes) -> None:
-    scene = job_of_two_nodes
-    record_images(scene["second"], [reported(OTHER)])
-    assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
-    assert attempted(scene, scene["second"], EndReason.START_REFUSED) == ONE
-    assert attempted(scene, scene["second"]) == ONE
+    dataset = job_of_two_nodes
+    record_images(dataset["second"], [reported(OTHER)])
+    assert attempted(dataset, dataset["node"], EndReason.NODE_REBOOTED) == ONE
+    assert attempted(dataset, dataset["second"], EndReason.START_REFUSED) == ONE
+    assert attempted(dataset, dataset["second"]) == ONE
 
 
 def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_nodes) -> None:
-    scene = job_of_two_nodes
-    assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
-    assert attempted(scene, scene["second"], EndReason.IMAGE_MISSING) == ONE
+    dataset = job_of_two_nodes
+    assert attempted(dataset, dataset["node"], EndReason.NODE_REBOOTED) == ONE
+    assert attempted(dataset, dataset["second"], EndReason.IMAGE_MISSING) == ONE
     task = Task.objects.get(
-        attempt=place(scene | {"node": scene["second"]}, Job.objects.get(pk=scene["job"].pk))
+        attempt=place(dataset | {"node": dataset["second"]}, Job.objects.get(pk=dataset["job"].pk))
     )
     assert (pin_job(task), task.attempt.job.image_digest) == ("", "")
-    record_images(scene["second"], [reported(OTHER)])
+    record_images(dataset["second"], [reported(OTHER)])
     assert pin_job(task) == OTHER
 
 
 def test_what_a_node_lost_is_no_claim_of_it_any_more(monkeypatch) -> None:
-    scene, slow = factories.basic_cluster(), SlowEngine()
+    dataset, slow = factories.basic_cluster(), SlowEngine()
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     environment = factories.environment("broken", image="registry.example/lab/broken:1")
     ImagePresence.objects.create(
         environment=environment,
-        node=scene["node"],
+        node=dataset["node"],
         state="present",
         image_pin=ONE,
         pull_requested_at=timezone.now(),
     )
     bringer = ImagePuller(lambda: None)
     slow.go_on.release()
-    bringer.prefetch(scene["node"])
+    bringer.prefetch(dataset["node"])
     wait_for("it failed", lambda: not bringer.in_progress())
     assert ImagePresence.objects.get(environment=environment).image_pin == ""

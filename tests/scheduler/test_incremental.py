@@ -18,7 +18,7 @@ from scheduler.incremental import IncrementalDecider
 from tests.core.cluster_builder import cluster, node, project, quota, release_stopping_jobs, waits
 
 
-def scene() -> Snapshot:
+def dataset() -> Snapshot:
     return cluster(
         nodes=[node("a"), node("b")],
         projects=[project("p"), project("q")],
@@ -33,7 +33,7 @@ def read_anew(snapshot: Snapshot) -> Snapshot:
 
 
 def test_each_plan_is_the_one_made_without() -> None:
-    recall, snapshot = IncrementalDecider(), scene()
+    recall, snapshot = IncrementalDecider(), dataset()
     for _ in range(4):
         plan = recall.decide(read_anew(snapshot), Policy())
         assert plan_to_json(plan) == plan_to_json(decide(snapshot, Policy()))
@@ -49,7 +49,7 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
         return decide(snapshot, policy, memory)
 
     monkeypatch.setattr("scheduler.incremental.decide", watched)
-    recall, first = IncrementalDecider(), scene()
+    recall, first = IncrementalDecider(), dataset()
     recall.decide(first, Policy())
     changed = replace(first.pending[0], priority=75)
     recall.decide(read_anew(replace(first, pending=(changed, *first.pending[1:]))), Policy())
@@ -62,7 +62,7 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
 def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 3)
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 2)
-    recall, found = IncrementalDecider(), scene()
+    recall, found = IncrementalDecider(), dataset()
     more = tuple(waits(f"more{n}", "q", n) for n in range(1, 7))
     snapshot = replace(found, pending=(*found.pending, *more))
     whole = decide(snapshot, Policy())
@@ -73,11 +73,11 @@ def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.Mon
         whole.nominations,
     )
     assert (plan.explained, plan.verdicts) == (False, ())
-    told = []
+    reported = []
     while recall.has_unexplained:
-        told.append(recall.explain_next())
-    assert len(told) > 2 and max(map(len, told)) <= 2
-    assert sorted((each for piece in told for each in piece), key=lambda each: each.job) == list(
+        reported.append(recall.explain_next())
+    assert len(reported) > 2 and max(map(len, reported)) <= 2
+    assert sorted((each for piece in reported for each in piece), key=lambda each: each.job) == list(
         whole.verdicts
     )
     assert recall.explain_next() == ()
@@ -92,21 +92,21 @@ def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 2)
     recall = IncrementalDecider()
     jobs = [waits(f"j{n}", "q", 64) for n in range(5)]
-    snapshot = replace(scene(), pending=tuple(jobs))
+    snapshot = replace(dataset(), pending=tuple(jobs))
 
     def next_two(*more: PendingRow) -> set[str]:
         recall.decide(replace(snapshot, pending=(*jobs, *more)), Policy())
         return {verdict.job for verdict in recall.explain_next()}
 
-    told = [next_two(), next_two()]
+    reported = [next_two(), next_two()]
     new = waits("new", "q", 64)
     third = next_two(new)
-    assert "new" in third and set().union(*told, third) == {*(row.job for row in jobs), "new"}
-    assert next_two(new) == told[0]
+    assert "new" in third and set().union(*reported, third) == {*(row.job for row in jobs), "new"}
+    assert next_two(new) == reported[0]
 
 
 def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
-    recall, sound = IncrementalDecider(), scene()
+    recall, sound = IncrementalDecider(), dataset()
     recall.decide(sound, Policy())
     doubled = replace(sound, pending=(*sound.pending, sound.pending[0]))
     with pytest.raises(SnapshotError, match="is listed 2 times"):

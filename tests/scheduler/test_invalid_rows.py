@@ -62,7 +62,7 @@ def no_checks() -> Iterator[None]:
             cursor.execute(f'ALTER TABLE {table} ADD CONSTRAINT "{name}" {definition}')
 
 
-class World:
+class FixtureData:
     """A pool with everything in it that can be corrupted, and another one with a single free node."""
 
     def __init__(self) -> None:
@@ -201,53 +201,59 @@ CASES = [
 ]
 
 
-def values_of(world: World, columns: dict[str, str]) -> dict[str, str]:
+def values_of(fixture_data: FixtureData, columns: dict[str, str]) -> dict[str, str]:
     """The values with the rows that they name as numbers."""
     named = {
-        "{project}": world.project.pk,
-        "{other_node}": world.second.pk,
-        "{other_gpu}": world.second.gpus.order_by("index")[0].pk,
+        "{project}": fixture_data.project.pk,
+        "{other_node}": fixture_data.second.pk,
+        "{other_gpu}": fixture_data.second.gpus.order_by("index")[0].pk,
     }
     return {name: str(named.get(value, value)) for name, value in columns.items()}
 
 
 def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> None:
-    world = World()
-    world.cycle()
+    fixture_data = FixtureData()
+    fixture_data.cycle()
     for name, kind, columns in CASES:
         case = f"{name} {columns}"
-        row = getattr(world, name)
-        job = world.unrelated()
-        with corrupted(row, **values_of(world, columns)):
+        row = getattr(fixture_data, name)
+        job = fixture_data.unrelated()
+        with corrupted(row, **values_of(fixture_data, columns)):
             if name == "allocation":  # read with its task, and not again until that is written
-                world.remembered.reset()
-            world.cycle()
+                fixture_data.remembered.reset()
+            fixture_data.cycle()
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
             assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
             alarms = InvalidRow.objects.filter(resolved_at__isnull=True)
             named = {(alarm.kind, alarm.row) for alarm in alarms}
-            expected = {"gpu": world.node, "top": world.top}.get(name, row)
+            expected = {"gpu": fixture_data.node, "top": fixture_data.top}.get(name, row)
             wanted = {
-                "quota": f"{world.project.public_id},{world.pool.public_id}",
-                "usage": f"{world.project.public_id},{world.pool.public_id},{world.owner.public_id}",
-                "running": world.running.public_id,
+                "quota": f"{fixture_data.project.public_id},{fixture_data.pool.public_id}",
+                "usage": ",".join(
+                    (
+                        fixture_data.project.public_id,
+                        fixture_data.pool.public_id,
+                        fixture_data.owner.public_id,
+                    )
+                ),
+                "running": fixture_data.running.public_id,
                 "topology": "fabric",
             }.get(kind) or expected.public_id
             assert (kind, wanted) in named, (case, named)
             assert all(alarm.message for alarm in alarms)
             waiting = set(Job.objects.filter(state="PENDING").values_list("pk", flat=True))
             assert waiting == set(JobVerdict.objects.values_list("job_id", flat=True)), case
-            assert Job.objects.get(pk=world.running.pk).state == "RUNNING"
-            stops = Attempt.objects.filter(job=world.running, stop_requested_at__isnull=False)
+            assert Job.objects.get(pk=fixture_data.running.pk).state == "RUNNING"
+            stops = Attempt.objects.filter(job=fixture_data.running, stop_requested_at__isnull=False)
             assert not stops, (case, stops[0].message, named)
             times = alarms.count(), InvalidRow.objects.count()
-            world.cycle()
+            fixture_data.cycle()
             assert (alarms.count(), InvalidRow.objects.count()) == times, (
                 case
             )  # once for each row, not each cycle
         if name == "allocation":
-            world.remembered.reset()
-        world.cycle()
+            fixture_data.remembered.reset()
+        fixture_data.cycle()
         assert not InvalidRow.objects.filter(resolved_at__isnull=True).exists(), case
         job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
         for attempt in Attempt.objects.filter(job=job, ended_at__isnull=True):
@@ -270,11 +276,11 @@ KEYS = {"id", "public_id", "state"}
 """Which row it is, and whether it takes part at all, is no value that can be wrong."""
 
 
-def every_corruption(world: World) -> list[tuple[str, dict[str, str]]]:
+def every_corruption(fixture_data: FixtureData) -> list[tuple[str, dict[str, str]]]:
     """Each column of each row with each value that its type allows and its constraints may not."""
     found = []
     for name in ROWS:
-        for field in getattr(world, name)._meta.concrete_fields:
+        for field in getattr(fixture_data, name)._meta.concrete_fields:
             kind = field.get_internal_type()
             values = VALUES.get(kind, NUMBERS if kind.endswith("IntegerField") else [])
             if kind.startswith("PositiveSmall"):
@@ -286,28 +292,28 @@ def every_corruption(world: World) -> list[tuple[str, dict[str, str]]]:
 
 @pytest.mark.timeout(900)
 def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytest.FixtureRequest) -> None:
-    world = World()
-    cases = every_corruption(world)
+    fixture_data = FixtureData()
+    cases = every_corruption(fixture_data)
     if not request.config.getoption("--long"):
         cases = random.Random(15).sample(cases, 30)
     for name, columns in cases:
         case = f"{name} {columns}"
-        job = world.unrelated()
-        with corrupted(getattr(world, name), **columns):
-            world.remembered.reset()
-            world.cycle()
+        job = fixture_data.unrelated()
+        with corrupted(getattr(fixture_data, name), **columns):
+            fixture_data.remembered.reset()
+            fixture_data.cycle()
             assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
         job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
 
 
 def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) -> None:
-    world = World()
-    job = world.unrelated()
-    with corrupted(world.quota, weight="NaN"), corrupted(world.node, labels="[1]"):
+    fixture_data = FixtureData()
+    job = fixture_data.unrelated()
+    with corrupted(fixture_data.quota, weight="NaN"), corrupted(fixture_data.node, labels="[1]"):
         assert run_forecast_pass() >= 0
         what_if._cached_inputs = None
-        body = preview_query_body(world.other_owner, request_from_job(job))
+        body = preview_query_body(fixture_data.other_owner, request_from_job(job))
         for _ in range(2):
             found = what_if._answer("would_start", body)
             assert found.get("starts_now") is True, found

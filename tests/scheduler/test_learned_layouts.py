@@ -29,33 +29,33 @@ KNOWN = (LayoutSpeed(FAST, 100), LayoutSpeed(SLOW, 50))
 
 
 @pytest.fixture
-def scene() -> dict[str, Any]:
+def dataset() -> dict[str, Any]:
     """A node of one model, and by name after it one of another."""
     factories.cluster_settings()
-    scene = factories.basic_cluster()
-    other = factories.node(scene["pool"], name="z-last", cpu_milli=16_000)
+    dataset = factories.basic_cluster()
+    other = factories.node(dataset["pool"], name="z-last", cpu_milli=16_000)
     Gpu.objects.filter(node=other).update(model="H200")
-    return scene
+    return dataset
 
 
-def submit(scene: dict[str, Any], **fields: Any) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset: dict[str, Any], **fields: Any) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
-def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fields: Any) -> None:
+def ran(dataset: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fields: Any) -> None:
     """Jobs that told this rate, on this layout, and ended."""
     now = timezone.now()
     for _ in range(count):
-        job = submit(scene, **fields)
+        job = submit(dataset, **fields)
         work, gpus = job_workload_fingerprint(job), job.tasks * job.gpus_per_task
-        do_cancel_job(scene["owner"], job)
+        do_cancel_job(dataset["owner"], job)
         began = now - dt.timedelta(seconds=100)
         Job.objects.filter(pk=job.pk).update(started_at=began, ended_at=now)
         attempt = Attempt.objects.create(
             job=job,
             number=1,
             state="COMPLETED",
-            pool=scene["pool"],
+            pool=dataset["pool"],
             leader_epoch=1,
             running_at=began,
             ended_at=now,
@@ -76,13 +76,13 @@ def row_of(snapshot: Snapshot, job: Job) -> PendingRow:
     return next(row for row in snapshot.pending if row.job == job.public_id)
 
 
-def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(scene) -> None:
-    ran(scene, 5.0, SLOW, command=["train", "--seed", "1"])
-    ran(scene, 10.0, FAST, command=["train", "--seed", "2"])
-    alike, other = submit(scene, command=["train", "--seed", "77"]), submit(scene, command=["eval"])
+def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(dataset) -> None:
+    ran(dataset, 5.0, SLOW, command=["train", "--seed", "1"])
+    ran(dataset, 10.0, FAST, command=["train", "--seed", "2"])
+    alike, other = submit(dataset, command=["train", "--seed", "77"]), submit(dataset, command=["eval"])
     larger, none = (
-        submit(scene, command=["train", "--seed", "77"], gpus_per_task=2),
-        submit(scene, gpus_per_task=0),
+        submit(dataset, command=["train", "--seed", "77"], gpus_per_task=2),
+        submit(dataset, gpus_per_task=0),
     )
     snapshot = photographed(DurationEstimator())
     assert row_of(snapshot, alike).layout_speeds == KNOWN
@@ -90,53 +90,53 @@ def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(scene) -> None:
 
 
 @pytest.mark.parametrize(("command", "node"), [(["true"], "z-last"), (["other"], "node")])
-def test_the_cycle_takes_the_faster_of_equal_nodes(scene, command: list[str], node: str) -> None:
+def test_the_cycle_takes_the_faster_of_equal_nodes(dataset, command: list[str], node: str) -> None:
     """Of work of which nothing is known the name decides, as ever."""
-    ran(scene, 5.0, SLOW)
-    ran(scene, 10.0, FAST)
-    job = submit(scene, command=command)
+    ran(dataset, 5.0, SLOW)
+    ran(dataset, 10.0, FAST)
+    job = submit(dataset, command=command)
     run_cycle("test", "me")
     assert Task.objects.get(attempt__job=job).node.name.startswith(node)
 
 
-def test_another_project_tells_nothing_of_ours(scene) -> None:
-    theirs = scene | {"project": factories.project(member=scene["owner"])}
+def test_another_project_tells_nothing_of_ours(dataset) -> None:
+    theirs = dataset | {"project": factories.project(member=dataset["owner"])}
     ran(theirs, 5.0, SLOW)
     ran(theirs, 10.0, FAST)
-    ours, own = submit(scene), submit(theirs)
+    ours, own = submit(dataset), submit(theirs)
     snapshot = photographed(DurationEstimator())
     assert (row_of(snapshot, ours).layout_speeds, row_of(snapshot, own).layout_speeds) == ((), KNOWN)
 
 
-def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_assert_num_queries) -> None:
-    expectations, waits = DurationEstimator(), submit(scene)
+def test_what_is_learned_by_difference_is_what_is_learned_anew(dataset, django_assert_num_queries) -> None:
+    expectations, waits = DurationEstimator(), submit(dataset)
     for per_s, lies in ((5.0, SLOW), (10.0, FAST), (30.0, SLOW), (40.0, SLOW)):
-        ran(scene, per_s, lies)
-        told = row_of(photographed(expectations), waits)
-        assert told.layout_speeds == row_of(photographed(DurationEstimator()), waits).layout_speeds
-    assert [speed.layout for speed in told.layout_speeds] == [SLOW, FAST]  # habits changed
+        ran(dataset, per_s, lies)
+        reported = row_of(photographed(expectations), waits)
+        assert reported.layout_speeds == row_of(photographed(DurationEstimator()), waits).layout_speeds
+    assert [speed.layout for speed in reported.layout_speeds] == [SLOW, FAST]  # habits changed
     snapshot = take_snapshot(factories.cluster_settings()).snapshot
     with django_assert_num_queries(1):
         expectations.fill(snapshot, Policy())
 
 
-def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(scene, monkeypatch) -> None:
+def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(dataset, monkeypatch) -> None:
     monkeypatch.setattr(module, "SAMPLE_SIZE", 6)
-    expectations, waits = DurationEstimator(), submit(scene)
-    ran(scene, 5.0, SLOW)
-    ran(scene, 10.0, FAST)
+    expectations, waits = DurationEstimator(), submit(dataset)
+    ran(dataset, 5.0, SLOW)
+    ran(dataset, 10.0, FAST)
     assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
-    ran(scene, 7.0, FAST, 1, command=["other"])
+    ran(dataset, 7.0, FAST, 1, command=["other"])
     assert row_of(photographed(expectations), waits).layout_speeds == ()
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 
 
-def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
-    ran(scene, 5.0, SLOW)
-    ran(scene, 10.0, FAST)
-    expectations, waits = DurationEstimator(), submit(scene)
+def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset) -> None:
+    ran(dataset, 5.0, SLOW)
+    ran(dataset, 10.0, FAST)
+    expectations, waits = DurationEstimator(), submit(dataset)
     first = photographed(expectations)
-    ran(scene, 10.1, FAST, 1)
+    ran(dataset, 10.1, FAST, 1)
     second = photographed(expectations)
     assert row_of(second, waits) is row_of(first, waits)
     Job.objects.filter(pk=waits.pk).update(priority=7)
@@ -144,19 +144,19 @@ def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
     assert (third.priority, third.layout_speeds) == (7, KNOWN)
 
 
-def test_who_does_not_want_predictions_is_told_nothing(scene) -> None:
-    ran(scene, 5.0, SLOW)
-    ran(scene, 10.0, FAST)
-    waits, expectations = submit(scene), DurationEstimator()
+def test_who_does_not_want_predictions_is_told_nothing(dataset) -> None:
+    ran(dataset, 5.0, SLOW)
+    ran(dataset, 10.0, FAST)
+    waits, expectations = submit(dataset), DurationEstimator()
     assert row_of(photographed(expectations, Policy(use_predictions="no")), waits).layout_speeds == ()
     assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
 
 
-def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(scene) -> None:
-    ran(scene, 5.0, SLOW)
-    ran(scene, 10.0, FAST)
-    ran(scene, 0.0, FAST, 9)
-    waits = submit(scene)
+def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(dataset) -> None:
+    ran(dataset, 5.0, SLOW)
+    ran(dataset, 10.0, FAST)
+    ran(dataset, 0.0, FAST, 9)
+    waits = submit(dataset)
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == KNOWN
     AttemptProgress.objects.filter(gpu_model="H200").update(
         start_at=timezone.now() - dt.timedelta(seconds=59)
@@ -165,13 +165,13 @@ def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(scene)
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 
 
-def test_a_saved_case_holds_what_the_decision_saw(scene) -> None:
+def test_a_saved_case_holds_what_the_decision_saw(dataset) -> None:
     def faulty(snapshot: Snapshot, policy: Policy) -> Any:
         raise KeyError("gone")
 
-    ran(scene, 5.0, SLOW)
-    ran(scene, 10.0, FAST)
-    waits = submit(scene)
+    ran(dataset, 5.0, SLOW)
+    ran(dataset, 10.0, FAST)
+    waits = submit(dataset)
     assert run_cycle("test", "me", decide=faulty) is not None
     saved = snapshot_from_json(gzip.decompress(FailedCycle.objects.get().content).decode())
     assert row_of(saved, waits).layout_speeds == KNOWN

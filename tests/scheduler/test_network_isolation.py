@@ -29,7 +29,7 @@ def test_the_rule_looks_the_same_from_both_sides(there, comer) -> None:
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     made = factories.basic_cluster()
     made["other"] = factories.project("other", member=made["owner"])
@@ -37,8 +37,8 @@ def scene():
     return made
 
 
-def submit(scene, project: str = "project", **asks) -> Job:
-    return factories.job(scene["owner"], scene[project], scene["environment"], **asks)
+def submit(dataset, project: str = "project", **asks) -> Job:
+    return factories.job(dataset["owner"], dataset[project], dataset["environment"], **asks)
 
 
 def standing(job: Job) -> str:
@@ -50,25 +50,25 @@ def cycle() -> None:
     run_cycle("test", "me")
 
 
-def test_a_gang_keeps_off_the_workspace_of_another_project(scene) -> None:
-    submit(scene, "other", kind="workspace")
+def test_a_gang_keeps_off_the_workspace_of_another_project(dataset) -> None:
+    submit(dataset, "other", kind="workspace")
     cycle()
-    gang, alone = submit(scene, tasks=2), submit(scene)
-    theirs = submit(scene, "other", tasks=2, gpus_per_task=0)
+    gang, alone = submit(dataset, tasks=2), submit(dataset)
+    theirs = submit(dataset, "other", tasks=2, gpus_per_task=0)
     cycle()
     states = dict(Job.objects.filter(pk__in=[gang.pk, alone.pk, theirs.pk]).values_list("pk", "state"))
     assert states == {gang.pk: "PENDING", alone.pk: "RUNNING", theirs.pk: "RUNNING"}
     assert "insufficient_resources" in standing(gang) and "1 node is excluded" in standing(gang)
-    factories.node(scene["pool"])
+    factories.node(dataset["pool"])
     cycle()
     gang.refresh_from_db()
     assert gang.state == "RUNNING"
 
 
-def test_a_workspace_keeps_off_the_gang_of_another_project(scene) -> None:
-    submit(scene, tasks=2)
+def test_a_workspace_keeps_off_the_gang_of_another_project(dataset) -> None:
+    submit(dataset, tasks=2)
     cycle()
-    theirs, ours = submit(scene, "other", kind="workspace"), submit(scene, kind="workspace")
+    theirs, ours = submit(dataset, "other", kind="workspace"), submit(dataset, kind="workspace")
     cycle()
     assert "1 node is excluded" in standing(theirs) and standing(ours) == "starts"
     NodePool.objects.update(allow_host_network=False)
@@ -76,12 +76,12 @@ def test_a_workspace_keeps_off_the_gang_of_another_project(scene) -> None:
     assert standing(theirs) == "starts"
 
 
-def test_two_that_meet_in_one_plan_do_not_both_start(scene) -> None:
-    gang, workspace = submit(scene, tasks=2), submit(scene, "other", kind="workspace")
+def test_two_that_meet_in_one_plan_do_not_both_start(dataset) -> None:
+    gang, workspace = submit(dataset, tasks=2), submit(dataset, "other", kind="workspace")
     leader = leases.acquire(leases.LEADER, "test", 60)
     assert leader is not None
-    gpus = [GpuShare(gpu.uuid, 1000) for gpu in scene["node"].gpus.order_by("index")]
-    node, pool = scene["node"].public_id, scene["pool"].public_id
+    gpus = [GpuShare(gpu.uuid, 1000) for gpu in dataset["node"].gpus.order_by("index")]
+    node, pool = dataset["node"].public_id, dataset["pool"].public_id
     starts = [
         JobPlacement(
             gang.public_id, pool, gang.version, tuple(TaskPlacement(n, node, (gpus[n],)) for n in (0, 1))
@@ -93,8 +93,8 @@ def test_two_that_meet_in_one_plan_do_not_both_start(scene) -> None:
     assert set(Task.objects.values_list("attempt__job", flat=True)) == {gang.pk}
 
 
-def test_a_launcher_that_needs_the_others_waits_for_a_pool_that_lends_them_a_way(scene) -> None:
-    gang = submit(scene, tasks=2, launcher="torchrun", gpus_per_task=2)
+def test_a_launcher_that_needs_the_others_waits_for_a_pool_that_lends_them_a_way(dataset) -> None:
+    gang = submit(dataset, tasks=2, launcher="torchrun", gpus_per_task=2)
     NodePool.objects.update(allow_host_network=False)
     cycle()
     assert standing(gang).startswith("unsatisfiable: ") and "One task with 4 GPUs" in standing(gang)

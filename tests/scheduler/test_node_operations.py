@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request, tmp_path):
+def dataset(harness: EngineHarness, request, tmp_path):
     owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     made = {
@@ -42,20 +42,20 @@ def scene(harness: EngineHarness, request, tmp_path):
     return made
 
 
-def submit(scene, script: str) -> Job:
+def submit(dataset, script: str) -> Job:
     command = ["sh", "-c", script]
     return factories.job(
-        scene["owner"],
-        scene["project"],
-        scene["environment"],
+        dataset["owner"],
+        dataset["project"],
+        dataset["environment"],
         command=command,
         memory_mib=64,
         termination_grace_s=1,
     )
 
 
-def reach(scene, look) -> None:
-    assert scene["engine"].run_until(look, 30.0)
+def reach(dataset, look) -> None:
+    assert dataset["engine"].run_until(look, 30.0)
 
 
 def written(job: Job) -> str:
@@ -105,38 +105,38 @@ LISTENS = (
 )
 
 
-def test_a_signal_reaches_the_job_once_and_no_other_attempt(harness, scene) -> None:
-    job = submit(scene, LISTENS)
+def test_a_signal_reaches_the_job_once_and_no_other_attempt(harness, dataset) -> None:
+    job = submit(dataset, LISTENS)
     with pytest.raises(Conflict, match="is not running"):
-        do_send_signal(scene["owner"], job, "SIGUSR1")
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
-    reach(scene, lambda: (harness.folder / scene["node"].name).exists())
+        do_send_signal(dataset["owner"], job, "SIGUSR1")
+    reach(dataset, lambda: job.attempts.filter(state="RUNNING").exists())
+    reach(dataset, lambda: (harness.folder / dataset["node"].name).exists())
     with pytest.raises(InvalidRequest):
-        do_send_signal(scene["owner"], job, "SIGKILL")
-    (sent,) = do_send_signal(scene["owner"], job, "SIGUSR1")
-    reach(scene, lambda: sent.refresh_from_db() or sent.acknowledged_at is not None)
-    assert claim_signals(scene["node"].pk) == [], "it is given once"
-    do_send_signal(scene["owner"], job, "SIGINT")
-    reach(scene, lambda: job.refresh_from_db() or job.state == JobState.COMPLETED)
+        do_send_signal(dataset["owner"], job, "SIGKILL")
+    (sent,) = do_send_signal(dataset["owner"], job, "SIGUSR1")
+    reach(dataset, lambda: sent.refresh_from_db() or sent.acknowledged_at is not None)
+    assert claim_signals(dataset["node"].pk) == [], "it is given once"
+    do_send_signal(dataset["owner"], job, "SIGINT")
+    reach(dataset, lambda: job.refresh_from_db() or job.state == JobState.COMPLETED)
     assert written(job).split().count("heard-usr1") == 1 and "heard-int" in written(job)
-    assert AuditEntry.objects.filter(action="job.signal", actor=scene["owner"]).count() == 2
-    told = JobEvent.objects.filter(job=job, kind="signal").values_list("message", flat=True)
-    assert list(told) == ["ada sent SIGUSR1 to it.", "ada sent SIGINT to it."]
+    assert AuditEntry.objects.filter(action="job.signal", actor=dataset["owner"]).count() == 2
+    reported = JobEvent.objects.filter(job=job, kind="signal").values_list("message", flat=True)
+    assert list(reported) == ["ada sent SIGUSR1 to it.", "ada sent SIGINT to it."]
 
-    other = submit(scene, LISTENS)
-    reach(scene, lambda: other.attempts.filter(state="RUNNING").exists())
-    do_send_signal(scene["owner"], other, "SIGUSR1")
-    do_cancel_job(scene["owner"], other)
-    reach(scene, lambda: other.refresh_from_db() or other.state == JobState.CANCELLED)
+    other = submit(dataset, LISTENS)
+    reach(dataset, lambda: other.attempts.filter(state="RUNNING").exists())
+    do_send_signal(dataset["owner"], other, "SIGUSR1")
+    do_cancel_job(dataset["owner"], other)
+    reach(dataset, lambda: other.refresh_from_db() or other.state == JobState.CANCELLED)
     assert JobSignal.objects.filter(attempt__job=other, sent_at__isnull=True).exists(), (
         "it was stopping already"
     )
 
 
-def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> None:
-    job = submit(scene, "while :; do sleep 0.1; done")
-    reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
-    node, agent = scene["node"], harness.folder / "agent" / "agent.pyz"
+def test_a_node_is_checked_tidied_and_given_another_program(harness, dataset) -> None:
+    job = submit(dataset, "while :; do sleep 0.1; done")
+    reach(dataset, lambda: job.attempts.filter(state="RUNNING").exists())
+    node, agent = dataset["node"], harness.folder / "agent" / "agent.pyz"
     node.refresh_from_db()
     first = node.agent_info["agent_digest"]
     tasks = harness.folder / node.name / "state" / "tasks"
@@ -145,7 +145,8 @@ def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> N
         (tasks / name / "log").write_text("left behind")
         os.utime(tasks / name, (time.time() - age_s,) * 2)
     checks = [
-        do_request_operation(scene["admin"], node, act) for act in (OperationKind.GC, OperationKind.PREFLIGHT)
+        do_request_operation(dataset["admin"], node, act)
+        for act in (OperationKind.GC, OperationKind.PREFLIGHT)
     ]
 
     def over() -> bool:
@@ -153,11 +154,11 @@ def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> N
             return False
         if len(checks) == 2:  # while the actor is linked to the older one
             agent.write_bytes(agent.read_bytes() + b"\n")
-            checks.append(do_request_operation(scene["admin"], node, OperationKind.UPGRADE))
+            checks.append(do_request_operation(dataset["admin"], node, OperationKind.UPGRADE))
             return False
         return True
 
-    reach(scene, over)
+    reach(dataset, over)
     tidied, looked, upgraded = (NodeOperation.objects.get(pk=check.pk) for check in checks)
     said = {step["name"]: step["message"] for step in tidied.steps}
     assert tidied.ok and said["Folders"] == "1 removed that belong to no task."

@@ -151,15 +151,15 @@ def test_a_clock_that_is_off_is_told_and_hinders_nothing(harness, monkeypatch) -
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
     monkeypatch.setattr(time, "time", lambda: real() + 300.0)  # this process is the worker
 
-    def told() -> bool:
+    def reported() -> bool:
         node.refresh_from_db()
         return (node.clock_skew_s or 0.0) < -299.0
 
-    assert engine.run_until(told, 40)
+    assert engine.run_until(reported, 40)
     assert clock_skew_message(node) == "Its clock is 300.0 s behind ours."
     assert collect_metrics().clock_skewed_nodes == 1
     assert containers_alive(harness.folder) and job.attempts.get().state == "RUNNING"
     monkeypatch.undo()
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    assert engine.run_until(lambda: held_milli() == 0 and not told(), 40)
+    assert engine.run_until(lambda: held_milli() == 0 and not reported(), 40)
     assert clock_skew_message(node) == ""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request):
+def dataset(harness: EngineHarness, request):
     owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
@@ -35,11 +35,13 @@ def scene(harness: EngineHarness, request):
     }
 
 
-def submit(scene, *command: str, environment=None, **fields) -> Job:
+def submit(dataset, *command: str, environment=None, **fields) -> Job:
     if command:
         fields["command"] = list(command)
     fields = {"memory_mib": 64, "termination_grace_s": 1, **fields}
-    return factories.job(scene["owner"], scene["project"], environment or scene["environment"], **fields)
+    return factories.job(
+        dataset["owner"], dataset["project"], environment or dataset["environment"], **fields
+    )
 
 
 def is_now(job: Job, state: str, *, attempt: str | None = None):
@@ -57,129 +59,129 @@ def story(job: Job) -> str:
     return "\n".join(f"{e.kind} {e.before}>{e.after} {e.reason} {e.message}" for e in job.events.all())
 
 
-def reach(scene, look, job: Job | None = None, within_s: float = 20.0) -> None:
-    assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
+def reach(dataset, look, job: Job | None = None, within_s: float = 20.0) -> None:
+    assert dataset["engine"].run_until(look, within_s), story(job) if job else "not reached"
 
 
-def test_the_whole_gang_ends_with_one_of_its_tasks(harness, scene) -> None:
+def test_the_whole_gang_ends_with_one_of_its_tasks(harness, dataset) -> None:
     script = 'if [ "$FAIRWAY_TASK" = 1 ]; then exit 2; fi; sleep 600'
-    job = submit(scene, "sh", "-c", script, tasks=2)
-    reach(scene, is_now(job, JobState.FAILED), job)
+    job = submit(dataset, "sh", "-c", script, tasks=2)
+    reach(dataset, is_now(job, JobState.FAILED), job)
     assert (job.exit_code, job.reason) == (2, EndReason.EXIT_CODE)
-    assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
+    assert containers_alive(harness.folder / dataset["name"]) == [] and held_milli() == 0
 
 
 def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(
-    harness, scene
+    harness, dataset
 ) -> None:
     parent = factories.project("closed")
     Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
-    Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
-    job = submit(scene, "true")
-    reach(scene, lambda: JobVerdict.objects.filter(job=job, code="unsatisfiable").exists(), job)
+    Project.objects.filter(pk=dataset["project"].pk).update(parent=parent)
+    job = submit(dataset, "true")
+    reach(dataset, lambda: JobVerdict.objects.filter(job=job, code="unsatisfiable").exists(), job)
     assert "network policy of its project" in JobVerdict.objects.get(job=job).message
     Project.objects.filter(pk=parent.pk).update(policy={})
-    reach(scene, is_now(job, JobState.COMPLETED), job)
+    reach(dataset, is_now(job, JobState.COMPLETED), job)
 
 
-def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(harness, scene) -> None:
-    pool = scene["node"].pool
+def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(harness, dataset) -> None:
+    pool = dataset["node"].pool
     pool.policy = {"task_disk_mib": 24}
     pool.save()
-    job = submit(scene, "sh", "-c", "head -c 41943040 /dev/urandom > $TMPDIR/f; sleep 600")
-    reach(scene, is_now(job, JobState.FAILED), job, within_s=60.0)
+    job = submit(dataset, "sh", "-c", "head -c 41943040 /dev/urandom > $TMPDIR/f; sleep 600")
+    reach(dataset, is_now(job, JobState.FAILED), job, within_s=60.0)
     attempt = job.attempts.get()
     assert (attempt.state, attempt.reason) == ("FAILED", EndReason.DISK_LIMIT_EXCEEDED)
     assert "40 MiB to the disk of" in attempt.message and "24 MiB are allowed" in attempt.message
-    assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
+    assert containers_alive(harness.folder / dataset["name"]) == [] and held_milli() == 0
 
 
 @pytest.mark.parametrize(("health", "xid"), [("lost", None), ("quarantined", 48)])
-def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(harness, scene, health, xid) -> None:
-    job = submit(scene, "sleep", "600")
-    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(harness, dataset, health, xid) -> None:
+    job = submit(dataset, "sleep", "600")
+    reach(dataset, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
     uuid = job.attempts.get().task_rows.get().allocations.get().gpu.uuid
-    uuids = [f"SIM-{scene['name']}-{index}" for index in range(4)]
-    seen_at = Node.objects.get(pk=scene["node"].pk).last_seen_at
+    uuids = [f"SIM-{dataset['name']}-{index}" for index in range(4)]
+    seen_at = Node.objects.get(pk=dataset["node"].pk).last_seen_at
     falls_ill = {"health": {uuid: health}} if xid is None else {"xids": {uuid: [13, xid, xid]}}
 
     def again() -> bool:
-        if falls_ill and Node.objects.get(pk=scene["node"].pk).last_seen_at != seen_at:
+        if falls_ill and Node.objects.get(pk=dataset["node"].pk).last_seen_at != seen_at:
             harness.write_gpus(
-                scene["name"], uuids, **falls_ill
+                dataset["name"], uuids, **falls_ill
             )  # while it is connected: XIDs are heard as they come
             falls_ill.clear()
         return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
 
-    reach(scene, again, job)
+    reach(dataset, again, job)
     first, second = job.attempts.order_by("number")
     assert (first.state, first.reason) == ("FAILED", EndReason.GPU_LOST)
     assert second.task_rows.get().allocations.get().gpu.uuid != uuid
     gpu = Gpu.objects.get(uuid=uuid)
     assert gpu.health == GpuHealth(health)
-    told = [(row.kind, row.code, row.repeat_count) for row in gpu.alerts.order_by("code")]
-    assert told == ([] if xid is None else [("xid", 13, 1), ("xid", 48, 2)])
+    reported = [(row.kind, row.code, row.repeat_count) for row in gpu.alerts.order_by("code")]
+    assert reported == ([] if xid is None else [("xid", 13, 1), ("xid", 48, 2)])
 
 
-def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(harness, scene) -> None:
-    job = submit(scene, "sleep", "600")
-    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
-    for name in containers_alive(harness.folder / scene["name"]):
+def test_a_restart_of_the_node_ends_its_attempts_and_they_run_again(harness, dataset) -> None:
+    job = submit(dataset, "sleep", "600")
+    reach(dataset, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    for name in containers_alive(harness.folder / dataset["name"]):
         assert job.public_id in name
-    harness.reboot(scene["name"])
+    harness.reboot(dataset["name"])
 
     def again() -> bool:
         return is_now(job, JobState.RUNNING, attempt="RUNNING")() and job.attempts.count() == 2
 
-    reach(scene, again, job)
+    reach(dataset, again, job)
     first = job.attempts.get(number=1)
     assert (first.state, first.reason) == ("NODE_FAIL", EndReason.NODE_REBOOTED)
     assert first.task_rows.get().allocations.get().proof == "rebooted"
-    assert len(containers_alive(harness.folder / scene["name"])) == 1
+    assert len(containers_alive(harness.folder / dataset["name"])) == 1
 
 
-def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(harness, scene) -> None:
+def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(harness, dataset) -> None:
     script = "trap 'sleep 0.5; exit 0' TERM; while :; do sleep 0.1; done"
-    job = submit(scene, "sh", "-c", script, termination_grace_s=20)
-    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
-    do_suspend_job(scene["owner"], job)
+    job = submit(dataset, "sh", "-c", script, termination_grace_s=20)
+    reach(dataset, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    do_suspend_job(dataset["owner"], job)
     assert held_milli() == 1000
-    reach(scene, is_now(job, JobState.SUSPENDED, attempt="SUSPENDED"), job)
+    reach(dataset, is_now(job, JobState.SUSPENDED, attempt="SUSPENDED"), job)
     assert job.attempts.get().task_rows.get().exit_code == 0  # it was asked, and ended by itself
-    assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
-    do_resume_job(scene["owner"], job)
-    reach(scene, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
-    assert job.attempt_count == 2 and len(containers_alive(harness.folder / scene["name"])) == 1
+    assert containers_alive(harness.folder / dataset["name"]) == [] and held_milli() == 0
+    do_resume_job(dataset["owner"], job)
+    reach(dataset, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
+    assert job.attempt_count == 2 and len(containers_alive(harness.folder / dataset["name"])) == 1
 
 
 def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
-    harness, scene, monkeypatch
+    harness, dataset, monkeypatch
 ) -> None:
-    node = scene["node"]
+    node = dataset["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
     poll = AgentEngine.poll
     monkeypatch.setattr(AgentEngine, "poll", lambda engine: replace(poll(engine), disk_full_message=None))
-    job = submit(scene, "true")
+    job = submit(dataset, "true")
 
     def refused() -> bool:
         job.refresh_from_db()
         return job.state == JobState.PENDING and job.reason == EndReason.DISK_FULL
 
-    reach(scene, refused, job)
+    reach(dataset, refused, job)
     assert job.message == f"The disk of {node.name} is full. It is pending again."
     assert held_milli() == 0
-    reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "verdict"), job)
+    reach(dataset, lambda: hasattr(Job.objects.get(pk=job.pk), "verdict"), job)
     assert AuditEntry.objects.filter(
         action="node.disk", after__state="cordoned", object_name=node.name
     ).exists()
 
 
-def test_a_node_without_room_takes_no_work_until_it_has_room(harness, scene) -> None:
-    node = scene["node"]
+def test_a_node_without_room_takes_no_work_until_it_has_room(harness, dataset) -> None:
+    node = dataset["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
-    job = submit(scene, "true")
+    job = submit(dataset, "true")
 
     def closed() -> bool:
         node.refresh_from_db()
@@ -187,37 +189,37 @@ def test_a_node_without_room_takes_no_work_until_it_has_room(harness, scene) -> 
         said = job.verdict.message if hasattr(job, "verdict") else ""
         return node.state == NodeState.CORDONED and "1 is out of service" in said
 
-    reach(scene, closed, job)
+    reach(dataset, closed, job)
     assert "MiB left; 1000000000 MiB must remain free. It accepts jobs again" in node.state_reason
     assert job.state == JobState.PENDING and held_milli() == 0
     node.settings = node.settings | {"min_free_disk_mib": 1}
     node.save()
-    reach(scene, is_now(job, JobState.COMPLETED), job)
+    reach(dataset, is_now(job, JobState.COMPLETED), job)
     node.refresh_from_db()
     assert (node.state, node.state_reason) == (NodeState.READY, "")
 
 
-def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, scene, monkeypatch) -> None:
+def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, dataset, monkeypatch) -> None:
     monkeypatch.setattr(link, "PROTOCOL", 9)
-    job = submit(scene, "true")
-    node = scene["node"]
+    job = submit(dataset, "true")
+    node = dataset["node"]
 
     def said() -> bool:
         node.refresh_from_db()
         return "Upgrade the older of the two." in node.status_message
 
-    reach(scene, said, job)
+    reach(dataset, said, job)
     assert (node.reachable, node.state) == (False, NodeState.READY)
     assert node.status_message.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
     monkeypatch.undo()
-    reach(scene, is_now(job, JobState.COMPLETED), job)
+    reach(dataset, is_now(job, JobState.COMPLETED), job)
     node.refresh_from_db()
     assert (node.reachable, node.status_message) == (True, "")
 
 
-def test_a_container_the_record_never_heard_of_is_stopped(harness, scene) -> None:
-    node, cluster = scene["node"], factories.cluster_settings().cluster_id
-    reach(scene, lambda: Node.objects.get().reachable)
+def test_a_container_the_record_never_heard_of_is_stopped(harness, dataset) -> None:
+    node, cluster = dataset["node"], factories.cluster_settings().cluster_id
+    reach(dataset, lambda: Node.objects.get().reachable)
     settings_path = harness.folder / "agent" / f"{node.public_id}.json"
     engine = AgentEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
     spec = {
@@ -234,16 +236,16 @@ def test_a_container_the_record_never_heard_of_is_stopped(harness, scene) -> Non
     }
     engine.start(1, spec | {"gpus": [{"uuid": f"SIM-{node.name}-0", "milli": 1000}]})
     engine.close()
-    assert len(containers_alive(harness.folder / scene["name"])) == 1
-    job = submit(scene, "true", gpus_per_task=4)
-    reach(scene, is_now(job, JobState.COMPLETED), job, within_s=40)
-    assert containers_alive(harness.folder / scene["name"]) == []
+    assert len(containers_alive(harness.folder / dataset["name"])) == 1
+    job = submit(dataset, "true", gpus_per_task=4)
+    reach(dataset, is_now(job, JobState.COMPLETED), job, within_s=40)
+    assert containers_alive(harness.folder / dataset["name"]) == []
 
 
-def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, scene) -> None:
-    job = submit(scene, "true")
+def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, dataset) -> None:
+    job = submit(dataset, "true")
     ClusterSettings.objects.update(recovery_mode=True)
-    engine = scene["engine"]
+    engine = dataset["engine"]
     Node.objects.update(reachable=True)
     run_cycle("test", engine.holder)
     job.refresh_from_db()
@@ -251,15 +253,17 @@ def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, scene
     assert "restored from a backup" in job.verdict.message
     sweep.sweep()
     assert ClusterSettings.objects.get().recovery_mode
-    reach(scene, is_now(job, JobState.COMPLETED), job)
+    reach(dataset, is_now(job, JobState.COMPLETED), job)
     assert not ClusterSettings.objects.get().recovery_mode
 
 
-def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(harness, scene, monkeypatch) -> None:
+def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(
+    harness, dataset, monkeypatch
+) -> None:
     monkeypatch.setattr(sweep, "UNSENT_AFTER_S", 0)
-    job = submit(scene, "true")
+    job = submit(dataset, "true")
     Node.objects.update(reachable=True)
-    run_cycle("test", scene["engine"].holder)
+    run_cycle("test", dataset["engine"].holder)
     assert held_milli() == 1000
     Node.objects.update(reachable=False)
     sweep.sweep()
@@ -281,25 +285,25 @@ def tool(*command: str):
     return environment
 
 
-def test_a_workspace_is_ready_when_it_answers(harness, scene) -> None:
+def test_a_workspace_is_ready_when_it_answers(harness, dataset) -> None:
     environment = tool("python3", "-c", SERVER, "{address}", "{port}")
-    job = submit(scene, environment=environment, kind="workspace", memory_mib=256)
+    job = submit(dataset, environment=environment, kind="workspace", memory_mib=256)
 
     def ready() -> bool:
         attempt = job.attempts.first()
         return attempt is not None and attempt.ready_at is not None
 
-    reach(scene, ready, job)
+    reach(dataset, ready, job)
     attempt = job.attempts.get()
     assert attempt.ready_at > attempt.running_at
     assert set(attempt.task_rows.get().ports) == {"8888"}
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    reach(scene, is_now(job, JobState.CANCELLED), job)
+    reach(dataset, is_now(job, JobState.CANCELLED), job)
 
 
-def test_a_workspace_that_never_answers_fails_with_that_reason(harness, scene, monkeypatch) -> None:
+def test_a_workspace_that_never_answers_fails_with_that_reason(harness, dataset, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "READY_WITHIN_S", 1)
-    job = submit(scene, environment=tool("sleep", "600"), kind="workspace")
-    reach(scene, is_now(job, JobState.FAILED), job)
+    job = submit(dataset, environment=tool("sleep", "600"), kind="workspace")
+    reach(dataset, is_now(job, JobState.FAILED), job)
     assert job.reason == EndReason.READINESS_TIMEOUT
-    assert containers_alive(harness.folder / scene["name"]) == []
+    assert containers_alive(harness.folder / dataset["name"]) == []

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     """One node of one GPU; ``vision`` borrows it, ``nlp`` is promised it."""
     factories.cluster_settings()
     pool = factories.pool()
@@ -35,22 +35,22 @@ def scene():
     }
 
 
-def submit(scene, who: str, project: str, **fields) -> Job:
-    return factories.job(scene[who], scene[project], scene["environment"], **fields)
+def submit(dataset, who: str, project: str, **fields) -> Job:
+    return factories.job(dataset[who], dataset[project], dataset["environment"], **fields)
 
 
 def cycle() -> None:
     assert run_cycle("test", "holder") is not None
 
 
-def evicted(scene) -> tuple[Attempt, Job]:
+def evicted(dataset) -> tuple[Attempt, Job]:
     """A running job that was asked to leave, and the job for which it was."""
-    victim = submit(scene, "ada", "vision", name="borrower")
+    victim = submit(dataset, "ada", "vision", name="borrower")
     cycle()
     task = victim.attempts.get().task_rows.get()
     assert job_control.mark_task_sent(task)
     job_control.record_task_running(task.pk, container="c", ports={})
-    winner = submit(scene, "ben", "nlp", name="entitled")
+    winner = submit(dataset, "ben", "nlp", name="entitled")
     cycle()
     attempt = victim.attempts.get()
     assert (attempt.stop_reason, attempt.preempted_for_id) == ("reclaimed", winner.pk)
@@ -74,10 +74,10 @@ def promised_to(job: Job) -> tuple[bool, bool]:
     return any(row.preempted_for == job.public_id for row in snapshot.running), left
 
 
-def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(scene) -> None:
-    attempt, winner = evicted(scene)
+def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(dataset) -> None:
+    attempt, winner = evicted(dataset)
     assert promised_to(winner) == (True, True)
-    urgent = submit(scene, "cem", "nlp", name="urgent", priority=50)  # first in order from now on
+    urgent = submit(dataset, "cem", "nlp", name="urgent", priority=50)  # first in order from now on
     cycle()
     assert (state(winner), state(urgent)) == ("PENDING", "PENDING")
     gone(attempt)
@@ -89,15 +89,15 @@ def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(scene) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("how", ["cancelled", "held"])
-def test_without_the_promised_job_the_place_is_free_for_all(scene, how: str, when: str) -> None:
-    attempt, winner = evicted(scene)
-    urgent = submit(scene, "cem", "nlp", name="urgent", priority=50)
+def test_without_the_promised_job_the_place_is_free_for_all(dataset, how: str, when: str) -> None:
+    attempt, winner = evicted(dataset)
+    urgent = submit(dataset, "cem", "nlp", name="urgent", priority=50)
     if when == "after":
         gone(attempt)
     if how == "cancelled":
-        do_cancel_job(scene["ben"], winner)
+        do_cancel_job(dataset["ben"], winner)
     else:
-        do_hold_job(scene["ben"], winner, True)
+        do_hold_job(dataset["ben"], winner, True)
     if when == "before":
         gone(attempt)
     cycle()
@@ -105,8 +105,8 @@ def test_without_the_promised_job_the_place_is_free_for_all(scene, how: str, whe
     assert state(winner) == ("CANCELLED" if how == "cancelled" else "PENDING")
 
 
-def test_a_promise_ends_with_the_next_attempt(scene) -> None:
-    attempt, winner = evicted(scene)
+def test_a_promise_ends_with_the_next_attempt(dataset) -> None:
+    attempt, winner = evicted(dataset)
     gone(attempt)
     cycle()
     job_control.request_stop(

@@ -22,7 +22,7 @@ COUNTS = 'n=0; while :; do n=$((n + 10)); echo $n > "$FAIRWAY_PROGRESS_FILE"; sl
 
 
 @pytest.fixture
-def scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
+def dataset(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
     """A real agent with four pretend GPUs, and a person."""
     name = f"p{abs(hash(request.node.name)) % 10**9}"
     harness.mark_enrolled(harness.create_node(name=name, gpus=4), gpus=4)
@@ -35,36 +35,40 @@ def scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, A
     }
 
 
-def submit(scene: dict[str, Any], script: str, **fields: Any) -> Job:
+def submit(dataset: dict[str, Any], script: str, **fields: Any) -> Job:
     fields = {"command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1, **fields}
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
 def runs(job: Job) -> bool:
     return Attempt.objects.filter(job=job, state="RUNNING").exists()
 
 
-def test_the_number_in_the_file_comes_to_stand_in_the_record(scene: dict[str, Any], monkeypatch: Any) -> None:
+def test_the_number_in_the_file_comes_to_stand_in_the_record(
+    dataset: dict[str, Any], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(task_reports, "MIN_UPDATE_INTERVAL", dt.timedelta(seconds=1))
-    job = submit(scene, COUNTS, gpus_per_task=2)
-    told = AttemptProgress.objects.filter(attempt__job=job)
-    assert scene["engine"].run_until(lambda: told.filter(completed_units__gt=F("start_units")).exists(), 60.0)
-    row = told.get()
+    job = submit(dataset, COUNTS, gpus_per_task=2)
+    reported = AttemptProgress.objects.filter(attempt__job=job)
+    assert dataset["engine"].run_until(
+        lambda: reported.filter(completed_units__gt=F("start_units")).exists(), 60.0
+    )
+    row = reported.get()
     assert row.completed_units % 10 == 0
     assert 0 <= row.start_units < row.completed_units and row.start_at < row.reported_at <= timezone.now()
     assert row.rank == 0 and row.gpus == 2 and row.layout == Layout(row.gpu_model, 1, 1, 0)
     assert row.gpu_model
 
 
-def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(scene: dict[str, Any]) -> None:
-    odd, plain = submit(scene, 'echo nan > "$FAIRWAY_PROGRESS_FILE"; sleep 600'), submit(scene, COUNTS)
-    assert scene["engine"].run_until(
+def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(dataset: dict[str, Any]) -> None:
+    odd, plain = submit(dataset, 'echo nan > "$FAIRWAY_PROGRESS_FILE"; sleep 600'), submit(dataset, COUNTS)
+    assert dataset["engine"].run_until(
         lambda: AttemptProgress.objects.filter(attempt__job=plain).exists() and runs(odd), 40.0
     )
     assert not AttemptProgress.objects.filter(attempt__job=odd).exists()
 
 
-def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
+def test_an_older_agent_says_nothing_and_is_understood(dataset: dict[str, Any], monkeypatch: Any) -> None:
     from_wire, left_out = PollResult.from_wire, []
 
     def as_before(answer: dict[str, Any]) -> PollResult:
@@ -73,6 +77,6 @@ def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], mo
         return from_wire(answer)
 
     monkeypatch.setattr(PollResult, "from_wire", as_before)
-    job = submit(scene, COUNTS)
-    assert scene["engine"].run_until(lambda: any(done for done, _ in left_out), 40.0)
+    job = submit(dataset, COUNTS)
+    assert dataset["engine"].run_until(lambda: any(done for done, _ in left_out), 40.0)
     assert runs(job) and not AttemptProgress.objects.exists()

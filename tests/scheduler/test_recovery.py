@@ -108,42 +108,42 @@ def unknown() -> dict[str, OrphanContainer]:
 
 
 def test_what_was_started_after_the_backup_is_left_to_the_admin(harness, tmp_path) -> None:
-    told, flag, file = Told(harness), harness.folder / "end", tmp_path / "older.dump"
+    reported, flag, file = Told(harness), harness.folder / "end", tmp_path / "older.dump"
     until_told = ("sh", "-c", f"while [ ! -e {flag} ]; do sleep 0.1; done")
-    ended, queued = told.submit("sleep", "600", name="ended"), told.submit(*until_told, name="queued")
-    do_hold_job(told.owner, queued, True)
-    told.running(ended)
+    ended, queued = reported.submit("sleep", "600", name="ended"), reported.submit(*until_told, name="queued")
+    do_hold_job(reported.owner, queued, True)
+    reported.running(ended)
     dump(file)
 
-    do_cancel_job(told.owner, ended)
-    told.reach(lambda: not containers_alive(harness.folder))
-    do_hold_job(told.owner, queued, False)
-    kept, stopped = told.submit(*until_told, gpus_per_task=2), told.submit("sleep", "600")
-    told.running(queued, kept, stopped)
+    do_cancel_job(reported.owner, ended)
+    reported.reach(lambda: not containers_alive(harness.folder))
+    do_hold_job(reported.owner, queued, False)
+    kept, stopped = reported.submit(*until_told, gpus_per_task=2), reported.submit("sleep", "600")
+    reported.running(queued, kept, stopped)
     alive = containers_alive(harness.folder)
     assert len(alive) == 3
     newer_ids = {queued.public_id, kept.public_id, stopped.public_id}
     restore(file)
     assert not Job.objects.filter(public_id=kept.public_id).exists()
 
-    late = told.submit("true", name="late", gpus_per_task=4)
-    told.reach(lambda: set(unknown()) == newer_ids)
-    told.reach(lambda: Job.objects.get(pk=ended.pk).state == "PENDING")  # nothing of it is there any more
-    do_cancel_job(told.owner, Job.objects.get(pk=ended.pk))
+    late = reported.submit("true", name="late", gpus_per_task=4)
+    reported.reach(lambda: set(unknown()) == newer_ids)
+    reported.reach(lambda: Job.objects.get(pk=ended.pk).state == "PENDING")  # nothing of it is there any more
+    do_cancel_job(reported.owner, Job.objects.get(pk=ended.pk))
     assert containers_alive(harness.folder) == alive, "nothing is ended by itself"
     rows = unknown()
-    assert rows[kept.public_id].owner == told.owner.public_id
-    assert rows[kept.public_id].project == told.project.public_id
+    assert rows[kept.public_id].owner == reported.owner.public_id
+    assert rows[kept.public_id].project == reported.project.public_id
     assert [share["milli"] for share in rows[kept.public_id].gpus] == [1000, 1000]
     assert Node.objects.get().reconciled_at is None
 
-    do_stop_orphan(told.admin, rows[stopped.public_id])
-    stub = do_adopt_orphan(told.admin, rows[kept.public_id])
-    again = do_adopt_orphan(told.admin, rows[queued.public_id])
-    assert (stub.public_id, stub.owner, stub.project) == (kept.public_id, told.owner, told.project)
+    do_stop_orphan(reported.admin, rows[stopped.public_id])
+    stub = do_adopt_orphan(reported.admin, rows[kept.public_id])
+    again = do_adopt_orphan(reported.admin, rows[queued.public_id])
+    assert (stub.public_id, stub.owner, stub.project) == (kept.public_id, reported.owner, reported.project)
     assert (again.pk, again.is_placeholder, again.attempt_count) == (queued.pk, False, 1)
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
-    told.reach(lambda: not ClusterSettings.objects.get().recovery_mode)
+    reported.reach(lambda: not ClusterSettings.objects.get().recovery_mode)
     assert not any(stopped.public_id in name for name in containers_alive(harness.folder))
     assert OrphanContainer.objects.get(job=stopped.public_id).removed_at is not None
     ledger = json.loads((harness.folder / "n1" / "state" / "ledger.json").read_text())
@@ -156,7 +156,7 @@ def test_what_was_started_after_the_backup_is_left_to_the_admin(harness, tmp_pat
 
     flag.touch()
     for job in (stub, again, late):
-        told.reach(lambda job=job: Job.objects.get(pk=job.pk).state == JobState.COMPLETED, within_s=40)
+        reported.reach(lambda job=job: Job.objects.get(pk=job.pk).state == JobState.COMPLETED, within_s=40)
     assert Job.objects.get(pk=stub.pk).attempts.get().task_rows.get().exit_code == 0
     acts = set(AuditEntry.objects.values_list("action", flat=True))
     assert {"container.unknown", "container.adopt", "container.stop", "container.gone"} <= acts

@@ -27,7 +27,7 @@ def cycle() -> None:
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     made["other"] = factories.project("other", member=made["owner"])
@@ -38,15 +38,15 @@ def scene():
     return made | {"reservation": do_save_reservation(made["admin"], words)}
 
 
-def submit(scene, project: str, **asks) -> Job:
-    return factories.job(scene["owner"], scene[project], scene["environment"], **asks)
+def submit(dataset, project: str, **asks) -> Job:
+    return factories.job(dataset["owner"], dataset[project], dataset["environment"], **asks)
 
 
-def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
-    endless = submit(scene, "project", name="endless")
-    long = submit(scene, "project", name="long", time_limit_s=2 * 3600)
-    short = submit(scene, "project", name="short", time_limit_s=600)
-    theirs = submit(scene, "other", name="theirs")
+def test_only_who_is_surely_gone_and_who_it_is_for_start(dataset) -> None:
+    endless = submit(dataset, "project", name="endless")
+    long = submit(dataset, "project", name="long", time_limit_s=2 * 3600)
+    short = submit(dataset, "project", name="short", time_limit_s=600)
+    theirs = submit(dataset, "other", name="theirs")
     cycle()
     states = dict(Job.objects.values_list("name", "state"))
     assert states == {"endless": "PENDING", "long": "PENDING", "short": "RUNNING", "theirs": "RUNNING"}
@@ -54,47 +54,47 @@ def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
         standing = JobVerdict.objects.get(job=job)
         assert standing.code == "reserved_for_other_job"
         assert "(spring course)" in standing.message
-        assert standing.details["reserved_until_s"] == scene["reservation"].ends_at.timestamp()
+        assert standing.details["reserved_until_s"] == dataset["reservation"].ends_at.timestamp()
     assert not JobVerdict.objects.filter(job__in=[short, theirs]).exists()
 
 
-def test_once_it_is_cancelled_everybody_starts(scene) -> None:
-    submit(scene, "project")
+def test_once_it_is_cancelled_everybody_starts(dataset) -> None:
+    submit(dataset, "project")
     cycle()
-    do_cancel_reservation(scene["admin"], scene["reservation"])
+    do_cancel_reservation(dataset["admin"], dataset["reservation"])
     cycle()
     assert Job.objects.get().state == "RUNNING"
 
 
-def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
-    do_cancel_reservation(scene["admin"], scene["reservation"])
-    do_save_topology(scene["admin"], "fabric", ["rack"])
-    apart = factories.node(scene["pool"])
-    do_set_labels(scene["admin"], scene["node"], {"rack": "r1"})
-    do_set_labels(scene["admin"], apart, {"rack": "r2"})
+def test_a_job_near_together_is_told_what_it_waits_for(dataset) -> None:
+    do_cancel_reservation(dataset["admin"], dataset["reservation"])
+    do_save_topology(dataset["admin"], "fabric", ["rack"])
+    apart = factories.node(dataset["pool"])
+    do_set_labels(dataset["admin"], dataset["node"], {"rack": "r1"})
+    do_set_labels(dataset["admin"], apart, {"rack": "r2"})
     near = {"topology": "fabric", "required": "rack", "preferred": None}
-    gang = submit(scene, "project", tasks=2, gpus_per_task=4, topology_constraint=near)
+    gang = submit(dataset, "project", tasks=2, gpus_per_task=4, topology_constraint=near)
     cycle()
     standing = JobVerdict.objects.get(job=gang)
     assert (standing.code, standing.message) == (
         "unsatisfiable",
         "Needs 2 × 4 GPUs in one rack; the largest rack of this cluster can hold 1 of its 2 tasks.",
     )
-    do_set_labels(scene["admin"], apart, {"rack": "r1"})
+    do_set_labels(dataset["admin"], apart, {"rack": "r1"})
     cycle()
     assert Job.objects.get(pk=gang.pk).state == "RUNNING"
 
 
 @pytest.mark.parametrize("kept_for", ["other", None], ids=["another project", "nobody"])
-def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(scene, kept_for) -> None:
-    do_cancel_reservation(scene["admin"], scene["reservation"])
-    apart = factories.node(scene["pool"])
-    below = factories.project("below", parent=scene["other"], member=scene["owner"])
+def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(dataset, kept_for) -> None:
+    do_cancel_reservation(dataset["admin"], dataset["reservation"])
+    apart = factories.node(dataset["pool"])
+    below = factories.project("below", parent=dataset["other"], member=dataset["owner"])
     jobs = [
-        submit(scene, "project", name="closed out", gpus_per_task=2),
-        submit(scene, "other", name="kept for", gpus_per_task=1),
-        factories.job(scene["owner"], below, scene["environment"], name="below it", gpus_per_task=1),
-        submit(scene, "project", name="elsewhere", gpus_per_task=4),
+        submit(dataset, "project", name="closed out", gpus_per_task=2),
+        submit(dataset, "other", name="kept for", gpus_per_task=1),
+        factories.job(dataset["owner"], below, dataset["environment"], name="below it", gpus_per_task=1),
+        submit(dataset, "project", name="elsewhere", gpus_per_task=4),
     ]
 
     def late(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -102,14 +102,14 @@ def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(sce
         plan = decide(snapshot, policy)
         where = {start.job: start.tasks[0].node for start in plan.starts}
         busy = next(
-            node for node in (scene["node"], apart) if node.public_id == where[jobs[0].public_id]
+            node for node in (dataset["node"], apart) if node.public_id == where[jobs[0].public_id]
         )  # fmt: skip
         assert [where[job.public_id] == busy.public_id for job in jobs] == [True, True, True, False]
-        projects = [scene[kept_for]] if kept_for else []
+        projects = [dataset[kept_for]] if kept_for else []
         words = ReservationInput(
-            "repair", scene["pool"], [busy], projects, timezone.now(), timezone.now() + HOUR
+            "repair", dataset["pool"], [busy], projects, timezone.now(), timezone.now() + HOUR
         )
-        do_save_reservation(scene["admin"], words)
+        do_save_reservation(dataset["admin"], words)
         return plan
 
     outcome = run_cycle("test", "me", decide=late)
@@ -127,17 +127,17 @@ def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(sce
     assert Job.objects.get(pk=jobs[0].pk).state == "PENDING"  # planned anew, elsewhere or not at all
 
 
-def test_a_reservation_to_come_refuses_only_who_is_not_surely_gone_before(scene) -> None:
-    do_cancel_reservation(scene["admin"], scene["reservation"])
-    submit(scene, "project", name="short", time_limit_s=600)
-    submit(scene, "project", name="long", time_limit_s=2 * 3600)
-    submit(scene, "project", name="endless")
+def test_a_reservation_to_come_refuses_only_who_is_not_surely_gone_before(dataset) -> None:
+    do_cancel_reservation(dataset["admin"], dataset["reservation"])
+    submit(dataset, "project", name="short", time_limit_s=600)
+    submit(dataset, "project", name="long", time_limit_s=2 * 3600)
+    submit(dataset, "project", name="endless")
 
     def late(snapshot: Snapshot, policy: Policy) -> Plan:
         begin = timezone.now() + HOUR
         do_save_reservation(
-            scene["admin"],
-            ReservationInput("repair", scene["pool"], [scene["node"]], [], begin, begin + HOUR),
+            dataset["admin"],
+            ReservationInput("repair", dataset["pool"], [dataset["node"]], [], begin, begin + HOUR),
         )
         return decide(snapshot, policy)
 

@@ -42,52 +42,52 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene() -> dict[str, Any]:
+def dataset() -> dict[str, Any]:
     factories.cluster_settings()
-    scene = factories.basic_cluster()
-    scene["admin"] = factories.user(admin=True)
-    scene["volume"] = Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
-    do_save_secret(scene["owner"], scene["owner"], "hub", "hf_value")
-    return scene
+    dataset = factories.basic_cluster()
+    dataset["admin"] = factories.user(admin=True)
+    dataset["volume"] = Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
+    do_save_secret(dataset["owner"], dataset["owner"], "hub", "hf_value")
+    return dataset
 
 
-def submit(scene: dict[str, Any], **fields: Any) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset: dict[str, Any], **fields: Any) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
-def leaves(scene: dict[str, Any]) -> None:
-    Membership.objects.filter(user=scene["owner"]).delete()
+def leaves(dataset: dict[str, Any]) -> None:
+    Membership.objects.filter(user=dataset["owner"]).delete()
 
 
-def becomes_viewer(scene: dict[str, Any]) -> None:
-    Membership.objects.filter(user=scene["owner"]).update(role="viewer")
+def becomes_viewer(dataset: dict[str, Any]) -> None:
+    Membership.objects.filter(user=dataset["owner"]).update(role="viewer")
 
 
-def is_deactivated(scene: dict[str, Any]) -> None:
-    User.objects.filter(pk=scene["owner"].pk).update(is_active=False)
+def is_deactivated(dataset: dict[str, Any]) -> None:
+    User.objects.filter(pk=dataset["owner"].pk).update(is_active=False)
 
 
-def project_is_archived(scene: dict[str, Any]) -> None:
-    Project.objects.filter(pk=scene["project"].pk).update(archived_at=timezone.now())
+def project_is_archived(dataset: dict[str, Any]) -> None:
+    Project.objects.filter(pk=dataset["project"].pk).update(archived_at=timezone.now())
 
 
-def environment_is_withdrawn(scene: dict[str, Any]) -> None:
-    Environment.objects.filter(pk=scene["environment"].pk).update(enabled=False)
+def environment_is_withdrawn(dataset: dict[str, Any]) -> None:
+    Environment.objects.filter(pk=dataset["environment"].pk).update(enabled=False)
 
 
-def environment_is_for_others(scene: dict[str, Any]) -> None:
-    scene["environment"].projects.set([factories.project()])
+def environment_is_for_others(dataset: dict[str, Any]) -> None:
+    dataset["environment"].projects.set([factories.project()])
 
 
-def volume_is_for_others(scene: dict[str, Any]) -> None:
-    scene["volume"].projects.set([factories.project()])
+def volume_is_for_others(dataset: dict[str, Any]) -> None:
+    dataset["volume"].projects.set([factories.project()])
 
 
-def volume_is_removed(scene: dict[str, Any]) -> None:
-    scene["volume"].delete()
+def volume_is_removed(dataset: dict[str, Any]) -> None:
+    dataset["volume"].delete()
 
 
-def secret_is_removed(scene: dict[str, Any]) -> None:
+def secret_is_removed(dataset: dict[str, Any]) -> None:
     Secret.objects.all().delete()
 
 
@@ -106,15 +106,15 @@ USES = {"volumes": [{"volume": "sets"}], "secrets": [{"secret": "hub", "variable
 
 
 @pytest.mark.parametrize(("lose", "right"), LOSSES, ids=[lose.__name__ for lose, _ in LOSSES])
-def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(scene, lose, right) -> None:
-    decided, queued = submit(scene, **USES), submit(scene, **USES)
+def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(dataset, lose, right) -> None:
+    decided, queued = submit(dataset, **USES), submit(dataset, **USES)
     with transaction.atomic():  # decided and committed while it had the right, not sent yet
         row = Job.objects.select_for_update().get(pk=decided.pk)
-        gpu = scene["node"].gpus.order_by("index")[0]
+        gpu = dataset["node"].gpus.order_by("index")[0]
         attempt = job_control.start_attempt(
-            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+            row, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, 1000)])], epoch=1
         )
-    lose(scene)
+    lose(dataset)
     with pytest.raises(OwnerNotPermittedError):
         job_control.mark_task_sent(attempt.task_rows.get())
     assert Attempt.objects.get().start_sent_at is None
@@ -129,72 +129,72 @@ def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(s
     assert standing.p50_at is None
 
 
-def test_job_starts_once_the_right_is_back(scene) -> None:
-    job = submit(scene)
-    becomes_viewer(scene)
+def test_job_starts_once_the_right_is_back(dataset) -> None:
+    job = submit(dataset)
+    becomes_viewer(dataset)
     run_cycle("test", "me")
-    Membership.objects.filter(user=scene["owner"]).update(role="member")
+    Membership.objects.filter(user=dataset["owner"]).update(role="member")
     run_cycle("test", "me")
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
 
 
-def test_role_in_a_parent_project_counts_and_its_loss_too(scene) -> None:
-    parent = factories.project(member=scene["owner"])
-    scene["project"].parent = parent
-    scene["project"].save()
-    Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
-    job = submit(scene)
-    Project.objects.filter(pk=scene["project"].pk).update(parent=None)
+def test_role_in_a_parent_project_counts_and_its_loss_too(dataset) -> None:
+    parent = factories.project(member=dataset["owner"])
+    dataset["project"].parent = parent
+    dataset["project"].save()
+    Membership.objects.filter(user=dataset["owner"], project=dataset["project"]).delete()
+    job = submit(dataset)
+    Project.objects.filter(pk=dataset["project"].pk).update(parent=None)
     run_cycle("test", "me")
     assert JobVerdict.objects.get(job=job).code == "owner_not_permitted"
-    Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
+    Project.objects.filter(pk=dataset["project"].pk).update(parent=parent)
     run_cycle("test", "me")
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
 
 
-def test_suspended_workspace_is_not_resumed_without_the_right(scene) -> None:
-    job = submit(scene, kind="workspace")
-    do_suspend_job(scene["owner"], job)
-    environment_is_withdrawn(scene)
+def test_suspended_workspace_is_not_resumed_without_the_right(dataset) -> None:
+    job = submit(dataset, kind="workspace")
+    do_suspend_job(dataset["owner"], job)
+    environment_is_withdrawn(dataset)
     with pytest.raises(Conflict) as refusal:
-        do_resume_job(scene["owner"], Job.objects.get(pk=job.pk))
+        do_resume_job(dataset["owner"], Job.objects.get(pk=job.pk))
     assert refusal.value.code == "environment_not_offered"
-    becomes_viewer(scene)
+    becomes_viewer(dataset)
     with pytest.raises(Conflict) as refusal:
-        do_resume_job(scene["admin"], Job.objects.get(pk=job.pk))
+        do_resume_job(dataset["admin"], Job.objects.get(pk=job.pk))
     assert refusal.value.code == "owner_not_permitted"
 
 
-def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
-    job = submit(scene, tasks=4, min_tasks=2)
+def test_elastic_job_does_not_grow_without_the_right(dataset) -> None:
+    job = submit(dataset, tasks=4, min_tasks=2)
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        gpus = scene["node"].gpus.order_by("index")[:2]
-        seats = [RankPlacement(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
-        attempt = job_control.start_attempt(row, scene["pool"], seats, epoch=1)
-    becomes_viewer(scene)
+        gpus = dataset["node"].gpus.order_by("index")[:2]
+        slots = [RankPlacement(dataset["node"], [(gpu.pk, 1000)]) for gpu in gpus]
+        attempt = job_control.start_attempt(row, dataset["pool"], slots, epoch=1)
+    becomes_viewer(dataset)
     run_cycle("test", "me")
     assert attempt.task_rows.count() == 2
-    Membership.objects.filter(user=scene["owner"]).update(role="member")
+    Membership.objects.filter(user=dataset["owner"]).update(role="member")
     run_cycle("test", "me")
     assert attempt.task_rows.count() == 4
 
 
-def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
+def test_number_of_queries_does_not_grow_with_jobs_and_owners(dataset) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
             take_snapshot(factories.cluster_settings())
         return len(seen.captured_queries)
 
-    submit(scene, **USES)
+    submit(dataset, **USES)
     few = queries()
     for _ in range(3):
         other = factories.user()
-        Membership.objects.create(user=other, project=scene["project"], role="member")
+        Membership.objects.create(user=other, project=dataset["project"], role="member")
         do_save_secret(other, other, "hub", "x")
-        factories.job(other, scene["project"], scene["environment"], **USES)
+        factories.job(other, dataset["project"], dataset["environment"], **USES)
     assert queries() == few
 
 
@@ -216,13 +216,13 @@ def node_scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[s
 
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_removal_between_decision_and_start_starts_nothing(harness: EngineHarness, node_scene, tasks) -> None:
-    scene = node_scene
-    job = submit(scene, command=["true"], memory_mib=64, tasks=tasks)
+    dataset = node_scene
+    job = submit(dataset, command=["true"], memory_mib=64, tasks=tasks)
     run_cycle("test", "me")
     job.refresh_from_db()
     assert job.state == JobState.RUNNING and held_milli() == 1000 * tasks  # decided, and nothing was sent
-    leaves(scene)
-    assert scene["engine"].run_until(
+    leaves(dataset)
+    assert dataset["engine"].run_until(
         lambda: JobVerdict.objects.filter(job=job, code="owner_not_permitted").exists()
     )
     job.refresh_from_db()
@@ -230,36 +230,36 @@ def test_removal_between_decision_and_start_starts_nothing(harness: EngineHarnes
     assert (job.state, attempt.reason) == (JobState.PENDING, EndReason.OWNER_NOT_PERMITTED)
     assert attempt.start_sent_at is None and held_milli() == 0
     assert not list(
-        (harness.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
+        (harness.folder / dataset["name"] / "state").glob(f"**/*{job.public_id}*")
     )  # its node knows nothing
-    Membership.objects.create(user=scene["owner"], project=scene["project"], role="member")
-    assert scene["engine"].run_until(lambda: Job.objects.get(pk=job.pk).state == JobState.COMPLETED)
+    Membership.objects.create(user=dataset["owner"], project=dataset["project"], role="member")
+    assert dataset["engine"].run_until(lambda: Job.objects.get(pk=job.pk).state == JobState.COMPLETED)
     assert Job.objects.get(pk=job.pk).attempt_count == 2
 
 
-def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) -> None:
-    job = submit(scene)
+def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(dataset) -> None:
+    job = submit(dataset)
     run_cycle("test", "me")
     do_remove_member(
-        scene["admin"], scene["project"], scene["owner"], choice=JobChoice(queued=QueuedJobs.CANCEL)
+        dataset["admin"], dataset["project"], dataset["owner"], choice=JobChoice(queued=QueuedJobs.CANCEL)
     )
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.CANCELLED, EndReason.OWNER_NOT_PERMITTED)
     assert held_milli() == 0
 
 
-def test_rights_are_read_again_only_after_a_write_that_may_change_them(scene):
-    submit(scene)
-    album, settings = SnapshotCache(), ClusterSettings.objects.get(id=1)
+def test_rights_are_read_again_only_after_a_write_that_may_change_them(dataset):
+    submit(dataset)
+    row_cache, settings = SnapshotCache(), ClusterSettings.objects.get(id=1)
 
     def reads() -> int:
         with CaptureQueriesContext(connection) as queries:
-            take_snapshot(settings, album)
+            take_snapshot(settings, row_cache)
         return sum('FROM "portal_membership"' in query["sql"] for query in queries)
 
     assert [reads(), reads()] == [1, 0]
-    submit(scene)
+    submit(dataset)
     assert reads() == 0, "another job that uses the same"
-    leaves(scene)
+    leaves(dataset)
     assert reads() == 1
-    assert len(take_snapshot(settings, album).excluded) == 2
+    assert len(take_snapshot(settings, row_cache).excluded) == 2

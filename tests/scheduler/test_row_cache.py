@@ -42,7 +42,7 @@ def said(inputs: DecisionInput) -> dict[str, Any]:
     return {**vars(inputs), "snapshot": snapshot}
 
 
-class World:
+class FixtureData:
     """A small cluster on which things happen at random."""
 
     def __init__(self, seed: int) -> None:
@@ -169,51 +169,54 @@ class World:
         return self.random.choice(list(rows.order_by("pk")) or [None])
 
 
-ACTS: list[Callable[[World], None]] = [
-    World.submit,
-    World.submit,
-    World.start,
-    World.start,
-    World.send,
-    World.save,
-    World.stop,
-    World.end,
-    World.cancel,
-    World.hold,
-    World.edit,
-    World.node,
-    World.gpu,
-    World.environment,
-    World.home,
-    World.another_pool,
-    World.quota,
+ACTS: list[Callable[[FixtureData], None]] = [
+    FixtureData.submit,
+    FixtureData.submit,
+    FixtureData.start,
+    FixtureData.start,
+    FixtureData.send,
+    FixtureData.save,
+    FixtureData.stop,
+    FixtureData.end,
+    FixtureData.cancel,
+    FixtureData.hold,
+    FixtureData.edit,
+    FixtureData.node,
+    FixtureData.gpu,
+    FixtureData.environment,
+    FixtureData.home,
+    FixtureData.another_pool,
+    FixtureData.quota,
 ]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_with_what_is_known_a_photograph_says_the_same_as_without(seed: int) -> None:
-    world, album = World(seed), SnapshotCache()
+    fixture_data, album = FixtureData(seed), SnapshotCache()
     done: list[str] = []
     for _ in range(ROUNDS):
-        for _ in range(world.random.randint(0, 3)):
-            act = world.random.choice(ACTS)
+        for _ in range(fixture_data.random.randint(0, 3)):
+            act = fixture_data.random.choice(ACTS)
             done.append(act.__name__)
             try:
-                act(world)
+                act(fixture_data)
             except (Conflict, Unsatisfiable):
                 continue
-        with_album, without = take_snapshot(world.settings, album), take_snapshot(world.settings)
+        with_album, without = (
+            take_snapshot(fixture_data.settings, album),
+            take_snapshot(fixture_data.settings),
+        )
         assert said(with_album) == said(without), done
 
 
 def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
-    world, album = World(1), SnapshotCache()
-    world.start()
-    first = take_snapshot(world.settings, album).snapshot
+    fixture_data, album = FixtureData(1), SnapshotCache()
+    fixture_data.start()
+    first = take_snapshot(fixture_data.settings, album).snapshot
     job = Job.objects.filter(state="PENDING").earliest("pk")
     Job.objects.filter(pk=job.pk).update(priority=7)
     with CaptureQueriesContext(connection) as queries:
-        second = take_snapshot(world.settings, album).snapshot
+        second = take_snapshot(fixture_data.settings, album).snapshot
     same = [one is other for one, other in zip(first.pending, second.pending, strict=True)]
     assert same.count(False) == 1 and second.pending[same.index(False)].priority == 7
     assert all(one is other for one, other in zip(first.nodes, second.nodes, strict=True))
@@ -223,22 +226,22 @@ def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
 
 
 def test_a_job_that_saved_is_told_with_its_time_and_no_other_row_is_another() -> None:
-    world, album = World(2), SnapshotCache()
+    fixture_data, album = FixtureData(2), SnapshotCache()
     for _ in range(6):
-        world.submit()
-        world.start()
-    world.send()
-    before = take_snapshot(world.settings, album).snapshot
+        fixture_data.submit()
+        fixture_data.start()
+    fixture_data.send()
+    before = take_snapshot(fixture_data.settings, album).snapshot
     assert len(before.running) > 1 and {row.checkpoint_s for row in before.running} == {None}
     attempt = Attempt.objects.select_related("job").filter(running_at__isnull=False).earliest("pk")
     assert record_checkpoint(attempt, 0.0, polled_at=timezone.now())
-    after = take_snapshot(world.settings, album)
-    told = {row.job: row.checkpoint_s for row in after.snapshot.running if row.checkpoint_s is not None}
+    after = take_snapshot(fixture_data.settings, album)
+    reported = {row.job: row.checkpoint_s for row in after.snapshot.running if row.checkpoint_s is not None}
     attempt.refresh_from_db()
-    assert attempt.checkpoint_at and told == {attempt.job.public_id: attempt.checkpoint_at.timestamp()}
+    assert attempt.checkpoint_at and reported == {attempt.job.public_id: attempt.checkpoint_at.timestamp()}
     same = [one is other for one, other in zip(before.running, after.snapshot.running, strict=True)]
     assert same.count(False) == 1
-    assert said(after) == said(take_snapshot(world.settings))
+    assert said(after) == said(take_snapshot(fixture_data.settings))
 
 
 def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ QUERIES = 32
 
 
 @pytest.fixture
-def scene():
+def dataset():
     pool = factories.pool()
     owner = factories.user("ada")
     return {
@@ -51,17 +51,17 @@ def scene():
     }
 
 
-def place(scene, job: Job, gpus: int = 1, milli: int = 1000):
+def place(dataset, job: Job, gpus: int = 1, milli: int = 1000):
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        free = scene["node"].gpus.filter(used_milli=0)[:gpus]
+        free = dataset["node"].gpus.filter(used_milli=0)[:gpus]
         return job_control.start_attempt(
-            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
+            row, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
         )
 
 
-def submit(scene, **fields) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset, **fields) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
 def count_queries() -> int:
@@ -73,27 +73,27 @@ def count_queries() -> int:
     return len([query for query in seen.captured_queries if query["sql"] not in ("BEGIN", "COMMIT")])
 
 
-def test_the_number_of_queries_does_not_grow(scene) -> None:
-    place(scene, submit(scene))
-    submit(scene)
+def test_the_number_of_queries_does_not_grow(dataset) -> None:
+    place(dataset, submit(dataset))
+    submit(dataset)
     few = count_queries()
     for _ in range(3):
-        node = factories.node(scene["pool"])
-        factories.project(parent=scene["project"])
-        submit(scene).avoid_nodes.add(node)
-    place(scene, submit(scene))
-    place(scene, submit(scene))
+        node = factories.node(dataset["pool"])
+        factories.project(parent=dataset["project"])
+        submit(dataset).avoid_nodes.add(node)
+    place(dataset, submit(dataset))
+    place(dataset, submit(dataset))
     assert count_queries() == few
     assert few <= QUERIES
 
 
-def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
+def test_it_tells_where_nodes_stand_and_who_must_stand_near(dataset) -> None:
     Topology.objects.create(name="fabric", levels=["block", "rack"])
-    Node.objects.filter(pk=scene["node"].pk).update(labels={"rack": "r7", "block": "a"})
-    scene["node"].gpus.filter(index__gte=2).update(nvlink_island=1)
+    Node.objects.filter(pk=dataset["node"].pk).update(labels={"rack": "r7", "block": "a"})
+    dataset["node"].gpus.filter(index__gte=2).update(nvlink_island=1)
     near = {"topology": "fabric", "required": "rack", "preferred": None}
-    place(scene, submit(scene, topology_constraint=near))
-    submit(scene, topology_constraint={"topology": "fabric", "required": None, "preferred": "block"})
+    place(dataset, submit(dataset, topology_constraint=near))
+    submit(dataset, topology_constraint={"topology": "fabric", "required": None, "preferred": "block"})
     snapshot = take_snapshot(factories.cluster_settings()).snapshot
     assert snapshot.topologies == (TopologyRow("fabric", ("block", "rack")),)
     assert snapshot.nodes[0].labels == (("block", "a"), ("rack", "r7"))
@@ -103,22 +103,22 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
 
 
-def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
+def test_it_tells_what_is_reserved_and_not_over(dataset) -> None:
     admin, now, hour = factories.user(admin=True), timezone.now(), dt.timedelta(hours=1)
-    gone = factories.node(scene["pool"])
+    gone = factories.node(dataset["pool"])
 
     def reserve(name, nodes, projects, begin, end) -> Reservation:
-        asked = ReservationInput(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
+        asked = ReservationInput(name, dataset["pool"], nodes, projects, now + begin * hour, now + end * hour)
         return do_save_reservation(admin, asked)
 
-    course = reserve("course", [scene["node"], gone], [scene["project"]], 1, 2)
+    course = reserve("course", [dataset["node"], gone], [dataset["project"]], 1, 2)
     Node.objects.filter(pk=gone.pk).update(state="retired")
-    maintenance = reserve("maintenance", [scene["node"]], [], 3, 4)
-    do_cancel_reservation(admin, reserve("cancelled", [scene["node"]], [], 5, 6))
-    over = reserve("over", [scene["node"]], [], 7, 8)
+    maintenance = reserve("maintenance", [dataset["node"]], [], 3, 4)
+    do_cancel_reservation(admin, reserve("cancelled", [dataset["node"]], [], 5, 6))
+    over = reserve("over", [dataset["node"]], [], 7, 8)
     Reservation.objects.filter(pk=over.pk).update(period=(now - 2 * hour, now - hour))
     snapshot = take_snapshot(factories.cluster_settings()).snapshot
-    node, project = scene["node"].public_id, scene["project"].public_id
+    node, project = dataset["node"].public_id, dataset["project"].public_id
     assert snapshot.reservations == (
         ReservationRow(
             course.public_id, "course", (node,), (project,), course.starts_at.timestamp(), course.ends_at.timestamp()
@@ -128,22 +128,22 @@ def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
             maintenance.starts_at.timestamp(), maintenance.ends_at.timestamp(),
         ),
     )  # fmt: skip
-    submit(scene)
+    submit(dataset)
     check_snapshot(take_snapshot(factories.cluster_settings()).snapshot)
 
 
-def test_it_tells_what_is_held_and_by_whom(scene) -> None:
-    shared = submit(scene, milli_per_gpu=300, cpu_milli=2000, memory_mib=512)
-    place(scene, shared, milli=300)
-    whole = submit(scene, gpus_per_task=2, time_limit_s=60, priority=-3)
-    attempt = place(scene, whole, gpus=2)
+def test_it_tells_what_is_held_and_by_whom(dataset) -> None:
+    shared = submit(dataset, milli_per_gpu=300, cpu_milli=2000, memory_mib=512)
+    place(dataset, shared, milli=300)
+    whole = submit(dataset, gpus_per_task=2, time_limit_s=60, priority=-3)
+    attempt = place(dataset, whole, gpus=2)
     assert job_control.mark_task_sent(attempt.task_rows.get())
     job_control.request_stop(attempt.pk, EndReason.PREEMPTED)
-    waiting = submit(scene, gpu_model="Test 80", kind="workspace")
-    Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=scene["node"])
+    waiting = submit(dataset, gpu_model="Test 80", kind="workspace")
+    Volume.objects.create(name="home", kind="home", owner=dataset["owner"], node=dataset["node"])
     Quota.objects.create(
-        project=scene["project"],
-        pool=scene["pool"],
+        project=dataset["project"],
+        pool=dataset["pool"],
         guaranteed_milli=1000,
         limit_milli=5000,
         user_limit_milli=3000,
@@ -166,16 +166,16 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     (pending,) = inputs.snapshot.pending
     assert (pending.job, pending.version) == (waiting.public_id, waiting.version)
     assert pending.node_affinity == node.id
-    assert pending.pools == (scene["pool"].public_id,)
+    assert pending.pools == (dataset["pool"].public_id,)
     (quota,) = inputs.snapshot.quotas
     assert (quota.guaranteed_milli, quota.limit_milli, quota.user_limit_milli) == (1000, 5000, 3000)
 
 
-def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> None:
-    prep, other, done = (submit(scene, name=name) for name in ("prep", "other", "done"))
-    strict = submit(scene, name="strict", dependencies=[prep, other, done])
-    loose = submit(scene, name="loose", dependencies=[prep, other], ignore_dependency_failure=True)
-    free = submit(scene, name="free", dependencies=[done])
+def test_who_waits_for_others_is_told_with_those_that_have_not_ended(dataset) -> None:
+    prep, other, done = (submit(dataset, name=name) for name in ("prep", "other", "done"))
+    strict = submit(dataset, name="strict", dependencies=[prep, other, done])
+    loose = submit(dataset, name="loose", dependencies=[prep, other], ignore_dependency_failure=True)
+    free = submit(dataset, name="free", dependencies=[done])
     job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
     Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
     Job.objects.filter(pk=done.pk).update(state="COMPLETED", ended_at=timezone.now())
@@ -193,22 +193,22 @@ def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> N
     assert {strict.public_id, loose.public_id} <= {row.job for row in rows.values()}
 
 
-def test_nodes_of_another_runtime_are_avoided(scene) -> None:
-    process = factories.node(scene["pool"], runtime="process")
-    docker = factories.node(scene["pool"], runtime="docker")
-    submit(scene)
+def test_nodes_of_another_runtime_are_avoided(dataset) -> None:
+    process = factories.node(dataset["pool"], runtime="process")
+    docker = factories.node(dataset["pool"], runtime="docker")
+    submit(dataset)
     (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
     assert pending.avoid_nodes == pending.ineligible_nodes == (process.public_id,)
     assert docker.public_id not in pending.avoid_nodes
 
 
-def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
-    Environment.objects.filter(pk=scene["environment"].pk).update(min_driver="525.60.13")
+def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(dataset) -> None:
+    Environment.objects.filter(pk=dataset["environment"].pk).update(min_driver="525.60.13")
     drivers = {"470.82.01": True, "525.60.13": False, "535.104.5": False, "simulated": False, None: True}
-    nodes = {driver: factories.node(scene["pool"], agent_info={"driver": driver}) for driver in drivers}
-    scene["node"].delete()
-    submit(scene, name="with", gpus_per_task=1)
-    submit(scene, name="without", gpus_per_task=0)
+    nodes = {driver: factories.node(dataset["pool"], agent_info={"driver": driver}) for driver in drivers}
+    dataset["node"].delete()
+    submit(dataset, name="with", gpus_per_task=1)
+    submit(dataset, name="without", gpus_per_task=0)
     rows = {row.name: row for row in take_snapshot(factories.cluster_settings()).snapshot.pending}
     assert set(rows["with"].ineligible_nodes) == {
         nodes[driver].public_id for driver, old in drivers.items() if old
@@ -216,12 +216,12 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
     assert rows["without"].ineligible_nodes == ()
 
 
-def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
+def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(dataset) -> None:
     known = {"12.2": True, "12.10": False, "13.0": False, None: False}
-    nodes = {cuda: factories.node(scene["pool"], agent_info={"max_cuda_version": cuda}) for cuda in known}
-    scene["node"].delete()
-    submit(scene, name="with", gpus_per_task=1)
-    submit(scene, name="without", gpus_per_task=0)
+    nodes = {cuda: factories.node(dataset["pool"], agent_info={"max_cuda_version": cuda}) for cuda in known}
+    dataset["node"].delete()
+    submit(dataset, name="with", gpus_per_task=1)
+    submit(dataset, name="without", gpus_per_task=0)
 
     def rows() -> dict[str, tuple[str, tuple[str, ...]]]:
         pending = take_snapshot(factories.cluster_settings()).snapshot.pending
@@ -229,10 +229,10 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
 
     assert rows() == {"with": ("", ()), "without": ("", ())}
     for cuda in ("13.0", "12.10"):
-        record_images(nodes[cuda], [image_row(scene["environment"], "12.4")])
+        record_images(nodes[cuda], [image_row(dataset["environment"], "12.4")])
     old = ("12.4", (nodes["12.2"].public_id,))
     assert rows() == {"with": old, "without": ("", ())}
-    record_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
+    record_images(nodes["12.2"], [image_row(dataset["environment"], "12.4") | {"refs": ["another:1"]}])
     assert rows()["with"] == old
     for chosen, needed in (("none", ""), ("12.1", "12.1"), ("13.1", "13.1")):
         Environment.objects.update(min_cuda=chosen)
@@ -240,23 +240,23 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
         assert len(rows()["with"][1]) == {"": 0, "12.1": 0, "13.1": 3}[needed]
 
 
-def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) -> None:
+def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(dataset) -> None:
     lying, others = (
-        factories.node(scene["pool"], agent_info={"max_cuda_version": "13.0"}),
-        [factories.node(scene["pool"], agent_info={"max_cuda_version": "13.0"}) for _ in range(2)],
+        factories.node(dataset["pool"], agent_info={"max_cuda_version": "13.0"}),
+        [factories.node(dataset["pool"], agent_info={"max_cuda_version": "13.0"}) for _ in range(2)],
     )
-    submit(scene, name="with", gpus_per_task=1)
+    submit(dataset, name="with", gpus_per_task=1)
 
     def row() -> tuple[str, tuple[str, ...]]:
         (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
         return pending.required_cuda, pending.ineligible_nodes
 
     for word in ("99.9", "x" * 8, "9" * 64):
-        record_images(lying, [image_row(scene["environment"], word)])
+        record_images(lying, [image_row(dataset["environment"], word)])
         assert row() == ("", (lying.public_id,) if word == "99.9" else ())
-    record_images(lying, [image_row(scene["environment"], "99.9")])
+    record_images(lying, [image_row(dataset["environment"], "99.9")])
     for node in others:
-        record_images(node, [image_row(scene["environment"], "12.4")])
+        record_images(node, [image_row(dataset["environment"], "12.4")])
     assert row() == ("12.4", (lying.public_id,))
 
 
@@ -266,26 +266,26 @@ def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
     return names | {"runtime": "podman", "size_mib": 9000, "cuda": cuda}
 
 
-def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:
-    told = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
-    cannot = factories.node(scene["pool"], agent_info={"gpu_sharing": told})
-    factories.node(scene["pool"], agent_info={"gpu_sharing": {**told, "enforced": True}})
-    submit(scene, name="whole")
-    submit(scene, name="share", milli_per_gpu=500)
+def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(dataset) -> None:
+    reported = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
+    cannot = factories.node(dataset["pool"], agent_info={"gpu_sharing": reported})
+    factories.node(dataset["pool"], agent_info={"gpu_sharing": {**reported, "enforced": True}})
+    submit(dataset, name="whole")
+    submit(dataset, name="share", milli_per_gpu=500)
 
-    def unfit() -> dict[str, set[str]]:
+    def ineligible() -> dict[str, set[str]]:
         return {
             row.name: set(row.ineligible_nodes)
             for row in take_snapshot(factories.cluster_settings()).snapshot.pending
         }
 
-    assert unfit() == {"whole": set(), "share": set()}
-    type(scene["pool"]).objects.update(policy={"gpu_sharing_requires_mps": "yes"})
-    assert unfit() == {"whole": set(), "share": {cannot.public_id, scene["node"].public_id}}
+    assert ineligible() == {"whole": set(), "share": set()}
+    type(dataset["pool"]).objects.update(policy={"gpu_sharing_requires_mps": "yes"})
+    assert ineligible() == {"whole": set(), "share": {cannot.public_id, dataset["node"].public_id}}
 
 
 def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> None:
-    told = {
+    reported = {
         "event": "exited",
         "container": "fw-c-j1-1-0",
         "job": "j1",
@@ -293,33 +293,33 @@ def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> Non
         "task": 0,
         "exit_code": 137,
     }
-    lost, killed = parse_event({**told, "fault": "mps_daemon_lost"}), parse_event(told)
+    lost, killed = parse_event({**reported, "fault": "mps_daemon_lost"}), parse_event(reported)
     assert isinstance(lost, TaskExited) and isinstance(killed, TaskExited)
     assert end_reason(lost.container) is EndReason.MPS_DAEMON_LOST
     assert end_reason(killed.container) is EndReason.EXIT_CODE
 
 
-def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None:
-    album = SnapshotCache()
+def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(dataset) -> None:
+    row_cache = SnapshotCache()
     assert all(
         gpu.healthy
-        for row in take_snapshot(factories.cluster_settings(), album).snapshot.nodes
+        for row in take_snapshot(factories.cluster_settings(), row_cache).snapshot.nodes
         for gpu in row.gpus
     )
-    gpu = scene["node"].gpus.first()
-    record_foreign_processes(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
-    (row,) = take_snapshot(factories.cluster_settings(), album).snapshot.nodes
+    gpu = dataset["node"].gpus.first()
+    record_foreign_processes(dataset["node"].public_id, {gpu.uuid: "python (process 7) of root"})
+    (row,) = take_snapshot(factories.cluster_settings(), row_cache).snapshot.nodes
     assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
     with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
         allocate_gpus([(gpu.pk, 1000, 0)])
-    record_foreign_processes(scene["node"].public_id, {gpu.uuid: ""})
-    (row,) = take_snapshot(factories.cluster_settings(), album).snapshot.nodes
+    record_foreign_processes(dataset["node"].public_id, {gpu.uuid: ""})
+    (row,) = take_snapshot(factories.cluster_settings(), row_cache).snapshot.nodes
     assert all(each.healthy for each in row.gpus)
 
 
-def test_past_use_fades_by_half_each_half_life(scene) -> None:
+def test_past_use_fades_by_half_each_half_life(dataset) -> None:
     usage_half_life_s = 7 * 86_400.0
-    attempt = place(scene, submit(scene))
+    attempt = place(dataset, submit(dataset))
     now = timezone.now()
     UsageInterval.objects.filter(job=attempt.job).update(
         started_at=now - dt.timedelta(seconds=2 * usage_half_life_s),
@@ -328,38 +328,38 @@ def test_past_use_fades_by_half_each_half_life(scene) -> None:
     (row,) = take_snapshot(factories.cluster_settings()).snapshot.usage
     expected = usage_half_life_s / math.log(2) * (0.5 - 0.25)
     assert row.gpu_seconds == pytest.approx(expected, rel=1e-4)
-    assert (row.project, row.user) == (scene["project"].public_id, scene["owner"].public_id)
+    assert (row.project, row.user) == (dataset["project"].public_id, dataset["owner"].public_id)
 
 
-def test_a_job_whose_start_failed_pauses_before_the_next(scene) -> None:
-    job = submit(scene)
-    attempt = place(scene, job)
+def test_a_job_whose_start_failed_pauses_before_the_next(dataset) -> None:
+    job = submit(dataset)
+    attempt = place(dataset, job)
     job_control.request_stop(attempt.pk, EndReason.DISK_FULL)
     (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
     assert pending.not_before_s is not None
     assert 5 < pending.not_before_s - timezone.now().timestamp() <= 10
 
 
-def test_a_knob_out_of_range_is_refused(scene) -> None:
+def test_a_knob_out_of_range_is_refused(dataset) -> None:
     settings = factories.cluster_settings()
     settings.policy = {"usage_half_life_s": 1}
     with pytest.raises(PolicyError):
         take_snapshot(settings)
 
 
-def test_a_pool_brings_its_own_knobs_and_its_own_memory(scene) -> None:
+def test_a_pool_brings_its_own_knobs_and_its_own_memory(dataset) -> None:
     day_s = 86_400.0
-    attempt = place(scene, submit(scene))
+    attempt = place(dataset, submit(dataset))
     now = timezone.now()
     UsageInterval.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
     before = take_snapshot(factories.cluster_settings()).snapshot
     assert before.pools[0].settings == () and before.pools[0].placement is None
     (long_memory,) = before.usage
-    scene["pool"].policy = {"placement": "spread", "usage_half_life_s": day_s / 4}
-    scene["pool"].save()
+    dataset["pool"].policy = {"placement": "spread", "usage_half_life_s": day_s / 4}
+    dataset["pool"].save()
     inputs = take_snapshot(factories.cluster_settings())
     assert inputs.snapshot.pools[0].placement == "spread"
-    assert dict(inputs.snapshot.pools[0].settings) == scene["pool"].policy
+    assert dict(inputs.snapshot.pools[0].settings) == dataset["pool"].policy
     (short_memory,) = inputs.snapshot.usage
     expected = day_s / 4 / math.log(2) * (1 - 0.5**4)
     assert short_memory.gpu_seconds == pytest.approx(expected, rel=0.01)

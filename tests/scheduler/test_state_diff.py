@@ -66,7 +66,7 @@ def there(state: str) -> Container:
 )
 def test_every_case_has_one_answer(recorded, container, does) -> None:
     found = diff_state({KEY: recorded} if recorded else {}, [container] if container else [])
-    told = {
+    reported = {
         name: value if isinstance(value, set) else len(value) for name, value in vars(found).items() if value
     }
-    assert told == does
+    assert reported == does

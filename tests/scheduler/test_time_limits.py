@@ -35,24 +35,27 @@ HOUR = 3600
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     return factories.basic_cluster() | {"admin": factories.user(admin=True), "manager": factories.user()}
 
 
-def running(scene, *, limit_s: int | None = 8 * HOUR, ran_s: float = 0.0, gpus: int = 4, **asks) -> Job:
+def running(dataset, *, limit_s: int | None = 8 * HOUR, ran_s: float = 0.0, gpus: int = 4, **asks) -> Job:
     """A job that runs against a limit on the first GPUs of the node, for so long already."""
     asks = {"gpus_per_task": gpus, "time_limit_s": limit_s, **asks}
-    job = factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"], **asks)
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
-        seats = [
+        slots = [
             RankPlacement(
-                scene["node"],
-                [(gpu.pk, 1000) for gpu in scene["node"].gpus.filter(used_milli=0).order_by("index")[:gpus]],
+                dataset["node"],
+                [
+                    (gpu.pk, 1000)
+                    for gpu in dataset["node"].gpus.filter(used_milli=0).order_by("index")[:gpus]
+                ],
             )
         ]
-        attempt = job_control.start_attempt(locked, scene["pool"], seats, epoch=1)
+        attempt = job_control.start_attempt(locked, dataset["pool"], slots, epoch=1)
     task = attempt.task_rows.get()
     job_control.mark_task_sent(task)
     job_control.record_task_running(
@@ -69,36 +72,39 @@ def warnings(job: Job) -> list[JobEvent]:
     return list(JobEvent.objects.filter(job=job, kind="time_limit_warning"))
 
 
-def test_people_are_warned_once_before_each_end(scene) -> None:
-    far, near = running(scene, gpus=2), running(scene, gpus=1, ran_s=8 * HOUR - 840, termination_grace_s=45)
-    short = running(scene, gpus=1, limit_s=600, ran_s=290.0)
+def test_people_are_warned_once_before_each_end(dataset) -> None:
+    far, near = (
+        running(dataset, gpus=2),
+        running(dataset, gpus=1, ran_s=8 * HOUR - 840, termination_grace_s=45),
+    )
+    short = running(dataset, gpus=1, limit_s=600, ran_s=290.0)
     assert warn_before_ends() == 1
-    (told,) = warnings(near)
-    assert told.message == (
+    (reported,) = warnings(near)
+    assert reported.message == (
         "Its time limit of 8 h ends it in 14 min; then it is stopped and has 45 s to save its work."
     )
     assert (
-        told.details["limit_s"] == 8 * HOUR
-        and told.details["ends_at"] == ends_at(near, near.attempts.get()).isoformat()
+        reported.details["limit_s"] == 8 * HOUR
+        and reported.details["ends_at"] == ends_at(near, near.attempts.get()).isoformat()
     )
     assert warn_before_ends() == 0 and not warnings(far) and not warnings(short)
     Job.objects.filter(pk=near.pk).update(time_limit_s=8 * HOUR + 60)  # the end moved, and is near still
     assert warn_before_ends() == 1 and len(warnings(near)) == 2
     Attempt.objects.filter(job=short).update(running_at=timezone.now() - dt.timedelta(seconds=301))
-    do_change_policy(scene["admin"], scene["pool"], {"time_limit_warning_s": 0}, version=1)
+    do_change_policy(dataset["admin"], dataset["pool"], {"time_limit_warning_s": 0}, version=1)
     assert warn_before_ends() == 0
-    do_change_policy(scene["admin"], scene["pool"], {"time_limit_warning_s": 7200}, version=2)
+    do_change_policy(dataset["admin"], dataset["pool"], {"time_limit_warning_s": 7200}, version=2)
     assert warn_before_ends() == 1 and warnings(
         short
     )  # from half of a short limit on, whatever the knob says
 
 
-def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(scene) -> None:
-    job = running(scene, ran_s=8 * HOUR + 1)
+def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(dataset) -> None:
+    job = running(dataset, ran_s=8 * HOUR + 1)
     asked = TimeLimitExtension.objects.create(
         job=job,
         attempt=job.attempts.get(),
-        requested_by=scene["owner"],
+        requested_by=dataset["owner"],
         extra_s=60,
         state="waiting",
         impact_known=False,
@@ -112,58 +118,58 @@ def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(scene) -> N
     assert asked.state == "lapsed" and asked.decided_at is not None
     assert warn_before_ends() == 0
     with pytest.raises(Conflict):
-        do_request_extension(scene["owner"], now(job), HOUR)
+        do_request_extension(dataset["owner"], now(job), HOUR)
 
 
-def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
+def test_without_an_answer_a_request_waits_for_an_administrator(dataset) -> None:
     redis.Redis.from_url(settings.REDIS_URL).delete(HEARTBEAT_KEY)
-    scene["project"].memberships.create(user=scene["manager"], role="manager")
-    job = running(scene)
+    dataset["project"].memberships.create(user=dataset["manager"], role="manager")
+    job = running(dataset)
     for wrong in (0, 59, 24 * HOUR + 1):
         with pytest.raises(InvalidRequest):
-            do_request_extension(scene["owner"], job, wrong)
+            do_request_extension(dataset["owner"], job, wrong)
     with pytest.raises(NotFound):
         do_request_extension(factories.user(), job, HOUR)
-    asked = do_request_extension(scene["owner"], job, HOUR, "the last epoch")
+    asked = do_request_extension(dataset["owner"], job, HOUR, "the last epoch")
     assert (asked.state, asked.impact_known, asked.affects_other_projects) == ("waiting", False, True)
     with pytest.raises(Conflict):
-        do_request_extension(scene["owner"], job, HOUR)
+        do_request_extension(dataset["owner"], job, HOUR)
     with pytest.raises(Forbidden, match="administrators"):
-        do_decide_extension(scene["manager"], asked, grant=True)
-    assert do_decide_extension(scene["admin"], asked, grant=True, answer="go on").state == "granted"
+        do_decide_extension(dataset["manager"], asked, grant=True)
+    assert do_decide_extension(dataset["admin"], asked, grant=True, answer="go on").state == "granted"
     assert now(job).time_limit_s == 9 * HOUR and now(job).version > job.version
     (row,) = AuditEntry.objects.filter(action="job.extend")
     assert (row.before, row.after, row.reason) == (
         {"time_limit_s": 8 * HOUR}, {"time_limit_s": 9 * HOUR}, "go on",
     )  # fmt: skip
     with pytest.raises(Conflict, match="already granted"):
-        do_decide_extension(scene["admin"], asked, grant=False)
+        do_decide_extension(dataset["admin"], asked, grant=False)
     with pytest.raises(InvalidRequest, match="at most 23 h"):  # all extensions together
-        do_request_extension(scene["owner"], now(job), 24 * HOUR)
+        do_request_extension(dataset["owner"], now(job), 24 * HOUR)
 
 
-def test_policy_limits_all_extensions_together(scene) -> None:
-    job = running(scene)
-    do_change_policy(scene["admin"], scene["pool"], {"max_extension_s": HOUR / 2}, version=1)
+def test_policy_limits_all_extensions_together(dataset) -> None:
+    job = running(dataset)
+    do_change_policy(dataset["admin"], dataset["pool"], {"max_extension_s": HOUR / 2}, version=1)
     with pytest.raises(InvalidRequest) as refusal:
-        do_request_extension(scene["owner"], job, HOUR)
+        do_request_extension(dataset["owner"], job, HOUR)
     assert "at most 30 min" in refusal.value.fields["extra_s"]
 
 
 @pytest.mark.calm
-def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
-    scene["project"].memberships.create(user=scene["manager"], role="manager")
-    elsewhere = factories.project("elsewhere", member=scene["owner"])
-    job = running(scene)
+def test_a_worker_says_whom_it_delays_and_only_who_may_decides(dataset) -> None:
+    dataset["project"].memberships.create(user=dataset["manager"], role="manager")
+    elsewhere = factories.project("elsewhere", member=dataset["owner"])
+    job = running(dataset)
     store = redis.Redis.from_url(settings.REDIS_URL)
     with engine_harness() as harness:
         harness.start_worker("ask", beat=False)
         wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
-        free = wait_for("an answer", lambda: _known(scene, job), 20)
+        free = wait_for("an answer", lambda: _known(dataset, job), 20)
         assert free.state == "granted" and now(job).time_limit_s == 9 * HOUR
-        mine = factories.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
+        mine = factories.job(dataset["owner"], dataset["project"], dataset["environment"], gpus_per_task=4)
         time.sleep(1.1)  # answers may come from a photograph of a second ago
-        asked = wait_for("an answer", lambda: _known(scene, job, delayed=1), 20)
+        asked = wait_for("an answer", lambda: _known(dataset, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
         assert asked.delays[0]["by_s"] == pytest.approx(HOUR, abs=120)
         assert (asked.state, asked.affects_other_projects, now(job).time_limit_s) == (
@@ -172,16 +178,16 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
             9 * HOUR,
         )
         with pytest.raises(Forbidden, match="managers"):
-            do_decide_extension(scene["owner"], asked, grant=True)
-        do_decide_extension(scene["manager"], asked, grant=False, answer="they are next")
+            do_decide_extension(dataset["owner"], asked, grant=True)
+        do_decide_extension(dataset["manager"], asked, grant=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
-        factories.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
-        asked = wait_for("an answer", lambda: _known(scene, job, delayed=2), 20)
+        factories.job(dataset["owner"], elsewhere, dataset["environment"], gpus_per_task=4)
+        asked = wait_for("an answer", lambda: _known(dataset, job, delayed=2), 20)
         assert asked.affects_other_projects
         with pytest.raises(Forbidden, match="administrators"):
-            do_decide_extension(scene["manager"], asked, grant=True)
-    told = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])
-    assert [event.message for event in told.order_by("id")] == [
+            do_decide_extension(dataset["manager"], asked, grant=True)
+    reported = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])
+    assert [event.message for event in reported.order_by("id")] == [
         "Time limit 8 h to 9 h. It delays no other job.",
         "An extension by 1 h was requested. It delays 1 pending job.",
         "The extension by 1 h was refused: they are next",
@@ -189,10 +195,10 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
     ]
 
 
-def _known(scene, job: Job, delayed: int = 0) -> TimeLimitExtension | None:
+def _known(dataset, job: Job, delayed: int = 0) -> TimeLimitExtension | None:
     """Asks for an hour; what the worker did not answer, or from a photograph of before, is taken back."""
     with_before = JobEvent.objects.order_by("id").last()
-    asked = do_request_extension(scene["owner"], now(job), HOUR)
+    asked = do_request_extension(dataset["owner"], now(job), HOUR)
     if asked.impact_known and asked.delayed_count == delayed:
         return asked
     assert asked.state == "waiting", "more time was granted although others wait"

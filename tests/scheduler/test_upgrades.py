@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transacti
 
 
 @pytest.fixture
-def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
+def dataset(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp_path: Path):
     """Two enrolled nodes that both have the tiny image, and an administrator."""
     made = two_rig_nodes(make_rig, rig_cluster, tiny_image, [[tiny_image.store]] * 2, settings, tmp_path)
     return made | {
@@ -35,12 +35,12 @@ def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp
     }
 
 
-def publish(scene, program: bytes, key: Path | None = None) -> None:
+def publish(dataset, program: bytes, key: Path | None = None) -> None:
     """Leaves a program as `up` does, signed with the cluster's key unless another is given."""
-    scene["folder"].mkdir(exist_ok=True)
-    (scene["folder"] / "agent.pyz").write_bytes(program)
-    signature = sign_agent(program, key or scene["cluster"].keys["signing"])
-    (scene["folder"] / "agent.pyz.sig").write_text(signature)
+    dataset["folder"].mkdir(exist_ok=True)
+    (dataset["folder"] / "agent.pyz").write_bytes(program)
+    signature = sign_agent(program, key or dataset["cluster"].keys["signing"])
+    (dataset["folder"] / "agent.pyz.sig").write_text(signature)
 
 
 def broken() -> bytes:
@@ -50,60 +50,60 @@ def broken() -> bytes:
     return packed.getvalue()
 
 
-def programs(scene) -> set[str]:
-    for node in scene["nodes"]:
+def programs(dataset) -> set[str]:
+    for node in dataset["nodes"]:
         node.refresh_from_db()
-    return {node.agent_info["agent_digest"] for node in scene["nodes"]}
+    return {node.agent_info["agent_digest"] for node in dataset["nodes"]}
 
 
 def over(check: NodeOperation):
     return lambda: check.refresh_from_db() or check.finished_at is not None
 
 
-def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path: Path) -> None:
-    job = submit(scene, "sh", "-c", "while :; do date +%s.%N; sleep 0.2; done")
-    wait_until(scene, lambda: job.attempts.filter(state="RUNNING").exists(), job)
+def test_agents_are_replaced_under_a_job_that_runs(dataset, monkeypatch, tmp_path: Path) -> None:
+    job = submit(dataset, "sh", "-c", "while :; do date +%s.%N; sleep 0.2; done")
+    wait_until(dataset, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     task = job.attempts.get().task_rows.get()
-    place = scene["nodes"].index(task.node)
-    container = scene["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container)
-    first = programs(scene)
+    place = dataset["nodes"].index(task.node)
+    container = dataset["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container)
+    first = programs(dataset)
 
-    publish(scene, scene["cluster"].agent.program + b"\n")
-    rollout = do_upgrade_all(scene["admin"])
+    publish(dataset, dataset["cluster"].agent.program + b"\n")
+    rollout = do_upgrade_all(dataset["admin"])
     assert rollout.operations.filter(dispatched_at__isnull=False).count() == 1, "one node first"
-    wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
+    wait_until(dataset, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
     steps = [(check.node.name, check.steps) for check in rollout.operations.all()]
     assert rollout.ok and rollout.message == "2 of 2 nodes run the new agent.", steps
-    newer = programs(scene)
+    newer = programs(dataset)
     assert len(newer) == 1 and not newer & first
     wait_until(
-        scene, lambda: NodeOperation.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job
+        dataset, lambda: NodeOperation.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job
     )
 
-    publish(scene, broken())
+    publish(dataset, broken())
     monkeypatch.setattr(node_operations, "UPGRADE_CONFIRM_TIMEOUT_S", 5.0)
-    check = do_request_operation(scene["admin"], scene["nodes"][place], OperationKind.UPGRADE)
-    wait_until(scene, over(check), job, within_s=90)
+    check = do_request_operation(dataset["admin"], dataset["nodes"][place], OperationKind.UPGRADE)
+    wait_until(dataset, over(check), job, within_s=90)
     assert not check.ok and check.steps[-1]["message"].endswith("the node runs the one before again."), (
         check.steps
     )
-    assert programs(scene) == newer
+    assert programs(dataset) == newer
 
-    stranger = make_keys(tmp_path / "stranger", "rig")["signing"]
-    publish(scene, scene["cluster"].agent.program + b"\n\n", stranger)
-    rollout = do_upgrade_all(scene["admin"])
-    wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
+    outsider = make_keys(tmp_path / "stranger", "rig")["signing"]
+    publish(dataset, dataset["cluster"].agent.program + b"\n\n", outsider)
+    rollout = do_upgrade_all(dataset["admin"])
+    wait_until(dataset, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
     assert not rollout.ok and "1 were not upgraded" in rollout.message
     assert "not signed with the key" in rollout.operations.get().steps[-1]["message"]
-    assert programs(scene) == newer
+    assert programs(dataset) == newer
 
     job.refresh_from_db()
     assert (job.state, job.attempts.count()) == (JobState.RUNNING, 1)
-    assert scene["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container) == container
+    assert dataset["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container) == container
     assert AgentRollout.objects.count() == AuditEntry.objects.filter(action="nodes.upgrade_all").count() == 2
     length = log_path(job.public_id, 1, 0, "k8s")
-    scene["machines"][place].podman("kill", task.container)
-    wait_until(scene, in_state(job, JobState.FAILED), job)
+    dataset["machines"][place].podman("kill", task.container)
+    wait_until(dataset, in_state(job, JobState.FAILED), job)
     lines = length.read_text().splitlines()
     stamps = [float(line.split()[-1]) for line in lines]
     assert len(stamps) > 20 and max(b - a for a, b in pairwise(stamps)) < 5, "it never paused"

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def waiting() -> list[Job]:
     settings = factories.cluster_settings()
     assert isinstance(settings, ClusterSettings)
-    scene: dict[str, Any] = factories.basic_cluster()
-    return [factories.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(5)]
+    dataset: dict[str, Any] = factories.basic_cluster()
+    return [factories.job(dataset["owner"], dataset["project"], dataset["environment"]) for _ in range(5)]
 
 
 def written(

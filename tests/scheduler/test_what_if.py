@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def scene():
+def dataset():
     pool = factories.pool()
     owner = factories.user()
     nodes = [factories.node(pool), factories.node(pool)]
@@ -35,39 +35,41 @@ def scene():
     }
 
 
-def request(scene, **fields) -> JobRequest:
+def request(dataset, **fields) -> JobRequest:
     fields = {"name": "ask", "command": ["true"], **fields}
-    return JobRequest(project=scene["project"], environment=scene["environment"], **fields)
+    return JobRequest(project=dataset["project"], environment=dataset["environment"], **fields)
 
 
-def test_nobody_waits_when_nobody_answers(scene) -> None:
+def test_nobody_waits_when_nobody_answers(dataset) -> None:
     redis.Redis.from_url(django_settings.REDIS_URL).delete(HEARTBEAT_KEY)
     began_s = time.monotonic()
-    assert query_would_start(preview_query_body(scene["owner"], request(scene))) is None
+    assert query_would_start(preview_query_body(dataset["owner"], request(dataset))) is None
     assert time.monotonic() - began_s < budget_s(0.5)
     assert EngineQuery.objects.count() == 0
 
 
-def test_a_worker_says_whether_it_would_start(scene) -> None:
+def test_a_worker_says_whether_it_would_start(dataset) -> None:
     store = redis.Redis.from_url(django_settings.REDIS_URL)
     with engine_harness() as harness:
-        _answers(harness, scene, store)
+        _answers(harness, dataset, store)
 
 
-def _answered(scene, **fields) -> dict[str, Any]:
+def _answered(dataset, **fields) -> dict[str, Any]:
     """An answer that came within its second, asked for again where the machine was too busy for that."""
-    return wait_for("an answer", lambda: preview_start(scene["owner"], request(scene, **fields)), 20)
+    return wait_for("an answer", lambda: preview_start(dataset["owner"], request(dataset, **fields)), 20)
 
 
-def _answers(harness: EngineHarness, scene, store: redis.Redis) -> None:
+def _answers(harness: EngineHarness, dataset, store: redis.Redis) -> None:
     harness.start_worker("ask", beat=False)
     wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
-    now = _answered(scene, gpus_per_task=4)
+    now = _answered(dataset, gpus_per_task=4)
     assert now["starts_now"] and len(now["where"]) == 1 and now["verdict"] is None
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=0, limit_milli=3000)
+    Quota.objects.create(
+        project=dataset["project"], pool=dataset["pool"], guaranteed_milli=0, limit_milli=3000
+    )
     time.sleep(1.1)  # answers may come from a photograph of a second ago
-    assert _answered(scene, gpus_per_task=3)
+    assert _answered(dataset, gpus_per_task=3)
     with pytest.raises(Unsatisfiable) as never:
-        do_submit_job(scene["owner"], request(scene, gpus_per_task=9))
+        do_submit_job(dataset["owner"], request(dataset, gpus_per_task=9))
     assert never.value.code == "unsatisfiable" and "9" in never.value.message
     assert Job.objects.count() == 0

@@ -20,7 +20,7 @@ def gpu():
     return factories.node(factories.pool(), gpus=2).gpus.get(index=0)
 
 
-def told(**only) -> list[tuple[str, int, bool]]:
+def reported(**only) -> list[tuple[str, int, bool]]:
     return [
         (AlertView(row).name, row.repeat_count, row.acknowledged_at is not None)
         for row in alerts(acknowledged=None).filter(**only).order_by("id")
@@ -36,7 +36,7 @@ def test_an_xid_is_counted_until_somebody_looked_and_then_begins_anew(gpu) -> No
         record_xid(*nonsense)  # a node tells of its own GPUs alone
     record_xid(gpu.node_id, gpu.uuid, -1, 1)
     record_xid(gpu.node_id, gpu.uuid, 10**9, 1)
-    assert told() == [("XID 79", 3, False), ("XID 31", 5, False)] and open_alert_count() == 1
+    assert reported() == [("XID 79", 3, False), ("XID 31", 5, False)] and open_alert_count() == 1
     row = GpuAlert.objects.get(code=79)
     assert row.first_at < row.last_at and AlertView(row).meaning == "GPU has fallen off the bus"
     with pytest.raises(Forbidden):
@@ -49,7 +49,7 @@ def test_an_xid_is_counted_until_somebody_looked_and_then_begins_anew(gpu) -> No
     assert open_alert_count() == 0
     assert AuditEntry.objects.get(action="gpu.acknowledge").reason == "Reseated it"
     record_xid(gpu.node_id, gpu.uuid, 79, 1)
-    assert told(code=79) == [("XID 79", 3, True), ("XID 79", 1, False)] and open_alert_count() == 1
+    assert reported(code=79) == [("XID 79", 3, True), ("XID 79", 1, False)] and open_alert_count() == 1
 
 
 def test_a_foreign_program_is_an_alarm_while_it_is_there_and_until_somebody_looked(gpu) -> None:

@@ -30,13 +30,13 @@ SECOND = dt.timedelta(seconds=1)
 @pytest.fixture
 def attempt() -> Attempt:
     """One that has run for an hour."""
-    scene = factories.basic_cluster()
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
-    gpu = scene["node"].gpus.first()
+    dataset = factories.basic_cluster()
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    gpu = dataset["node"].gpus.first()
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         made = job_control.start_attempt(
-            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+            row, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, 1000)])], epoch=1
         )
     task = made.task_rows.get()
     assert job_control.mark_task_sent(task)
@@ -112,18 +112,18 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Atte
     assert read(attempt).checkpoint_at is None
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_the_training_of_the_demo_says_that_it_saved_and_how_far_it_has_come(
-    tmp_path: Path, told: bool
+    tmp_path: Path, reported: bool
 ) -> None:
     file = tmp_path / "checkpoint"
     file.touch()
     os.utime(file, (0, 0))
     progress = tmp_path / "progress"
-    own = {"FAIRWAY_CHECKPOINT_FILE": str(file), "FAIRWAY_PROGRESS_FILE": str(progress)} if told else {}
+    own = {"FAIRWAY_CHECKPOINT_FILE": str(file), "FAIRWAY_PROGRESS_FILE": str(progress)} if reported else {}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, "1"], env=own, capture_output=True, text=True, timeout=60, check=True
     )
     assert "saved the last checkpoint" in ran.stdout
-    assert (file.stat().st_mtime > 0) is told
-    assert (progress.read_text() == "1") if told else not progress.exists()
+    assert (file.stat().st_mtime > 0) is reported
+    assert (progress.read_text() == "1") if reported else not progress.exists()

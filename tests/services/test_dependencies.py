@@ -19,21 +19,21 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def scene():
+def dataset():
     return factories.basic_cluster()
 
 
-def submit(scene, name: str = "next", **fields) -> Job:
-    owner, project = fields.pop("owner", scene["owner"]), fields.pop("project", scene["project"])
-    return factories.job(owner, project, scene["environment"], name=name, **fields)
+def submit(dataset, name: str = "next", **fields) -> Job:
+    owner, project = fields.pop("owner", dataset["owner"]), fields.pop("project", dataset["project"])
+    return factories.job(owner, project, dataset["environment"], name=name, **fields)
 
 
-def end(scene, job: Job, exit_code: int = 0) -> None:
+def end(dataset, job: Job, exit_code: int = 0) -> None:
     """Runs a job on the first GPU to its end."""
     job.refresh_from_db()
-    gpu = scene["node"].gpus.order_by("index").first()
+    gpu = dataset["node"].gpus.order_by("index").first()
     attempt = job_control.start_attempt(
-        job, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        job, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, 1000)])], epoch=1
     )
     task = attempt.task_rows.get()
     job_control.mark_task_sent(task)
@@ -48,22 +48,22 @@ def state(job: Job) -> str:
     return job.state
 
 
-def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(scene):
-    prep = submit(scene, "prep")
-    job = submit(scene, dependencies=[prep, prep])
+def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(dataset):
+    prep = submit(dataset, "prep")
+    job = submit(dataset, dependencies=[prep, prep])
     assert [row.depends_on for row in job.dependencies.all()] == [prep]
-    end(scene, prep)
+    end(dataset, prep)
     assert prep.state == JobState.COMPLETED
     assert cancel_dependents() == 0
     assert state(job) == JobState.PENDING
 
 
-def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
-    prep = submit(scene, "prep")
-    train = submit(scene, "train", dependencies=[prep])
-    test = submit(scene, "test", dependencies=[train])
-    tidy = submit(scene, "tidy", dependencies=[prep], ignore_dependency_failure=True)
-    end(scene, prep, exit_code=1)
+def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(dataset):
+    prep = submit(dataset, "prep")
+    train = submit(dataset, "train", dependencies=[prep])
+    test = submit(dataset, "test", dependencies=[train])
+    tidy = submit(dataset, "tidy", dependencies=[prep], ignore_dependency_failure=True)
+    end(dataset, prep, exit_code=1)
     assert OutboxMessage.objects.filter(name="scheduler.dependents").count() == 1
     assert cancel_dependents() == 2
     assert (state(train), state(test), state(tidy)) == ("CANCELLED", "CANCELLED", "PENDING")
@@ -74,73 +74,73 @@ def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
     assert cancel_dependents() == 0
 
 
-def test_a_cancelled_job_that_never_ran_takes_its_chain_along(scene):
-    prep = submit(scene, "prep")
-    train = submit(scene, "train", dependencies=[prep])
-    do_cancel_job(scene["owner"], prep)
+def test_a_cancelled_job_that_never_ran_takes_its_chain_along(dataset):
+    prep = submit(dataset, "prep")
+    train = submit(dataset, "train", dependencies=[prep])
+    do_cancel_job(dataset["owner"], prep)
     assert OutboxMessage.objects.filter(name="scheduler.dependents").exists()
     assert cancel_dependents() == 1
     assert "prep, which was cancelled" in Job.objects.get(pk=train.pk).message
 
 
-def test_a_job_of_another_project_is_not_named(scene):
-    other = factories.project(member=scene["owner"])
-    prep = submit(scene, "secret-name", project=other)
-    job = submit(scene, dependencies=[prep])
-    do_cancel_job(scene["owner"], prep)
+def test_a_job_of_another_project_is_not_named(dataset):
+    other = factories.project(member=dataset["owner"])
+    prep = submit(dataset, "secret-name", project=other)
+    job = submit(dataset, dependencies=[prep])
+    do_cancel_job(dataset["owner"], prep)
     cancel_dependents()
     assert state(job) == JobState.CANCELLED
     assert "secret-name" not in job.message and "a job of another project" in job.message
 
 
-def test_what_may_not_be_named_is_refused_by_field(scene):
-    stranger = factories.user()
-    hidden = submit(scene, "hidden", owner=stranger, project=factories.project(member=stranger))
+def test_what_may_not_be_named_is_refused_by_field(dataset):
+    outsider = factories.user()
+    hidden = submit(dataset, "hidden", owner=outsider, project=factories.project(member=outsider))
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, dependencies=[hidden])
+        submit(dataset, dependencies=[hidden])
     assert refusal.value.fields == {
         "dependencies": f"There is no job {hidden.public_id}, or you may not see it."
     }
-    many = [submit(scene, f"j{i}") for i in range(MAX_DEPENDENCIES + 1)]
+    many = [submit(dataset, f"j{i}") for i in range(MAX_DEPENDENCIES + 1)]
     with pytest.raises(InvalidRequest, match="at most 20"):
-        submit(scene, dependencies=many)
-    assert submit(scene, dependencies=many[:MAX_DEPENDENCIES]).dependencies.count() == MAX_DEPENDENCIES
+        submit(dataset, dependencies=many)
+    assert submit(dataset, dependencies=many[:MAX_DEPENDENCIES]).dependencies.count() == MAX_DEPENDENCIES
 
 
-def test_what_has_failed_already_is_refused_unless_any_end_will_do(scene):
-    prep = submit(scene, "prep")
-    do_cancel_job(scene["owner"], prep)
+def test_what_has_failed_already_is_refused_unless_any_end_will_do(dataset):
+    prep = submit(dataset, "prep")
+    do_cancel_job(dataset["owner"], prep)
     prep.refresh_from_db()
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, dependencies=[prep])
+        submit(dataset, dependencies=[prep])
     assert refusal.value.fields["dependencies"].startswith("prep was cancelled and can never complete")
-    assert submit(scene, dependencies=[prep], ignore_dependency_failure=True).state == JobState.PENDING
+    assert submit(dataset, dependencies=[prep], ignore_dependency_failure=True).state == JobState.PENDING
 
 
-def test_what_fails_between_the_form_and_the_submit_is_refused_too(scene):
+def test_what_fails_between_the_form_and_the_submit_is_refused_too(dataset):
     """The row that the form read still says that it waits."""
-    prep = submit(scene, "prep")
+    prep = submit(dataset, "prep")
     seen = Job.objects.get(pk=prep.pk)
-    do_cancel_job(scene["owner"], prep)
+    do_cancel_job(dataset["owner"], prep)
     with pytest.raises(InvalidRequest, match="prep was cancelled"):
-        submit(scene, dependencies=[seen])
+        submit(dataset, dependencies=[seen])
     assert Job.objects.filter(name="next").count() == 0
 
 
-def test_the_database_lets_nothing_wait_for_itself_or_for_what_came_later(scene):
-    first, second = submit(scene, "a"), submit(scene, "b")
+def test_the_database_lets_nothing_wait_for_itself_or_for_what_came_later(dataset):
+    first, second = submit(dataset, "a"), submit(dataset, "b")
     for job, after in ((first, first), (first, second)):
         with pytest.raises(IntegrityError), transaction.atomic():
             Dependency.objects.create(job=job, depends_on=after)
 
 
-def test_started_again_it_waits_for_nobody_and_nobody_for_it(scene):
-    prep = submit(scene, "prep")
-    train = submit(scene, "train", dependencies=[prep])
-    end(scene, prep, exit_code=1)
+def test_started_again_it_waits_for_nobody_and_nobody_for_it(dataset):
+    prep = submit(dataset, "prep")
+    train = submit(dataset, "train", dependencies=[prep])
+    end(dataset, prep, exit_code=1)
     cancel_dependents()
-    again = do_resubmit_job(scene["owner"], prep)
+    again = do_resubmit_job(dataset["owner"], prep)
     assert not again.dependents.exists()
     train.refresh_from_db()
-    assert not do_resubmit_job(scene["owner"], train).dependencies.exists()
+    assert not do_resubmit_job(dataset["owner"], train).dependencies.exists()
     assert state(train) == JobState.CANCELLED

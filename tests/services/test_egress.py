@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def scene():
+def dataset():
     admin, manager = factories.user("root", admin=True), factories.user("dean")
     above = factories.project("faculty", manager=manager)
     return {
@@ -37,12 +37,12 @@ def hold(project: Project, mode: str) -> None:
     Project.objects.filter(pk=project.pk).update(policy={"egress": mode})
 
 
-def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(scene) -> None:
-    pool, above, below = scene["pool"], scene["above"], scene["below"]
+def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(dataset) -> None:
+    pool, above, below = dataset["pool"], dataset["above"], dataset["below"]
     assert network_policy(pool, below) == {"mode": "open", "allow": []}
     assert restricted_pools({}) == set()
     hold(above, "listed")
-    do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16 443", "dns"])
+    do_change_project(dataset["admin"], above, egress_allow=["10.1.0.0/16 443", "dns"])
     below = Project.objects.get(pk=below.pk)
     assert network_policy(pool, below) == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
     hold(below, "open")  # it cannot be less strict than the one above
@@ -57,35 +57,35 @@ def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(sce
     assert network_policy(pool, factories.project("other"))["mode"] == "none"
 
 
-def test_the_nearest_list_counts(scene) -> None:
-    above, below = scene["above"], scene["below"]
-    do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16"])
+def test_the_nearest_list_counts(dataset) -> None:
+    above, below = dataset["above"], dataset["below"]
+    do_change_project(dataset["admin"], above, egress_allow=["10.1.0.0/16"])
     assert egress_allow_list(Project.objects.get(pk=below.pk)) == ("10.1.0.0/16",)
-    do_change_project(scene["admin"], below, egress_allow=[" 10.2.0.1   443 ", "10.2.0.1 443", ""])
+    do_change_project(dataset["admin"], below, egress_allow=[" 10.2.0.1   443 ", "10.2.0.1 443", ""])
     assert egress_allow_list(Project.objects.get(pk=below.pk)) == ("10.2.0.1 443",)
     assert AuditEntry.objects.filter(action="project.change").latest("id").after["egress_allow"] == [
         "10.2.0.1 443"
     ]
 
 
-def test_only_administrators_change_a_list_and_only_to_destinations(scene) -> None:
+def test_only_administrators_change_a_list_and_only_to_destinations(dataset) -> None:
     with pytest.raises(Forbidden):
-        do_change_project(scene["manager"], scene["above"], egress_allow=["0.0.0.0/0"])
+        do_change_project(dataset["manager"], dataset["above"], egress_allow=["0.0.0.0/0"])
     for entry in ("example.org", "10.0.0.0/8:443", "-j ACCEPT", "::/0"):
         with pytest.raises(InvalidRequest) as refused:
-            do_change_project(scene["admin"], scene["above"], egress_allow=[entry])
+            do_change_project(dataset["admin"], dataset["above"], egress_allow=[entry])
         assert list(refused.value.fields) == ["egress_allow"]
     with pytest.raises(InvalidRequest):
         do_change_project(
-            scene["admin"], scene["above"], egress_allow=[f"10.0.0.{n % 256} {n + 1}" for n in range(201)]
+            dataset["admin"], dataset["above"], egress_allow=[f"10.0.0.{n % 256} {n + 1}" for n in range(201)]
         )
 
 
-def test_the_portal_and_every_node_are_denied(scene, settings) -> None:
+def test_the_portal_and_every_node_are_denied(dataset, settings) -> None:
     settings.PORTAL_URL, settings.APPS_DOMAIN = "https://192.0.2.7:8443", "192.0.2.8.localhost:8000"
     settings.ALLOWED_HOSTS, settings.EGRESS_DENY = ["192.0.2.9", ".example.org", "*"], ["198.51.100.0/24"]
-    factories.node(scene["pool"], host="203.0.113.4", addresses=["203.0.113.5", "2001:db8::5", "127.0.0.1"])
-    factories.node(scene["pool"], host="203.0.113.6", name="gone")
+    factories.node(dataset["pool"], host="203.0.113.4", addresses=["203.0.113.5", "2001:db8::5", "127.0.0.1"])
+    factories.node(dataset["pool"], host="203.0.113.6", name="gone")
     Node.objects.filter(name="gone").update(state="retired")
     found = denied_addresses()
     assert {
@@ -94,23 +94,23 @@ def test_the_portal_and_every_node_are_denied(scene, settings) -> None:
     assert not {"203.0.113.6/32", "127.0.0.1/32"} & set(found)
 
 
-def test_a_node_cannot_close_an_address_on_others_by_reporting_it(scene) -> None:
+def test_a_node_cannot_close_an_address_on_others_by_reporting_it(dataset) -> None:
     """What it reports counts when it is enrolled, and when an administrator takes it into service."""
     from tests.services.test_nodes import hello
 
-    node = factories.node(scene["pool"], boot_id="one", host="203.0.113.4")
+    node = factories.node(dataset["pool"], boot_id="one", host="203.0.113.4")
 
     def reports(address: str) -> None:
         row = {"name": "eth0", "address": address, "prefix": 24, "addresses": [f"{address}/24", "nonsense"]}
-        told = hello({"node": node}) | {"interfaces": [row | {"speed_mbit": None, "chosen": True}]}
-        nodes.record_hello(node.pk, told, received_s=100.0)
+        reported = hello({"node": node}) | {"interfaces": [row | {"speed_mbit": None, "chosen": True}]}
+        nodes.record_hello(node.pk, reported, received_s=100.0)
 
     reports("203.0.113.5")
     reports("198.51.100.99")
     node.refresh_from_db()
     assert node.addresses == ["203.0.113.5"]
     assert "198.51.100.99/32" not in denied_addresses()
-    nodes.do_set_node_state(scene["admin"], node, NodeState.CORDONED)
-    nodes.do_set_node_state(scene["admin"], node, NodeState.READY)
+    nodes.do_set_node_state(dataset["admin"], node, NodeState.CORDONED)
+    nodes.do_set_node_state(dataset["admin"], node, NodeState.READY)
     node.refresh_from_db()
     assert node.addresses == ["198.51.100.99"]

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TASKS, LEAST = 4, 2
 
 
-def submit(scene, **asks) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
+def submit(dataset, **asks) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **asks)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_the_database_refuses_it_too(least) -> None:
 
 
 def test_a_job_that_can_begin_here_is_accepted_however_far_it_would_grow() -> None:
-    scene = factories.basic_cluster()  # four GPUs
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    assert submit(scene, tasks=100, min_tasks=2).is_elastic
+    dataset = factories.basic_cluster()  # four GPUs
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
+    assert submit(dataset, tasks=100, min_tasks=2).is_elastic
     with pytest.raises(Unsatisfiable):
-        submit(scene, tasks=100, min_tasks=3)
+        submit(dataset, tasks=100, min_tasks=3)
 
 
 def test_the_pause_doubles_to_five_minutes() -> None:
@@ -63,40 +63,40 @@ def test_the_pause_doubles_to_five_minutes() -> None:
 # -- any order of events -----------------------------------------------------------------------------
 
 
-class World:
+class FixtureData:
     """One job of two to four tasks on a node of four GPUs, and all that can befall it."""
 
     def __init__(self) -> None:
-        self.scene = factories.basic_cluster()
-        self.job = submit(self.scene, tasks=TASKS, min_tasks=LEAST, max_attempts=20)
+        self.dataset = factories.basic_cluster()
+        self.job = submit(self.dataset, tasks=TASKS, min_tasks=LEAST, max_attempts=20)
         with transaction.atomic():
-            job_control.start_attempt(self._locked(), self.scene["pool"], self._seats(LEAST), epoch=1)
+            job_control.start_attempt(self._locked(), self.dataset["pool"], self._seats(LEAST), epoch=1)
         self.attempt = self.job.attempts.get()
 
     def _locked(self) -> Job:
         return Job.objects.select_for_update().get(pk=self.job.pk)
 
     def _seats(self, count: int) -> list[RankPlacement]:
-        free = Gpu.objects.filter(node=self.scene["node"], used_milli=0).order_by("index")
-        return [RankPlacement(self.scene["node"], [(gpu.pk, 1000)]) for gpu in free[:count]]
+        free = Gpu.objects.filter(node=self.dataset["node"], used_milli=0).order_by("index")
+        return [RankPlacement(self.dataset["node"], [(gpu.pk, 1000)]) for gpu in free[:count]]
 
     def _task(self, pick: int) -> Task | None:
         tasks = list(self.attempt.task_rows.filter(container_removed=False))
         return tasks[pick % len(tasks)] if tasks else None
 
     def grow(self, pick: int) -> None:
-        seats = self._seats(1 + pick % 2)
-        if not seats:
+        slots = self._seats(1 + pick % 2)
+        if not slots:
             return
         before = self._live()
         try:
             with transaction.atomic():
                 job = self._locked()
-                elastic.scale_up_attempts([ScaleUpSession([job]).scale_up(job, seats)])
+                elastic.scale_up_attempts([ScaleUpSession([job]).scale_up(job, slots)])
         except Conflict:
             assert self._live() == before
             return
-        assert self._live() == before + len(seats)
+        assert self._live() == before + len(slots)
 
     def shrink(self, pick: int) -> None:
         task = self._task(pick)
@@ -142,7 +142,7 @@ class World:
         held = Allocation.objects.filter(ended_at__isnull=True, task__attempt=self.attempt)
         live = [task for task in tasks if not task.container_removed]
         assert sorted(held.values_list("task_id", flat=True)) == sorted(task.pk for task in live)
-        assert sum(self.scene["node"].gpus.values_list("used_milli", flat=True)) == 1000 * len(live)
+        assert sum(self.dataset["node"].gpus.values_list("used_milli", flat=True)) == 1000 * len(live)
         assert UsageInterval.objects.filter(job=self.job, ended_at__isnull=True).count() == len(live)
         assert len(live) <= TASKS and len({task.rank for task in tasks}) == len(tasks)
         assert self.job.attempts.count() == 1
@@ -166,9 +166,9 @@ EVENTS = ("grow", "shrink", "start", "fail", "reboot", "finish", "refuse", "canc
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=14))
 def test_whatever_happens_gpus_usage_and_tasks_agree(events) -> None:
-    world = World()
-    world.check()
+    fixture_data = FixtureData()
+    fixture_data.check()
     for name, pick in [*events, *((name, 0) for name in ("cancel", *["reboot"] * TASKS))]:
-        getattr(world, name)(pick)
-        world.check()
-    assert set(world.scene["node"].gpus.values_list("used_milli", flat=True)) == {0}
+        getattr(fixture_data, name)(pick)
+        fixture_data.check()
+    assert set(fixture_data.dataset["node"].gpus.values_list("used_milli", flat=True)) == {0}

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def scene():
+def dataset():
     """A project below another, one beside them, and an environment that is for everybody."""
     made = factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
     made["above"] = factories.project("faculty", manager=factories.user("dean"))
@@ -32,24 +32,29 @@ def scene():
     return made
 
 
-def save(scene, projects=(), environment=None, **words):
-    told = {"name": "licensed", "title": "Licensed", "runtime": RuntimeKind.PODMAN, "image": "localhost/l:1"}
-    words = EnvironmentInput(**told | words, projects=projects)
-    return do_save_environment(scene["admin"], words, environment)
+def save(dataset, projects=(), environment=None, **words):
+    reported = {
+        "name": "licensed",
+        "title": "Licensed",
+        "runtime": RuntimeKind.PODMAN,
+        "image": "localhost/l:1",
+    }
+    words = EnvironmentInput(**reported | words, projects=projects)
+    return do_save_environment(dataset["admin"], words, environment)
 
 
-def test_only_the_projects_that_are_named_and_those_below_them_run_an_environment(scene) -> None:
-    environment, owner = scene["saved"], scene["owner"]
-    before = factories.job(owner, scene["project"], environment)
+def test_only_the_projects_that_are_named_and_those_below_them_run_an_environment(dataset) -> None:
+    environment, owner = dataset["saved"], dataset["owner"]
+    before = factories.job(owner, dataset["project"], environment)
     do_suspend_job(owner, before)
-    save(scene, [scene["above"]], environment)
-    assert factories.job(owner, scene["below"], environment).state == JobState.PENDING
+    save(dataset, [dataset["above"]], environment)
+    assert factories.job(owner, dataset["below"], environment).state == JobState.PENDING
     with pytest.raises(InvalidRequest) as refused:
-        factories.job(owner, scene["project"], environment)
-    message = f"Licensed is not available to the project {scene['project'].name}."
+        factories.job(owner, dataset["project"], environment)
+    message = f"Licensed is not available to the project {dataset['project'].name}."
     assert refused.value.fields == {"environment": message}
     with pytest.raises(InvalidRequest):  # it binds the project, whoever asks
-        factories.job(scene["admin"], scene["project"], environment)
+        factories.job(dataset["admin"], dataset["project"], environment)
     with pytest.raises(Conflict, match="not available to the project"):
         do_resume_job(owner, before)
     before.refresh_from_db()
@@ -62,22 +67,22 @@ def test_only_the_projects_that_are_named_and_those_below_them_run_an_environmen
     assert environment not in visible_environments(factories.user())
     audited = AuditEntry.objects.filter(action="environment.save").latest("id")
     assert (audited.before["projects"], audited.after["projects"]) == ([], ["faculty"])
-    save(scene, None, environment)
+    save(dataset, None, environment)
     assert [row.name for row in environment.projects.all()] == ["faculty"]
-    save(scene, [], environment)
+    save(dataset, [], environment)
     do_resume_job(owner, before)
 
 
-def test_an_image_is_brought_to_the_nodes_that_lack_it(scene) -> None:
-    environment = scene["saved"]
-    first, second = scene["node"], factories.node(scene["pool"], runtime="docker")
-    away = factories.node(scene["pool"])
-    factories.node(scene["pool"], runtime="process")
+def test_an_image_is_brought_to_the_nodes_that_lack_it(dataset) -> None:
+    environment = dataset["saved"]
+    first, second = dataset["node"], factories.node(dataset["pool"], runtime="docker")
+    away = factories.node(dataset["pool"])
+    factories.node(dataset["pool"], runtime="process")
     ImagePresence.objects.create(environment=environment, node=first, state="present")
     ImagePresence.objects.create(environment=environment, node=away, state="failed", detail="no room")
     with pytest.raises(Forbidden):
-        do_prefetch_image(scene["owner"], environment)
-    assert do_prefetch_image(scene["admin"], environment) == 2
+        do_prefetch_image(dataset["owner"], environment)
+    assert do_prefetch_image(dataset["admin"], environment) == 2
     assert images_to_pull(first.pk) == [] and images_to_pull(second.pk) == images_to_pull(away.pk) == [
         environment
     ]
@@ -89,17 +94,17 @@ def test_an_image_is_brought_to_the_nodes_that_lack_it(scene) -> None:
     }
 
     ImagePresence.objects.filter(node=second).update(state="loading")
-    assert do_cancel_prefetch(scene["admin"], environment) == 1
+    assert do_cancel_prefetch(dataset["admin"], environment) == 1
     assert nodes_with_images_to_pull() == [second.public_id]  # what has begun goes on
     stays = {node: protected_images(node.pk) for node in (first, second, away)}
     assert stays == {first: ["localhost/l:1"], second: ["localhost/l:1"], away: []}
-    job = factories.job(scene["owner"], scene["project"], environment)
+    job = factories.job(dataset["owner"], dataset["project"], environment)
     environment.enabled = False
     environment.save()
     assert protected_images(first.pk) == [], "it is not offered any more"
-    attempt = Attempt.objects.create(job=job, number=1, pool=scene["pool"], leader_epoch=1)
+    attempt = Attempt.objects.create(job=job, number=1, pool=dataset["pool"], leader_epoch=1)
     Task.objects.create(attempt=attempt, rank=0, node=first)
     assert protected_images(first.pk) == ["localhost/l:1"], "a task there needs it"
-    assert do_prefetch_image(scene["admin"], environment, away) == 1
+    assert do_prefetch_image(dataset["admin"], environment, away) == 1
     with pytest.raises(Conflict, match="without a container"):
-        do_prefetch_image(scene["admin"], factories.environment(runtime="process"))
+        do_prefetch_image(dataset["admin"], factories.environment(runtime="process"))

@@ -40,83 +40,87 @@ def hello(number: int, ports: tuple[int, int] = (32_000, 32_002)) -> dict[str, o
 
 
 @pytest.fixture
-def scene():
-    scene = factories.basic_cluster() | {"other": None}
-    scene["nodes"] = [scene["node"], factories.node(scene["pool"])]
+def dataset():
+    dataset = factories.basic_cluster() | {"other": None}
+    dataset["nodes"] = [dataset["node"], factories.node(dataset["pool"])]
     NodePool.objects.update(allow_host_network=True)
-    scene["pool"].refresh_from_db()
-    for number, node in enumerate(scene["nodes"], 1):
+    dataset["pool"].refresh_from_db()
+    for number, node in enumerate(dataset["nodes"], 1):
         Node.objects.filter(pk=node.pk).update(agent_info=hello(number))
         node.refresh_from_db()
-    return scene
+    return dataset
 
 
-def submit(scene, **fields) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **{"tasks": 2, **fields})
+def submit(dataset, **fields) -> Job:
+    return factories.job(
+        dataset["owner"], dataset["project"], dataset["environment"], **{"tasks": 2, **fields}
+    )
 
 
-def place(scene, job: Job, *nodes: Node) -> Attempt:
+def place(dataset, job: Job, *nodes: Node) -> Attempt:
     """Rank after rank on these nodes, each on the first GPU there that is free."""
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         taken: set[int] = set()
-        seats = []
-        for node in nodes or scene["nodes"]:
+        slots = []
+        for node in nodes or dataset["nodes"]:
             gpu = node.gpus.filter(used_milli=0).exclude(pk__in=taken).order_by("index").first()
             taken.add(gpu.pk)
-            seats.append(RankPlacement(node, [(gpu.pk, 1000)]))
-        return job_control.start_attempt(row, NodePool.objects.get(pk=scene["pool"].pk), seats, epoch=1)
+            slots.append(RankPlacement(node, [(gpu.pk, 1000)]))
+        return job_control.start_attempt(row, NodePool.objects.get(pk=dataset["pool"].pk), slots, epoch=1)
 
 
 def tasks(attempt: Attempt) -> list[Task]:
     return list(attempt.task_rows.select_related("attempt").order_by("rank"))
 
 
-def test_ranks_meet_at_the_chosen_interface_and_a_port_of_their_own(scene) -> None:
-    first = place(scene, submit(scene)).rendezvous
+def test_ranks_meet_at_the_chosen_interface_and_a_port_of_their_own(dataset) -> None:
+    first = place(dataset, submit(dataset)).rendezvous
     assert (first.address, first.port, first.node_network) == ("192.0.2.1", 32_000, True)
-    assert first.interfaces == {node.public_id: "eth0" for node in scene["nodes"]}
-    Node.objects.filter(pk=scene["node"].pk).update(gang_interface="ib0")
-    scene["node"].refresh_from_db()
-    second = place(scene, submit(scene)).rendezvous
+    assert first.interfaces == {node.public_id: "eth0" for node in dataset["nodes"]}
+    Node.objects.filter(pk=dataset["node"].pk).update(gang_interface="ib0")
+    dataset["node"].refresh_from_db()
+    second = place(dataset, submit(dataset)).rendezvous
     assert (second.address, second.port) == ("10.0.0.1", 32_001)
-    assert second.interfaces[scene["node"].public_id] == "ib0"
+    assert second.interfaces[dataset["node"].public_id] == "ib0"
     with pytest.raises(IntegrityError), transaction.atomic():
         Rendezvous.objects.filter(pk=second.pk).update(port=32_000)
-    other = place(scene, submit(scene), *reversed(scene["nodes"])).rendezvous
-    assert (other.node, other.port) == (scene["nodes"][1], 32_000)  # another node has ports of its own
+    other = place(dataset, submit(dataset), *reversed(dataset["nodes"])).rendezvous
+    assert (other.node, other.port) == (dataset["nodes"][1], 32_000)  # another node has ports of its own
 
 
-def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -> None:
-    job = submit(scene)
-    attempt = place(scene, job)
+def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(dataset) -> None:
+    job = submit(dataset)
+    attempt = place(dataset, job)
     job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
-    again = place(scene, job)
+    again = place(dataset, job)
     assert (again.number, again.rendezvous.port) == (2, 32_001)
-    assert place(scene, submit(scene)).rendezvous.port == 32_002
-    assert place(scene, submit(scene)).rendezvous.port == 32_000
-    third = factories.node(scene["pool"], agent_info=hello(3))
+    assert place(dataset, submit(dataset)).rendezvous.port == 32_002
+    assert place(dataset, submit(dataset)).rendezvous.port == 32_000
+    third = factories.node(dataset["pool"], agent_info=hello(3))
     with pytest.raises(Conflict, match="in use"):
-        place(scene, submit(scene), scene["node"], third)
+        place(dataset, submit(dataset), dataset["node"], third)
 
 
-def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(scene) -> None:
-    here = place(scene, submit(scene), scene["node"], scene["node"]).rendezvous
+def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(dataset) -> None:
+    here = place(dataset, submit(dataset), dataset["node"], dataset["node"]).rendezvous
     assert (here.address, here.node_network) == ("", False)
     NodePool.objects.update(allow_host_network=False)
-    assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene))).exists()
-    assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene, tasks=1), scene["node"])).exists()
+    assert not Rendezvous.objects.filter(attempt=place(dataset, submit(dataset))).exists()
+    assert not Rendezvous.objects.filter(
+        attempt=place(dataset, submit(dataset, tasks=1), dataset["node"])
+    ).exists()
 
 
-def test_gangs_on_nodes_of_before_run_without_a_meeting(scene) -> None:
-    Node.objects.filter(pk=scene["nodes"][1].pk).update(agent_info={"capabilities": ["owner"]})
-    scene["nodes"][1].refresh_from_db()
-    for nodes in (scene["nodes"], [scene["nodes"][1]] * 2):
-        assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene), *nodes)).exists()
+def test_gangs_on_nodes_of_before_run_without_a_meeting(dataset) -> None:
+    Node.objects.filter(pk=dataset["nodes"][1].pk).update(agent_info={"capabilities": ["owner"]})
+    dataset["nodes"][1].refresh_from_db()
+    for nodes in (dataset["nodes"], [dataset["nodes"][1]] * 2):
+        assert not Rendezvous.objects.filter(attempt=place(dataset, submit(dataset), *nodes)).exists()
 
 
-def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(scene) -> None:
-    attempt = place(scene, submit(scene))
+def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(dataset) -> None:
+    attempt = place(dataset, submit(dataset))
     first, second = tasks(attempt)
     job_control.record_task_running(first.pk, container="c0", ports={})
     assert job_control.mark_task_sent(second)
@@ -125,8 +129,8 @@ def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(sc
     assert attempt.all_prepared_at is not None and job_control.mark_task_sent(tasks(attempt)[1])
 
 
-def test_nobody_begins_before_everybody_is_prepared(scene) -> None:
-    attempt = place(scene, submit(scene))
+def test_nobody_begins_before_everybody_is_prepared(dataset) -> None:
+    attempt = place(dataset, submit(dataset))
     first, second = tasks(attempt)
     assert attempt.gang_start and job_control.mark_task_sent(first)
     job_control.record_task_prepared(first.pk)
@@ -138,9 +142,9 @@ def test_nobody_begins_before_everybody_is_prepared(scene) -> None:
     assert all(job_control.mark_task_sent(task) for task in tasks(attempt))
 
 
-def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is_proved(scene) -> None:
-    job = submit(scene)
-    attempt = place(scene, job)
+def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is_proved(dataset) -> None:
+    job = submit(dataset)
+    attempt = place(dataset, job)
     first, second = tasks(attempt)
     assert job_control.mark_task_sent(first)
     job_control.record_task_prepared(first.pk)
@@ -158,22 +162,22 @@ def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is
     assert not Rendezvous.objects.filter(live=True).exists()
 
 
-def test_an_attempt_of_before_keeps_its_gpus_until_its_nodes_speak(scene) -> None:
-    attempt = place(scene, submit(scene))
+def test_an_attempt_of_before_keeps_its_gpus_until_its_nodes_speak(dataset) -> None:
+    attempt = place(dataset, submit(dataset))
     Attempt.objects.filter(pk=attempt.pk).update(gang_start=False)
     assert job_control.mark_task_sent(tasks(attempt)[0])
     job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
     assert not Allocation.objects.exclude(proof="").exists()
 
 
-def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
-    job = submit(scene)
-    attempt = place(scene, job)
+def test_a_gang_does_not_wait_for_a_node_that_fell_silent(dataset) -> None:
+    job = submit(dataset)
+    attempt = place(dataset, job)
     first, _ = tasks(attempt)
     assert job_control.mark_task_sent(first)
     job_control.record_task_prepared(first.pk)
     ago = timezone.now() - dt.timedelta(seconds=sweep.GANG_NODE_WAIT_S - 5)
-    silent = Node.objects.filter(pk=scene["nodes"][1].pk)
+    silent = Node.objects.filter(pk=dataset["nodes"][1].pk)
     silent.update(reachable=False, unreachable_since=ago)
     sweep.stop_gangs_on_unreachable_nodes()
     attempt.refresh_from_db()
@@ -186,10 +190,10 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
 
 
 @pytest.mark.parametrize("wants", [True, False])
-def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(scene, wants: bool) -> None:
-    job = submit(scene, retry_on_failure=wants, max_attempts=2)
+def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(dataset, wants: bool) -> None:
+    job = submit(dataset, retry_on_failure=wants, max_attempts=2)
     for states in [("PENDING", "FAILED"), ("FAILED", None)]:
-        attempt = place(scene, job)
+        attempt = place(dataset, job)
         for task in tasks(attempt):
             job_control.mark_task_sent(task)
             job_control.record_task_running(task.pk, container=f"c{task.pk}", ports={})
@@ -204,62 +208,62 @@ def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(sc
             return
 
 
-def test_what_is_asked_for_is_checked(scene) -> None:
+def test_what_is_asked_for_is_checked(dataset) -> None:
     with pytest.raises(InvalidRequest) as unknown:
-        submit(scene, launcher="mpirun")
+        submit(dataset, launcher="mpirun")
     assert "none, torchrun" in unknown.value.fields["launcher"]
     with pytest.raises(InvalidRequest) as elastic:
-        submit(scene, launcher="torchrun", min_tasks=1)
+        submit(dataset, launcher="torchrun", min_tasks=1)
     assert "an elastic job" in elastic.value.fields["launcher"]
-    assert submit(scene, launcher="torchrun").launcher == "torchrun"
+    assert submit(dataset, launcher="torchrun").launcher == "torchrun"
     NodePool.objects.update(allow_host_network=False)
     with pytest.raises(Unsatisfiable) as never:
-        submit(scene, launcher="torchrun", gpus_per_task=2)
+        submit(dataset, launcher="torchrun", gpus_per_task=2)
     assert "one task with 4 GPUs" in never.value.message
     assert never.value.details["nearest"] == {"tasks": 1, "gpus_per_task": 4, "launcher": "torchrun"}
-    assert submit(scene, launcher="torchrun", tasks=1, gpus_per_task=4).tasks == 1
-    assert submit(scene).launcher == "none"
+    assert submit(dataset, launcher="torchrun", tasks=1, gpus_per_task=4).tasks == 1
+    assert submit(dataset).launcher == "none"
 
 
-def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
+def test_administrators_open_the_network_and_choose_interfaces(dataset) -> None:
     admin, devices = factories.user(admin=True), ("/dev/infiniband/uverbs0",)
     with pytest.raises(Forbidden):
-        do_set_gang_fabric(scene["owner"], scene["pool"], allowed=False, fabric=GangFabric())
+        do_set_gang_fabric(dataset["owner"], dataset["pool"], allowed=False, fabric=GangFabric())
     with pytest.raises(InvalidRequest, match="is not a device"):
-        do_set_gang_fabric(admin, scene["pool"], allowed=True, fabric=GangFabric(devices=("/dev/../sda",)))
+        do_set_gang_fabric(admin, dataset["pool"], allowed=True, fabric=GangFabric(devices=("/dev/../sda",)))
     fabric = GangFabric(devices=devices, adapters="mlx5_0")
-    do_set_gang_fabric(admin, scene["pool"], allowed=True, fabric=fabric, reason="a fabric")
-    row = place(scene, submit(scene)).rendezvous
+    do_set_gang_fabric(admin, dataset["pool"], allowed=True, fabric=fabric, reason="a fabric")
+    row = place(dataset, submit(dataset)).rendezvous
     assert (row.devices, row.adapters) == (list(devices), "mlx5_0")
     with pytest.raises(InvalidRequest, match=r"ib0, eth0"):
-        do_set_interface(admin, scene["node"], "eth7")
-    do_set_interface(admin, scene["node"], "ib0")
-    scene["node"].refresh_from_db()
-    assert place(scene, submit(scene)).rendezvous.address == "10.0.0.1"
+        do_set_interface(admin, dataset["node"], "eth7")
+    do_set_interface(admin, dataset["node"], "ib0")
+    dataset["node"].refresh_from_db()
+    assert place(dataset, submit(dataset)).rendezvous.address == "10.0.0.1"
     acts = list(AuditEntry.objects.order_by("id").values_list("action", "reason"))
     assert acts == [("pool.gang_network", "a fabric"), ("node.interface", "")]
 
 
-def name(scene, **named) -> None:
-    do_set_gang_fabric(factories.user(admin=True), scene["pool"], allowed=True, fabric=GangFabric(**named))
-    for node in (scene["pool"], *scene["nodes"]):
+def name(dataset, **named) -> None:
+    do_set_gang_fabric(factories.user(admin=True), dataset["pool"], allowed=True, fabric=GangFabric(**named))
+    for node in (dataset["pool"], *dataset["nodes"]):
         node.refresh_from_db()
 
 
-def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_no_gang(scene) -> None:
-    second = scene["nodes"][1]
-    name(scene, interface="10.0.0.0/24")
-    row = place(scene, submit(scene)).rendezvous
+def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_no_gang(dataset) -> None:
+    second = dataset["nodes"][1]
+    name(dataset, interface="10.0.0.0/24")
+    row = place(dataset, submit(dataset)).rendezvous
     assert (row.address, set(row.interfaces.values())) == ("10.0.0.1", {"ib0"})
-    assert not any(node.missing_requirements for node in scene["nodes"])
-    told = hello(2)["interfaces"][1:]
-    record_network_info(second.pk, {"interfaces": told})
+    assert not any(node.missing_requirements for node in dataset["nodes"])
+    reported = hello(2)["interfaces"][1:]
+    record_network_info(second.pk, {"interfaces": reported})
     second.refresh_from_db()
     assert second.missing_requirements == "It has no address in 10.0.0.0/24."
-    gang, single = submit(scene, gpus_per_task=second.gpus.count()), submit(scene, tasks=1)
+    gang, single = submit(dataset, gpus_per_task=second.gpus.count()), submit(dataset, tasks=1)
     inputs = take_snapshot(factories.cluster_settings())
-    unfit = {row.job: row.ineligible_nodes for row in inputs.snapshot.pending}
-    assert unfit == {gang.public_id: (second.public_id,), single.public_id: ()}
+    ineligible = {row.job: row.ineligible_nodes for row in inputs.snapshot.pending}
+    assert ineligible == {gang.public_id: (second.public_id,), single.public_id: ()}
     verdict = next(v for v in decide(inputs.snapshot, inputs.policy).verdicts if v.job == gang.public_id)
     assert verdict.code == "unsatisfiable"
     assert (
@@ -269,23 +273,26 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one
     second.refresh_from_db()
     assert (
-        second.missing_requirements == "" and second.gang_address(scene["pool"].fabric).address == "192.0.2.2"
+        second.missing_requirements == ""
+        and second.gang_address(dataset["pool"].fabric).address == "192.0.2.2"
     )
 
 
-def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(scene) -> None:
+def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(dataset) -> None:
     subnet = {"subnet": "10.9.0.0/24", "range": ["10.9.0.32", "10.9.0.39"], "gateway": "10.9.0.1"}
     networks = {"podman": [{"name": "fabric0", "driver": "macvlan", "subnets": [subnet]}]}
-    for node in scene["nodes"]:
+    for node in dataset["nodes"]:
         record_network_info(node.pk, {"networks": networks})
-    name(scene, network="fabric0", devices=("/dev/infiniband/uverbs*",))
-    rows = [place(scene, submit(scene)).rendezvous for _ in range(3)]
+    name(dataset, network="fabric0", devices=("/dev/infiniband/uverbs*",))
+    rows = [place(dataset, submit(dataset)).rendezvous for _ in range(3)]
     assert [row.address for row in rows] == ["10.9.0.39", "10.9.0.38", "10.9.0.37"]
     assert {(row.network, row.node_network, row.connectivity_check) for row in rows} == {
         ("fabric0", False, False)
     }
     job_control.request_stop(rows[0].attempt_id, EndReason.START_REFUSED)
-    assert place(scene, submit(scene)).rendezvous.address == "10.9.0.36"  # one that failed is not the next
+    assert (
+        place(dataset, submit(dataset)).rendezvous.address == "10.9.0.36"
+    )  # one that failed is not the next
     attempt = rows[1].attempt
     for task in tasks(attempt):
         part = RankAssignment(attempt.number, task.rank, (), attempt.rendezvous)
@@ -294,22 +301,22 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
         assert spec.get("address") == ("10.9.0.38" if task.rank == 0 else None)
         assert "host_network" not in spec and "rendezvous_port" not in spec
         assert spec["env"]["MASTER_ADDR"] == "10.9.0.38" and spec["env"]["NCCL_SOCKET_IFNAME"] == "eth0"
-    record_network_info(scene["nodes"][1].pk, {"networks": {"podman": []}})
-    scene["nodes"][1].refresh_from_db()
-    assert scene["nodes"][1].missing_requirements == "Its podman has no network fabric0."
+    record_network_info(dataset["nodes"][1].pk, {"networks": {"podman": []}})
+    dataset["nodes"][1].refresh_from_db()
+    assert dataset["nodes"][1].missing_requirements == "Its podman has no network fabric0."
 
 
-def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) -> None:
-    third = factories.node(scene["pool"])
-    scene["nodes"].append(third)
-    for number, node in enumerate(scene["nodes"], 1):
-        told = hello(number)
+def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(dataset) -> None:
+    third = factories.node(dataset["pool"])
+    dataset["nodes"].append(third)
+    for number, node in enumerate(dataset["nodes"], 1):
+        reported = hello(number)
         Node.objects.filter(pk=node.pk).update(
-            agent_info=told | {"capabilities": [*told["capabilities"], "check_rendezvous"]}
+            agent_info=reported | {"capabilities": [*reported["capabilities"], "check_rendezvous"]}
         )
         node.refresh_from_db()
-    first, second, third = scene["nodes"]
-    attempt = place(scene, submit(scene, tasks=4), first, second, second, third)
+    first, second, third = dataset["nodes"]
+    attempt = place(dataset, submit(dataset, tasks=4), first, second, second, third)
 
     def to_try() -> list[int]:
         fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
@@ -359,10 +366,10 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) 
     assert to_start() == [1, 2, 3]
 
 
-def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
-    nodes = [*scene["nodes"], factories.node(scene["pool"]), factories.node(scene["pool"])]
+def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(dataset) -> None:
+    nodes = [*dataset["nodes"], factories.node(dataset["pool"]), factories.node(dataset["pool"])]
     Node.objects.update(state="ready", breaker_state="healthy")
-    job = submit(scene)
+    job = submit(dataset)
 
     def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
         cause = quarantine.record_peer_unreachable(tried.pk, first.pk, job=whose, message="b cannot reach a")
@@ -372,7 +379,7 @@ def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> No
     a, b, c, d = nodes
     assert apart(b, a) == [b.name]  # nobody can say yet
     assert apart(c, a) == [a.name]  # it is a: the others were good
-    other = submit(scene)
+    other = submit(dataset)
     assert apart(d, a, other) == [a.name]
     a.refresh_from_db()
     assert (a.breaker_state, a.breaker_cause) == ("quarantined", "peer_unreachable")

@@ -28,16 +28,16 @@ def on_node(image_id: str, *digests: str, ref: str = f"{NAME}:2") -> dict[str, o
 
 
 @pytest.fixture
-def scene():
+def dataset():
     made = factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
     made["environment"] = factories.environment("torch", tool=False, image=f"{NAME}:2")
     return made | {"second": factories.node(made["pool"], name="second")}
 
 
-def agree(scene, image_id: str, digest: str) -> None:
+def agree(dataset, image_id: str, digest: str) -> None:
     """Both nodes report the same image."""
-    for node in (scene["node"], scene["second"]):
-        record_claim(scene["environment"], node, [on_node(image_id, f"{NAME}@{digest}")])
+    for node in (dataset["node"], dataset["second"]):
+        record_claim(dataset["environment"], node, [on_node(image_id, f"{NAME}@{digest}")])
 
 
 def claims(environment: Environment) -> dict[str, list[str]]:
@@ -68,9 +68,9 @@ def test_a_registry_image_is_pinned_by_its_digest_and_a_loaded_one_by_its_config
     assert pin_of(Environment(image=image, archive=archive), row) == pin
 
 
-def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
-    environment, node, second = scene["environment"], scene["node"], scene["second"]
-    early = factories.job(scene["owner"], scene["project"], environment)
+def test_an_image_counts_for_all_once_two_nodes_report_it(dataset) -> None:
+    environment, node, second = dataset["environment"], dataset["node"], dataset["second"]
+    early = factories.job(dataset["owner"], dataset["project"], environment)
     record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
     environment.refresh_from_db()
     assert (early.image_digest, environment.image_digest) == ("", "")
@@ -79,9 +79,9 @@ def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
     assert environment.image_digest == f"{NAME}@{ONE}" and environment.image_resolved_at is not None
     assert environment.image_resolved_by == f"{node.name}, second"
     assert AuditEntry.objects.filter(action="environment.image_resolved").count() == 1
-    later = factories.job(scene["owner"], scene["project"], environment)
+    later = factories.job(dataset["owner"], dataset["project"], environment)
     assert later.image_digest == f"{NAME}@{ONE}"
-    task = task_of(place(scene, early))
+    task = task_of(place(dataset, early))
     assert (pin_job(task), Job.objects.get(pk=early.pk).image_attempt) == (f"{NAME}@{ONE}", None)
 
     record_claim(environment, second, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
@@ -92,10 +92,10 @@ def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
     assert claims(environment) == {f"{NAME}@{ONE}": [node.name]}
 
 
-def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(scene) -> None:
-    environment, honest = scene["environment"], scene["node"]
-    hostile = scene["second"]
-    third = factories.node(scene["pool"], name="third")
+def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(dataset) -> None:
+    environment, honest = dataset["environment"], dataset["node"]
+    hostile = dataset["second"]
+    third = factories.node(dataset["pool"], name="third")
     said = [
         on_node(image_id, *digests, ref=f"{NAME}:2")
         for image_id in (ID, OTHER_ID, "sha256:x", "evil.example/x:1", "", ":latest")
@@ -150,122 +150,122 @@ def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned)
     assert environment.image_digest == (f"{NAME}@{ONE}" if pinned else "")
 
 
-def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(scene) -> None:
-    environment = scene["environment"]
+def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(dataset) -> None:
+    environment = dataset["environment"]
     for name, digest, state in (
         ("a", ONE, "quarantined"), ("b", ONE, "healthy"), ("c", OTHER, "quarantined"), ("d", OTHER, "healthy")
     ):  # fmt: skip
-        node = factories.node(scene["pool"], name=name, breaker_state=state)
+        node = factories.node(dataset["pool"], name=name, breaker_state=state)
         record_claim(environment, node, [on_node(digest, f"{NAME}@{digest}")])
     Node.objects.update(breaker_state="healthy")
     record_claim(environment, Node.objects.get(name="a"), [on_node(ONE, f"{NAME}@{ONE}")])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
     with pytest.raises(Conflict) as unclear:
-        do_update_image(scene["admin"], environment)
+        do_update_image(dataset["admin"], environment)
     assert unclear.value.code == "ambiguous_image"
     with pytest.raises(InvalidRequest):
-        do_update_image(scene["admin"], environment, f"{NAME}@sha256:{'3' * 64}")
-    assert do_update_image(scene["admin"], environment, f"{NAME}@{ONE}").image_digest == f"{NAME}@{ONE}"
+        do_update_image(dataset["admin"], environment, f"{NAME}@sha256:{'3' * 64}")
+    assert do_update_image(dataset["admin"], environment, f"{NAME}@{ONE}").image_digest == f"{NAME}@{ONE}"
 
 
-def test_a_node_with_several_digests_of_one_image_reports_the_one_that_others_report(scene) -> None:
-    environment = scene["environment"]
-    record_claim(environment, scene["node"], [on_node(ID, f"{NAME}@{OTHER}")])
-    record_claim(environment, scene["second"], [on_node(ID, f"{NAME}@{ONE}", f"{NAME}@{OTHER}")])
+def test_a_node_with_several_digests_of_one_image_reports_the_one_that_others_report(dataset) -> None:
+    environment = dataset["environment"]
+    record_claim(environment, dataset["node"], [on_node(ID, f"{NAME}@{OTHER}")])
+    record_claim(environment, dataset["second"], [on_node(ID, f"{NAME}@{ONE}", f"{NAME}@{OTHER}")])
     assert Environment.objects.get(pk=environment.pk).image_digest == f"{NAME}@{OTHER}"
 
 
-def test_claims_that_arrive_after_the_image_was_changed_pin_nothing(scene) -> None:
-    stale = Environment.objects.get(pk=scene["environment"].pk)
+def test_claims_that_arrive_after_the_image_was_changed_pin_nothing(dataset) -> None:
+    stale = Environment.objects.get(pk=dataset["environment"].pk)
     Environment.objects.filter(pk=stale.pk).update(image=f"{NAME}:3")
-    for node in (scene["node"], scene["second"]):
+    for node in (dataset["node"], dataset["second"]):
         record_claim(stale, node, [on_node(ID, f"{NAME}@{ONE}")])
     assert Environment.objects.get(pk=stale.pk).image_digest == ""
 
 
-def test_the_archive_of_the_environment_counts_like_a_node(scene, tmp_path) -> None:
+def test_the_archive_of_the_environment_counts_like_a_node(dataset, tmp_path) -> None:
     path = tmp_path / "image.tar"
     path.write_bytes(archive(f"{NAME}:2", size_kib=1))
     held = archive_config_digest(str(path), f"{NAME}:2")
     environment = factories.environment("loaded", tool=False, image=f"{NAME}:2", archive=str(path))
-    record_claim(environment, scene["second"], [on_node(OTHER_ID)])
+    record_claim(environment, dataset["second"], [on_node(OTHER_ID)])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
-    record_claim(environment, scene["node"], [on_node(held)])
+    record_claim(environment, dataset["node"], [on_node(held)])
     assert Environment.objects.get(pk=environment.pk).image_digest == held
 
 
-def test_ranks_and_attempts_keep_the_image_that_the_first_node_named(scene) -> None:
-    environment, node, second = scene["environment"], scene["node"], scene["second"]
-    job = factories.job(scene["owner"], scene["project"], environment, tasks=2)
-    first, other = place(scene, job).task_rows.order_by("rank")
+def test_ranks_and_attempts_keep_the_image_that_the_first_node_named(dataset) -> None:
+    environment, node, second = dataset["environment"], dataset["node"], dataset["second"]
+    job = factories.job(dataset["owner"], dataset["project"], environment, tasks=2)
+    first, other = place(dataset, job).task_rows.order_by("rank")
     assert pin_job(first) == ""
     record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
     record_claim(environment, second, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     other.node = second
     assert [pin_job(first), pin_job(other)] == [f"{NAME}@{ONE}"] * 2
-    do_update_image(scene["admin"], environment, f"{NAME}@{OTHER}")
+    do_update_image(dataset["admin"], environment, f"{NAME}@{OTHER}")
     assert pin_job(Task.objects.get(pk=other.pk)) == f"{NAME}@{ONE}"
 
 
-def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(scene) -> None:
-    environment, node = scene["environment"], scene["node"]
-    agree(scene, ID, ONE)
+def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(dataset) -> None:
+    environment, node = dataset["environment"], dataset["node"]
+    agree(dataset, ID, ONE)
     ImagePresence.objects.filter(node=node).update(state="present")
-    before = factories.job(scene["owner"], scene["project"], environment)
+    before = factories.job(dataset["owner"], dataset["project"], environment)
     with pytest.raises(Conflict) as unchanged:
-        do_update_image(scene["admin"], environment)
+        do_update_image(dataset["admin"], environment)
     assert unchanged.value.code == "image_unchanged"
     record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     with pytest.raises(Forbidden):
-        do_update_image(scene["owner"], environment)
-    updated = do_update_image(scene["admin"], environment)
+        do_update_image(dataset["owner"], environment)
+    updated = do_update_image(dataset["admin"], environment)
     assert (updated.image_digest, updated.image_resolved_by) == (f"{NAME}@{OTHER}", "root")
     entry = AuditEntry.objects.get(action="environment.update_image")
-    assert (entry.before, entry.actor) == ({"digest": f"{NAME}@{ONE}"}, scene["admin"])
+    assert (entry.before, entry.actor) == ({"digest": f"{NAME}@{ONE}"}, dataset["admin"])
     assert not ImagePresence.objects.filter(state="present").exists()
-    after = factories.job(scene["owner"], scene["project"], Environment.objects.get(pk=environment.pk))
+    after = factories.job(dataset["owner"], dataset["project"], Environment.objects.get(pk=environment.pk))
     assert [before.image_digest, after.image_digest] == [f"{NAME}@{ONE}", f"{NAME}@{OTHER}"]
-    assert pin_job(task_of(place(scene, before))) == f"{NAME}@{ONE}"
+    assert pin_job(task_of(place(dataset, before))) == f"{NAME}@{ONE}"
 
 
-def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(scene) -> None:
-    environment = scene["environment"]
-    assert do_check_tag(scene["admin"], environment) == scene["node"]
+def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(dataset) -> None:
+    environment = dataset["environment"]
+    assert do_check_tag(dataset["admin"], environment) == dataset["node"]
     row = ImagePresence.objects.get()
     assert row.check_tag and row.pull_requested_at is not None
     with pytest.raises(Forbidden):
-        do_check_tag(scene["owner"], environment)
+        do_check_tag(dataset["owner"], environment)
     Node.objects.update(reachable=False)
     with pytest.raises(Conflict) as away:
-        do_check_tag(scene["admin"], environment)
+        do_check_tag(dataset["admin"], environment)
     assert away.value.code == "no_node"
     for runtime, image in (("process", ""), ("podman", f"{NAME}@{ONE}")):
         fixed = factories.environment(runtime=runtime, image=image)
         with pytest.raises(Conflict) as no_tag:
-            do_check_tag(scene["admin"], fixed)
+            do_check_tag(dataset["admin"], fixed)
         assert no_tag.value.code == "no_tag"
 
 
-def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_once(scene) -> None:
-    admin, environment = scene["admin"], scene["environment"]
+def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_once(dataset) -> None:
+    admin, environment = dataset["admin"], dataset["environment"]
 
     def save(**words):
         known = {"name": "torch", "title": "Torch", "runtime": RuntimeKind.PODMAN, "image": f"{NAME}:2"}
         return do_save_environment(admin, EnvironmentInput(**known | words), environment)
 
-    agree(scene, ID, ONE)
+    agree(dataset, ID, ONE)
     assert save(title="Torch 2").image_digest == f"{NAME}@{ONE}"
     assert save(archive="/images/torch.tar").image_digest == ""
     assert save(image=f"{NAME}@{OTHER}").image_digest == f"{NAME}@{OTHER}"
-    agree(scene, ID, ONE)
+    agree(dataset, ID, ONE)
     environment.refresh_from_db()
     assert (environment.image_digest, claims(environment)) == (f"{NAME}@{OTHER}", {})
 
 
-def test_images_of_live_tasks_stay_on_their_node_after_an_update(scene) -> None:
-    environment, node = scene["environment"], scene["node"]
-    agree(scene, ID, ONE)
-    place(scene, factories.job(scene["owner"], scene["project"], environment))
+def test_images_of_live_tasks_stay_on_their_node_after_an_update(dataset) -> None:
+    environment, node = dataset["environment"], dataset["node"]
+    agree(dataset, ID, ONE)
+    place(dataset, factories.job(dataset["owner"], dataset["project"], environment))
     record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
-    do_update_image(scene["admin"], environment)
+    do_update_image(dataset["admin"], environment)
     assert {f"{NAME}@{ONE}", f"{NAME}@{OTHER}"} <= set(protected_images(node.pk))

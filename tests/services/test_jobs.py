@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def scene():
+def dataset():
     pool = factories.pool("main")
     owner = factories.user("ada")
     for name in ("n1", "n2"):
@@ -22,59 +22,59 @@ def scene():
     return {"pool": pool, "owner": owner, "project": project, "environment": factories.environment()}
 
 
-def submit(scene, user=None, **fields):
-    return factories.job(user or scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset, user=None, **fields):
+    return factories.job(user or dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
-def test_a_submitted_job_waits_and_wakes_the_engine(scene):
-    job = submit(scene, gpus_per_task=3)
+def test_a_submitted_job_waits_and_wakes_the_engine(dataset):
+    job = submit(dataset, gpus_per_task=3)
     assert (job.state, job.total_milli) == ("PENDING", 3000)
     assert job.events.get().message == "Submitted by ada."
     assert OutboxMessage.objects.filter(name="scheduler.cycle").exists()
 
 
-def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(scene):
-    assert submit(scene, tasks=2, gpus_per_task=4).state == "PENDING"
+def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(dataset):
+    assert submit(dataset, tasks=2, gpus_per_task=4).state == "PENDING"
     with pytest.raises(Unsatisfiable) as refusal:
-        submit(scene, gpus_per_task=9)
+        submit(dataset, gpus_per_task=9)
     assert refusal.value.code == "unsatisfiable"
     assert refusal.value.details["largest_node_gpus"] == 4
     assert refusal.value.details["nearest"] == {"tasks": 1, "gpus_per_task": 4}
     with pytest.raises(Unsatisfiable) as refusal:
-        submit(scene, tasks=9)
+        submit(dataset, tasks=9)
     assert refusal.value.details["nearest"] == {"tasks": 8, "gpus_per_task": 1}
 
 
-def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(scene):
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
+def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(dataset):
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], user_limit_milli=2000)
     with pytest.raises(Unsatisfiable) as refusal:
-        submit(scene, gpus_per_task=4)
+        submit(dataset, gpus_per_task=4)
     assert "the user limit of nlp in main is 2" in refusal.value.message
     assert refusal.value.details["nearest"]["gpus_per_task"] == 2
 
 
-def test_a_limit_of_an_ancestor_is_named(scene):
+def test_a_limit_of_an_ancestor_is_named(dataset):
     parent = factories.project("language")
-    scene["project"].parent = parent
-    scene["project"].save()
-    Quota.objects.create(project=parent, pool=scene["pool"], limit_milli=2000)
+    dataset["project"].parent = parent
+    dataset["project"].save()
+    Quota.objects.create(project=parent, pool=dataset["pool"], limit_milli=2000)
     with pytest.raises(Unsatisfiable) as refusal:
-        submit(scene, gpus_per_task=3)
+        submit(dataset, gpus_per_task=3)
     assert "limit of language in main is 2" in refusal.value.message
-    assert submit(scene, gpus_per_task=2).state == "PENDING"
+    assert submit(dataset, gpus_per_task=2).state == "PENDING"
 
 
-def never(scene, **fields):
+def never(dataset, **fields):
     """The message and the nearest request of a refusal, which must be one that is not refused."""
     with pytest.raises(Unsatisfiable) as refusal:
-        submit(scene, **fields)
+        submit(dataset, **fields)
     assert refusal.value.code == "unsatisfiable"
     nearest = refusal.value.details["nearest"]
     if nearest is not None:
         changed = {
             key: NodePool.objects.get(public_id=v) if key == "pool" else v for key, v in nearest.items()
         }
-        assert submit(scene, **fields | changed).state == "PENDING"
+        assert submit(dataset, **fields | changed).state == "PENDING"
     return refusal.value.message, nearest
 
 
@@ -125,49 +125,49 @@ def never(scene, **fields):
         ),
     ],
 )
-def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
+def test_what_no_node_could_ever_hold(dataset, fields, says, nearest):
     """Two large nodes in one pool, a small one with another GPU in a second."""
     other = factories.pool("other")
     small = factories.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
     small.gpus.update(model="Other 40", memory_mib=40_960)
-    message, found = never(scene, **fields)
+    message, found = never(dataset, **fields)
     assert says in message
     assert found == nearest
 
 
-def test_what_another_pool_could_hold_names_it(scene):
+def test_what_another_pool_could_hold_names_it(dataset):
     other = factories.pool("other")
     factories.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
-    message, nearest = never(scene, pool=other)
+    message, nearest = never(dataset, pool=other)
     assert "No node of the pool other runs containers. The pool main has nodes that do." in message
-    assert nearest == {"pool": scene["pool"].public_id}
+    assert nearest == {"pool": dataset["pool"].public_id}
     factories.node(other, gpus=1).gpus.update(model="Other 40")
-    message, nearest = never(scene, pool=other, gpu_model="Test 80")
+    message, nearest = never(dataset, pool=other, gpu_model="Test 80")
     assert "There is no Test 80 GPU in the pool other; the pool main has some." in message
-    assert nearest == {"pool": scene["pool"].public_id}
+    assert nearest == {"pool": dataset["pool"].public_id}
 
 
-def test_a_runtime_that_no_node_has(scene):
+def test_a_runtime_that_no_node_has(dataset):
     process = factories.environment(runtime="process", prefix="/usr")
     with pytest.raises(Unsatisfiable, match="No node of this cluster runs environments without a container"):
-        factories.job(scene["owner"], scene["project"], process)
+        factories.job(dataset["owner"], dataset["project"], process)
     Node.objects.update(state="retired")
     with pytest.raises(Unsatisfiable, match="There is no node yet"):
-        submit(scene)
+        submit(dataset)
 
 
-def test_a_pool_must_both_hold_it_and_allow_it(scene):
+def test_a_pool_must_both_hold_it_and_allow_it(dataset):
     """The limit of the large pool is not lifted by a small pool that has none."""
     factories.node(factories.pool("tiny"), gpus=1)
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    message, nearest = never(scene, gpus_per_task=3)
+    Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
+    message, nearest = never(dataset, gpus_per_task=3)
     assert "limit of nlp in main is 2" in message
     assert nearest == {"tasks": 1, "gpus_per_task": 2}
 
 
-def test_a_cluster_out_of_service_comes_back(scene):
+def test_a_cluster_out_of_service_comes_back(dataset):
     Node.objects.update(state="cordoned")
-    assert submit(scene, gpus_per_task=4).state == "PENDING"
+    assert submit(dataset, gpus_per_task=4).state == "PENDING"
 
 
 @pytest.mark.parametrize(
@@ -201,56 +201,56 @@ def test_a_cluster_out_of_service_comes_back(scene):
         ({"priority": -101}, "priority"),
     ],
 )
-def test_nonsense_is_refused_by_field(scene, fields, named):
+def test_nonsense_is_refused_by_field(dataset, fields, named):
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, **fields)
+        submit(dataset, **fields)
     assert named in refusal.value.fields
 
 
-def test_strangers_do_not_learn_that_the_project_exists(scene):
+def test_strangers_do_not_learn_that_the_project_exists(dataset):
     with pytest.raises(NotFound):
-        submit(scene, user=factories.user())
+        submit(dataset, user=factories.user())
     viewer = factories.user()
-    scene["project"].memberships.create(user=viewer, role="viewer")
+    dataset["project"].memberships.create(user=viewer, role="viewer")
     with pytest.raises(Forbidden):
-        submit(scene, user=viewer)
+        submit(dataset, user=viewer)
     with pytest.raises(Forbidden, match="priority"):
-        submit(scene, priority=5)
+        submit(dataset, priority=5)
 
 
-def test_cancel_by_others(scene):
-    job = submit(scene)
+def test_cancel_by_others(dataset):
+    job = submit(dataset)
     other = factories.user()
     with pytest.raises(NotFound):
         do_cancel_job(other, job)
-    scene["project"].memberships.create(user=other, role="member")
+    dataset["project"].memberships.create(user=other, role="member")
     with pytest.raises(Forbidden):
         do_cancel_job(other, job)
-    assert do_cancel_job(scene["owner"], job).state == "CANCELLED"
+    assert do_cancel_job(dataset["owner"], job).state == "CANCELLED"
 
 
-def test_start_again_makes_the_same_request(scene):
-    job = submit(scene, gpus_per_task=2, env={"A": "1"})
+def test_start_again_makes_the_same_request(dataset):
+    job = submit(dataset, gpus_per_task=2, env={"A": "1"})
     with pytest.raises(Conflict):
-        do_resubmit_job(scene["owner"], job)
-    do_cancel_job(scene["owner"], job)
+        do_resubmit_job(dataset["owner"], job)
+    do_cancel_job(dataset["owner"], job)
     job.refresh_from_db()
-    again = do_resubmit_job(scene["owner"], job)
+    again = do_resubmit_job(dataset["owner"], job)
     assert (again.gpus_per_task, again.env, again.state) == (2, {"A": "1"}, "PENDING")
     assert again.pk != job.pk
 
 
-def test_one_account_for_all_is_for_one_person_alone(scene):
+def test_one_account_for_all_is_for_one_person_alone(dataset):
     """Without root the runtime process cannot keep people apart."""
     admin = factories.user(admin=True)
-    node = factories.node(scene["pool"], runtime="process", agent_info={"per_user_isolation": False})
+    node = factories.node(dataset["pool"], runtime="process", agent_info={"per_user_isolation": False})
     process = factories.environment(runtime="process", prefix="/usr")
-    assert factories.job(admin, scene["project"], process).state == "PENDING"
+    assert factories.job(admin, dataset["project"], process).state == "PENDING"
     with pytest.raises(Forbidden, match="one account"):
-        factories.job(scene["owner"], scene["project"], process)
+        factories.job(dataset["owner"], dataset["project"], process)
     factories.user(password=factories.PASSWORD)
     with pytest.raises(Forbidden, match="more than one user"):
-        factories.job(admin, scene["project"], process)
+        factories.job(admin, dataset["project"], process)
     node.agent_info = {"per_user_isolation": True}
     node.save()
-    assert factories.job(scene["owner"], scene["project"], process).state == "PENDING"
+    assert factories.job(dataset["owner"], dataset["project"], process).state == "PENDING"

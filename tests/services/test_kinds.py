@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     """A node with two whole GPUs of capability 8.0 and two slices."""
     made = factories.basic_cluster()
     made["node"].gpus.update(compute_capability=8.0)
@@ -23,8 +23,8 @@ def scene():
     return made
 
 
-def submit(scene, **asks):
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
+def submit(dataset, **asks):
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **asks)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def submit(scene, **asks):
         ({"min_compute_capability": float("nan")}, "min_compute_capability"),
     ],
 )
-def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
+def test_what_is_no_kind_is_refused_by_field(dataset, asks, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, **asks)
+        submit(dataset, **asks)
     assert set(refusal.value.fields) == {field}
 
 
@@ -58,23 +58,23 @@ def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
         ),
     ],
 )
-def test_what_no_gpu_is_like_is_refused_with_the_nearest(scene, asks, message, nearest) -> None:
+def test_what_no_gpu_is_like_is_refused_with_the_nearest(dataset, asks, message, nearest) -> None:
     with pytest.raises(Unsatisfiable) as refusal:
-        submit(scene, **asks)
+        submit(dataset, **asks)
     assert refusal.value.message == message
     assert refusal.value.details["nearest"] == nearest
 
 
-def test_whole_gpus_and_slices_are_counted_apart(scene) -> None:
-    assert submit(scene, gpus_per_task=2).pk and submit(scene, gpus_per_task=2, mig_profile="1g.10gb").pk
+def test_whole_gpus_and_slices_are_counted_apart(dataset) -> None:
+    assert submit(dataset, gpus_per_task=2).pk and submit(dataset, gpus_per_task=2, mig_profile="1g.10gb").pk
     for asks in ({"gpus_per_task": 3}, {"gpus_per_task": 3, "mig_profile": "1g.10gb"}):
         with pytest.raises(Unsatisfiable):
-            submit(scene, **asks)
+            submit(dataset, **asks)
 
 
-def test_the_scheduler_places_each_on_its_kind(scene) -> None:
-    small = submit(scene, mig_profile="1g.10gb", min_compute_capability=8.0)
-    whole = submit(scene, gpus_per_task=2)
+def test_the_scheduler_places_each_on_its_kind(dataset) -> None:
+    small = submit(dataset, mig_profile="1g.10gb", min_compute_capability=8.0)
+    whole = submit(dataset, gpus_per_task=2)
     plan = decide(take_snapshot(factories.cluster_settings()).snapshot, Policy())
     kinds = dict(Gpu.objects.values_list("uuid", "mig_profile"))
     got = {
@@ -83,7 +83,9 @@ def test_the_scheduler_places_each_on_its_kind(scene) -> None:
     assert got == {small.public_id: {"1g.10gb"}, whole.public_id: {""}}
 
 
-def test_a_slice_counts_as_one_gpu_of_a_limit(scene) -> None:
-    Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=0, limit_milli=1000)
+def test_a_slice_counts_as_one_gpu_of_a_limit(dataset) -> None:
+    Quota.objects.create(
+        project=dataset["project"], pool=dataset["pool"], guaranteed_milli=0, limit_milli=1000
+    )
     with pytest.raises(Unsatisfiable, match="limit of"):
-        submit(scene, gpus_per_task=2, mig_profile="1g.10gb")
+        submit(dataset, gpus_per_task=2, mig_profile="1g.10gb")

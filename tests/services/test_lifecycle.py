@@ -19,26 +19,26 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     return factories.basic_cluster()
 
 
-def submit(scene, **fields) -> Job:
-    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
+def submit(dataset, **fields) -> Job:
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 
-def place(scene, job: Job, *, milli: int = 1000, gpus: list[Gpu] | None = None) -> Attempt:
-    gpus = gpus or list(scene["node"].gpus.all())
+def place(dataset, job: Job, *, milli: int = 1000, gpus: list[Gpu] | None = None) -> Attempt:
+    gpus = gpus or list(dataset["node"].gpus.all())
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        seats = [
+        slots = [
             RankPlacement(
-                scene["node"],
+                dataset["node"],
                 [(gpus[rank * job.gpus_per_task + i].pk, milli) for i in range(job.gpus_per_task)],
             )
             for rank in range(job.tasks)
         ]
-        return job_control.start_attempt(row, scene["pool"], seats, epoch=1)
+        return job_control.start_attempt(row, dataset["pool"], slots, epoch=1)
 
 
 def run(attempt: Attempt) -> list[int]:
@@ -49,21 +49,21 @@ def run(attempt: Attempt) -> list[int]:
     return ids
 
 
-def used(scene) -> list[int]:
-    return list(scene["node"].gpus.values_list("used_milli", flat=True))
+def used(dataset) -> list[int]:
+    return list(dataset["node"].gpus.values_list("used_milli", flat=True))
 
 
-def test_a_job_runs_and_completes(scene):
-    job = submit(scene, gpus_per_task=2)
-    attempt = place(scene, job)
-    assert used(scene) == [1000, 1000, 0, 0]
+def test_a_job_runs_and_completes(dataset):
+    job = submit(dataset, gpus_per_task=2)
+    attempt = place(dataset, job)
+    assert used(dataset) == [1000, 1000, 0, 0]
     (task,) = run(attempt)
     attempt.refresh_from_db()
     assert attempt.state == AttemptState.RUNNING
     job_control.record_task_ended(task, exit_code=0, reason=EndReason.COMPLETED)
     job.refresh_from_db()
     assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
-    assert used(scene) == [0, 0, 0, 0]
+    assert used(dataset) == [0, 0, 0, 0]
     ledger = UsageInterval.objects.filter(job=job)
     assert len(ledger) == 2
     assert all(row.ended_at and row.started_at == row.allocation.started_at for row in ledger)
@@ -71,43 +71,43 @@ def test_a_job_runs_and_completes(scene):
     assert states == ["RUNNING", "COMPLETED"]
 
 
-def test_a_gpu_is_never_given_twice(scene):
-    first, second = submit(scene), submit(scene)
-    place(scene, first)
+def test_a_gpu_is_never_given_twice(dataset):
+    first, second = submit(dataset), submit(dataset)
+    place(dataset, first)
     with pytest.raises(IntegrityError):
-        place(scene, second)
+        place(dataset, second)
     second.refresh_from_db()
     assert second.state == JobState.PENDING
     assert Allocation.objects.filter(task__attempt__job=second).count() == 0
 
 
-def test_shares_fill_a_gpu_and_no_more(scene):
-    gpu = [scene["node"].gpus.first()]
+def test_shares_fill_a_gpu_and_no_more(dataset):
+    gpu = [dataset["node"].gpus.first()]
     for _ in range(2):
-        place(scene, submit(scene, milli_per_gpu=400), milli=400, gpus=gpu)
+        place(dataset, submit(dataset, milli_per_gpu=400), milli=400, gpus=gpu)
     with pytest.raises(IntegrityError):
-        place(scene, submit(scene, milli_per_gpu=400), milli=400, gpus=gpu)
+        place(dataset, submit(dataset, milli_per_gpu=400), milli=400, gpus=gpu)
     with pytest.raises(IntegrityError):
-        place(scene, submit(scene), gpus=gpu)
-    assert used(scene)[0] == 800
+        place(dataset, submit(dataset), gpus=gpu)
+    assert used(dataset)[0] == 800
 
 
-def test_two_schedulers_at_once_seat_one_job(scene):
-    gpu = [scene["node"].gpus.first()]
-    jobs = [submit(scene) for _ in range(2)]
+def test_two_schedulers_at_once_seat_one_job(dataset):
+    gpu = [dataset["node"].gpus.first()]
+    jobs = [submit(dataset) for _ in range(2)]
     barrier, outcomes = threading.Barrier(2), []
 
-    def seat(job: Job) -> None:
+    def slot(job: Job) -> None:
         barrier.wait()
         try:
-            place(scene, job, gpus=gpu)
+            place(dataset, job, gpus=gpu)
             outcomes.append("seated")
         except IntegrityError:
             outcomes.append("refused")
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=seat, args=(job,)) for job in jobs]
+    threads = [threading.Thread(target=slot, args=(job,)) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -115,9 +115,9 @@ def test_two_schedulers_at_once_seat_one_job(scene):
     assert sorted(outcomes) == ["refused", "seated"]
 
 
-def test_cancel_before_a_start_went_out_ends_at_once(scene):
-    job = submit(scene)
-    attempt = place(scene, job)
+def test_cancel_before_a_start_went_out_ends_at_once(dataset):
+    job = submit(dataset)
+    attempt = place(dataset, job)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
@@ -125,24 +125,24 @@ def test_cancel_before_a_start_went_out_ends_at_once(scene):
     assert Allocation.objects.get(task__attempt=attempt).proof == "never_started"
 
 
-def test_cancel_holds_the_gpu_until_the_node_says_gone(scene):
-    job = submit(scene)
-    (task,) = run(place(scene, job))
+def test_cancel_holds_the_gpu_until_the_node_says_gone(dataset):
+    job = submit(dataset)
+    (task,) = run(place(dataset, job))
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
-    assert used(scene)[0] == 1000
+    assert used(dataset)[0] == 1000
     # the node may still answer an old start: it changes nothing
     job_control.record_task_running(task, container="late", ports={})
     job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
-    assert used(scene)[0] == 0
+    assert used(dataset)[0] == 0
 
 
-def test_an_ended_job_stays_what_it_was(scene):
-    job = submit(scene)
-    (task,) = run(place(scene, job))
+def test_an_ended_job_stays_what_it_was(dataset):
+    job = submit(dataset)
+    (task,) = run(place(dataset, job))
     job_control.record_task_ended(task, exit_code=3, reason=EndReason.EXIT_CODE)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     job.refresh_from_db()
@@ -153,44 +153,44 @@ def test_an_ended_job_stays_what_it_was(scene):
     )
 
 
-def test_an_end_told_twice_counts_once(scene):
-    job = submit(scene)
-    (task,) = run(place(scene, job))
+def test_an_end_told_twice_counts_once(dataset):
+    job = submit(dataset)
+    (task,) = run(place(dataset, job))
     for _ in range(3):
         job_control.record_task_ended(task, exit_code=0, reason=EndReason.COMPLETED)
-    assert used(scene)[0] == 0
+    assert used(dataset)[0] == 0
     assert JobEvent.objects.filter(job=job, after="COMPLETED", kind="job_state").count() == 1
 
 
-def test_a_gang_fails_as_one(scene):
-    job = submit(scene, tasks=2)
-    attempt = place(scene, job)
+def test_a_gang_fails_as_one(dataset):
+    job = submit(dataset, tasks=2)
+    attempt = place(dataset, job)
     first, second = run(attempt)
     job_control.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)
     attempt.refresh_from_db()
     assert attempt.state == AttemptState.COMPLETING
-    assert used(scene)[:2] == [0, 1000]
+    assert used(dataset)[:2] == [0, 1000]
     job_control.record_task_ended(second, exit_code=137, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert (job.state, job.exit_code) == (JobState.FAILED, 1)
-    assert used(scene) == [0, 0, 0, 0]
+    assert used(dataset) == [0, 0, 0, 0]
 
 
-def test_a_reboot_sends_the_job_back_until_its_tries_are_used(scene):
-    job = submit(scene, max_attempts=2)
+def test_a_reboot_sends_the_job_back_until_its_tries_are_used(dataset):
+    job = submit(dataset, max_attempts=2)
     for state in [JobState.PENDING, JobState.FAILED]:
-        (task,) = run(place(scene, job))
+        (task,) = run(place(dataset, job))
         job_control.record_task_ended(task, exit_code=None, reason=EndReason.NODE_REBOOTED, proof="rebooted")
         job.refresh_from_db()
         assert job.state == state
     assert [a.state for a in job.attempts.all()] == [AttemptState.NODE_FAIL] * 2
-    assert scene["node"].name in job.message
+    assert dataset["node"].name in job.message
 
 
-def test_giving_back_does_not_use_up_tries(scene):
-    job = submit(scene, max_attempts=1)
+def test_giving_back_does_not_use_up_tries(dataset):
+    job = submit(dataset, max_attempts=1)
     for _ in range(3):
-        attempt = place(scene, job)
+        attempt = place(dataset, job)
         (task,) = run(attempt)
         job_control.request_stop(attempt.pk, EndReason.RECLAIMED)
         job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
@@ -199,11 +199,11 @@ def test_giving_back_does_not_use_up_tries(scene):
     assert job.attempt_count == 3
 
 
-def test_a_held_job_is_not_placed(scene):
-    job = submit(scene)
+def test_a_held_job_is_not_placed(dataset):
+    job = submit(dataset)
     job_control.set_job_held(job.pk, True, actor="ada")
     with pytest.raises(Conflict):
-        place(scene, job)
+        place(dataset, job)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_a_held_job_is_not_placed(scene):
         ("portal_task", ATTEMPT_TRANSITIONS),
     ],
 )
-def test_the_database_refuses_just_what_the_tables_refuse(scene, table, moves):
-    job = submit(scene)
-    attempt = place(scene, job)
+def test_the_database_refuses_just_what_the_tables_refuse(dataset, table, moves):
+    job = submit(dataset)
+    attempt = place(dataset, job)
     ids = {"portal_job": job.pk, "portal_attempt": attempt.pk, "portal_task": attempt.task_rows.get().pk}
     for old in moves:
         for new in moves:

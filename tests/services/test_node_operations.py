@@ -27,7 +27,7 @@ from tests import factories
 
 
 @pytest.fixture
-def scene(db, settings, tmp_path):
+def dataset(db, settings, tmp_path):
     """Twelve nodes that answer with an older agent, one that is silent, and a signed agent of ours."""
     settings.DATA_DIR = tmp_path
     (tmp_path / "agent").mkdir()
@@ -71,11 +71,11 @@ def test_the_first_goes_alone_and_nobody_follows_a_failure(turns: list[RolloutSt
         assert turns.count(RolloutStatus.RUNNING) >= at_once, "somebody could have begun"
 
 
-def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(scene) -> None:
-    rollout = operations.do_upgrade_all(scene["admin"])
+def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(dataset) -> None:
+    rollout = operations.do_upgrade_all(dataset["admin"])
     assert rollout.operations.count() == 12, "the silent one is left out"
     with pytest.raises(Conflict, match="already"):
-        operations.do_upgrade_all(scene["admin"])
+        operations.do_upgrade_all(dataset["admin"])
     widest = 0
     while under_way := begun():
         widest = max(widest, len(under_way))
@@ -89,11 +89,11 @@ def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(scene) -> None:
     ours = bundled_agent().digest
     Node.objects.update(agent_info={"agent_version": "0.1.0", "agent_digest": ours})
     with pytest.raises(Conflict, match="runs this agent"):
-        operations.do_upgrade_all(scene["admin"])
+        operations.do_upgrade_all(dataset["admin"])
 
 
-def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(scene) -> None:
-    rollout = operations.do_upgrade_all(scene["admin"])
+def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(dataset) -> None:
+    rollout = operations.do_upgrade_all(dataset["admin"])
     operations.record_operation_finished(begun()[0].pk, ok=True)
     late = begun()[2]
     NodeOperation.objects.filter(pk=late.pk).update(
@@ -112,21 +112,21 @@ def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(scene) -> None:
     assert operations.nodes_with_due_operations() and begun() == []
 
 
-def test_who_may_ask_and_what_is_not_asked_twice(scene) -> None:
+def test_who_may_ask_and_what_is_not_asked_twice(dataset) -> None:
     with pytest.raises(Forbidden):
-        operations.do_request_operation(scene["member"], node("n00"), OperationKind.PREFLIGHT)
+        operations.do_request_operation(dataset["member"], node("n00"), OperationKind.PREFLIGHT)
     with pytest.raises(Forbidden):
-        operations.do_upgrade_all(scene["member"])
-    first = operations.do_request_operation(scene["admin"], node("n00"), OperationKind.PREFLIGHT)
-    assert operations.do_request_operation(scene["admin"], node("n00"), OperationKind.PREFLIGHT) == first
+        operations.do_upgrade_all(dataset["member"])
+    first = operations.do_request_operation(dataset["admin"], node("n00"), OperationKind.PREFLIGHT)
+    assert operations.do_request_operation(dataset["admin"], node("n00"), OperationKind.PREFLIGHT) == first
     with pytest.raises(Conflict, match="is unreachable"):
-        operations.do_request_operation(scene["admin"], node("n12"), OperationKind.GC)
+        operations.do_request_operation(dataset["admin"], node("n12"), OperationKind.GC)
     assert AuditEntry.objects.filter(action__startswith="node.").count() == 1
     assert AgentRollout.objects.count() == 0
 
 
-def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
-    admin = scene["admin"]
+def test_a_node_comes_back_once_its_check_finds_nothing(dataset) -> None:
+    admin = dataset["admin"]
 
     def put_aside() -> None:
         nodes.do_set_node_state(admin, node("n01"), NodeState.CORDONED, reason="a new fan")
@@ -134,7 +134,7 @@ def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
     put_aside()
     assert not NodeOperation.objects.exists()
     with pytest.raises(Forbidden):
-        do_uncordon_node(scene["member"], node("n01"))
+        do_uncordon_node(dataset["member"], node("n01"))
     check = do_uncordon_node(admin, node("n01"), reason="it turns")
     assert check == do_uncordon_node(admin, node("n01"), reason="it turns") == NodeOperation.objects.get()
     assert [due.kind for due in operations.due_operations(node("n01").pk)] == ["preflight"]
@@ -154,8 +154,8 @@ def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
     assert node("n01").state == "cordoned"
 
 
-def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(scene) -> None:
-    admin = scene["admin"]
+def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(dataset) -> None:
+    admin = dataset["admin"]
     nodes.do_set_node_state(admin, node("n12"), NodeState.DRAINED)
     with pytest.raises(Conflict, match="n12 is unreachable, so it cannot be checked") as silent:
         do_uncordon_node(admin, node("n12"))
@@ -167,18 +167,18 @@ def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(scene) -> None
         do_uncordon_node(admin, node("n12"), force=True)
 
 
-def test_without_a_signed_agent_nothing_is_asked(scene, settings, tmp_path) -> None:
+def test_without_a_signed_agent_nothing_is_asked(dataset, settings, tmp_path) -> None:
     settings.DATA_DIR = tmp_path / "elsewhere"
     for ask in (
-        lambda: operations.do_upgrade_all(scene["admin"]),
-        lambda: operations.do_request_operation(scene["admin"], node("n00"), OperationKind.UPGRADE),
+        lambda: operations.do_upgrade_all(dataset["admin"]),
+        lambda: operations.do_request_operation(dataset["admin"], node("n00"), OperationKind.UPGRADE),
     ):
         with pytest.raises(FairwayError, match="does not exist yet"):
             ask()
     assert not NodeOperation.objects.exists()
 
 
-def test_nodes_are_tidied_by_themselves_and_sooner_when_full(scene) -> None:
+def test_nodes_are_tidied_by_themselves_and_sooner_when_full(dataset) -> None:
     operations.request_due_gc()
     assert not NodeOperation.objects.exists(), "they are new"
     Node.objects.update(created_at=timezone.now() - dt.timedelta(days=2))
@@ -196,14 +196,14 @@ def test_nodes_are_tidied_by_themselves_and_sooner_when_full(scene) -> None:
 
 
 @pytest.mark.parametrize(("every_s", "requested"), [(0, 0), (3_600, 12), (7_200, 0)])
-def test_policy_sets_how_often_nodes_are_cleaned_up(scene, every_s, requested) -> None:
+def test_policy_sets_how_often_nodes_are_cleaned_up(dataset, every_s, requested) -> None:
     NodePool.objects.update(policy={"gc_interval_s": every_s})
     Node.objects.update(created_at=timezone.now() - dt.timedelta(minutes=90))
     operations.request_due_gc()
     assert NodeOperation.objects.filter(kind="gc").count() == requested
 
 
-def test_policy_sets_from_which_use_images_are_removed(scene) -> None:
+def test_policy_sets_from_which_use_images_are_removed(dataset) -> None:
     NodePool.objects.update(policy={"image_gc_high_threshold_percent": 50.0})
     operations.request_gc_if_full(node("n04"), 49.9)
     assert not NodeOperation.objects.exists()
@@ -211,7 +211,7 @@ def test_policy_sets_from_which_use_images_are_removed(scene) -> None:
     assert NodeOperation.objects.get().node.name == "n04"
 
 
-def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) -> None:
+def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(dataset) -> None:
     n04 = node("n04")
     for used_percent in (None, 84.9):
         operations.request_gc_if_full(n04, used_percent)

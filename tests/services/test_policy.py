@@ -31,7 +31,7 @@ def admin():
 
 
 def values(pool: NodePool | None) -> dict[str, object]:
-    return {knob.name: knob.value for knob in settings_sheet(pool).settings}
+    return {setting.name: setting.value for setting in settings_sheet(pool).settings}
 
 
 def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin) -> None:
@@ -48,13 +48,14 @@ def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin
 def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
     for name in setting_names():
         assert setting_error(name, default_value(name)) is None
-    for knob in NUMBER_SETTINGS.values():
+    for setting in NUMBER_SETTINGS.values():
         assert (
-            setting_error(knob.name, knob.minimum) is None and setting_error(knob.name, knob.maximum) is None
+            setting_error(setting.name, setting.minimum) is None
+            and setting_error(setting.name, setting.maximum) is None
         )
         for value in (
-            knob.minimum - 1,
-            knob.maximum * 2 + 1,
+            setting.minimum - 1,
+            setting.maximum * 2 + 1,
             "7",
             True,
             None,
@@ -62,7 +63,7 @@ def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
             float("inf"),
             10**400,
         ):
-            assert setting_error(knob.name, value), (knob.name, value)
+            assert setting_error(setting.name, value), (setting.name, value)
     for choice in CHOICE_SETTINGS.values():
         assert setting_error(choice.name, "nonsense") and setting_error(choice.name, 1)
 

@@ -33,17 +33,17 @@ SECOND = dt.timedelta(seconds=1)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     return factories.basic_cluster()
 
 
-def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) -> Attempt:
+def begun(dataset, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) -> Attempt:
     """An attempt that has run for an hour, with a task on each of the nodes."""
-    nodes = nodes or [scene["node"]]
+    nodes = nodes or [dataset["node"]]
     job = factories.job(
-        scene["owner"],
-        scene["project"],
-        scene["environment"],
+        dataset["owner"],
+        dataset["project"],
+        dataset["environment"],
         tasks=len(nodes),
         gpus_per_task=gpus,
         cpu_milli=100,
@@ -51,10 +51,10 @@ def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) ->
         **fields,
     )
     free = Gpu.objects.filter(used_milli=0).order_by("index")
-    seats = [RankPlacement(node, [(gpu.pk, 1000) for gpu in free.filter(node=node)[:gpus]]) for node in nodes]
+    slots = [RankPlacement(node, [(gpu.pk, 1000) for gpu in free.filter(node=node)[:gpus]]) for node in nodes]
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        made = job_control.start_attempt(row, scene["pool"], seats, epoch=1)
+        made = job_control.start_attempt(row, dataset["pool"], slots, epoch=1)
     for task in made.task_rows.all():
         assert job_control.mark_task_sent(task)
         job_control.record_task_running(
@@ -72,7 +72,7 @@ def read(attempt: Attempt) -> Attempt:
     return Attempt.objects.select_related("progress", "job__project", "job__environment").get(pk=attempt.pk)
 
 
-def tell(attempt: Attempt, done: float, at: dt.datetime, *, rank: int = 0, ago_s: float = 0.0) -> bool:
+def report(attempt: Attempt, done: float, at: dt.datetime, *, rank: int = 0, ago_s: float = 0.0) -> bool:
     return record_progress(read(attempt), rank, done, ago_s, polled_at=at)
 
 
@@ -83,68 +83,68 @@ def known(attempt: Attempt) -> AttemptProgress:
 
 
 @database
-def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(scene) -> None:
-    attempt, began = begun(scene), timezone.now()
+def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(dataset) -> None:
+    attempt, began = begun(dataset), timezone.now()
     assert attempt_progress(attempt) is None
-    assert tell(attempt, 100, began)
+    assert report(attempt, 100, began)
     assert known(attempt).per_s is None  # one word is no rate
-    assert tell(attempt, 160, began + 30 * SECOND)
+    assert report(attempt, 160, began + 30 * SECOND)
     assert known(attempt).per_s is None  # and half a minute is none
-    assert tell(attempt, 400, began + 90 * SECOND, ago_s=15.0)
+    assert report(attempt, 400, began + 90 * SECOND, ago_s=15.0)
     row = known(attempt)
     assert (row.start_units, row.completed_units, row.per_s) == (100, 400, 4.0)
     assert row.reported_at == began + 75 * SECOND  # when it was written, not when the node was asked
 
 
 @database
-def test_it_moves_forward_only_and_at_most_twice_a_minute(scene) -> None:
-    attempt, began = begun(scene), timezone.now()
-    written = [tick for tick in range(120) if tell(attempt, tick, began + tick * SECOND)]
+def test_it_moves_forward_only_and_at_most_twice_a_minute(dataset) -> None:
+    attempt, began = begun(dataset), timezone.now()
+    written = [tick for tick in range(120) if report(attempt, tick, began + tick * SECOND)]
     assert written == [0, 30, 60, 90]
-    assert not tell(attempt, 500, began + 130 * SECOND, ago_s=600.0)  # its clock was set back
+    assert not report(attempt, 500, began + 130 * SECOND, ago_s=600.0)  # its clock was set back
     assert known(attempt).completed_units == 90
 
 
 @database
-def test_a_number_that_falls_begins_the_span_anew(scene) -> None:
-    attempt, began = begun(scene), timezone.now()
-    tell(attempt, 1000, began)
-    tell(attempt, 1600, began + 60 * SECOND)
+def test_a_number_that_falls_begins_the_span_anew(dataset) -> None:
+    attempt, began = begun(dataset), timezone.now()
+    report(attempt, 1000, began)
+    report(attempt, 1600, began + 60 * SECOND)
     assert known(attempt).per_s == 10.0
-    assert tell(attempt, 1200, began + 100 * SECOND)  # it went on from what it had saved
+    assert report(attempt, 1200, began + 100 * SECOND)  # it went on from what it had saved
     row = known(attempt)
     assert (row.start_units, row.start_at, row.per_s) == (1200, began + 100 * SECOND, None)
-    tell(attempt, 1320, began + 160 * SECOND)
+    report(attempt, 1320, began + 160 * SECOND)
     assert known(attempt).per_s == 2.0
 
 
 @database
-def test_of_a_gang_the_lowest_rank_that_speaks_is_heard(scene) -> None:
-    attempt, began = begun(scene), timezone.now()
-    assert tell(attempt, 700, began, rank=3)
-    assert tell(attempt, 900, began + 60 * SECOND, rank=1)  # units of its own: the span begins anew
+def test_of_a_gang_the_lowest_rank_that_speaks_is_heard(dataset) -> None:
+    attempt, began = begun(dataset), timezone.now()
+    assert report(attempt, 700, began, rank=3)
+    assert report(attempt, 900, began + 60 * SECOND, rank=1)  # units of its own: the span begins anew
     assert known(attempt).per_s is None
-    assert not tell(attempt, 2000, began + 120 * SECOND, rank=3)
-    assert tell(attempt, 1020, began + 120 * SECOND, rank=1)
+    assert not report(attempt, 2000, began + 120 * SECOND, rank=3)
+    assert report(attempt, 1020, began + 120 * SECOND, rank=1)
     assert known(attempt).per_s == 2.0
 
 
 @database
-def test_two_nodes_of_a_gang_do_not_undo_each_other(scene) -> None:
-    attempt, began = begun(scene), timezone.now()
+def test_two_nodes_of_a_gang_do_not_undo_each_other(dataset) -> None:
+    attempt, began = begun(dataset), timezone.now()
     stale = read(attempt)
-    assert tell(attempt, 10, began)
+    assert report(attempt, 10, began)
     assert not record_progress(stale, 0, 99, 0.0, polled_at=began)  # as the other one read it before
     seen = read(attempt)
-    assert tell(attempt, 40, began + 40 * SECOND)
+    assert report(attempt, 40, began + 40 * SECOND)
     assert not record_progress(seen, 0, 35, 0.0, polled_at=began + 35 * SECOND)
     assert known(attempt).completed_units == 40
 
 
 @database
-def test_what_is_known_already_asks_the_record_nothing(scene) -> None:
-    attempt, now = begun(scene), timezone.now()
-    tell(attempt, 5, now)
+def test_what_is_known_already_asks_the_record_nothing(dataset) -> None:
+    attempt, now = begun(dataset), timezone.now()
+    report(attempt, 5, now)
     seen = read(attempt)
     with CaptureQueriesContext(connection) as queries:
         assert not record_progress(seen, 0, 5, 20.0, polled_at=now + 20 * SECOND)
@@ -152,8 +152,8 @@ def test_what_is_known_already_asks_the_record_nothing(scene) -> None:
 
 
 @database
-def test_it_leaves_no_event_and_touches_neither_job_nor_attempt(scene) -> None:
-    attempt, now = begun(scene), timezone.now()
+def test_it_leaves_no_event_and_touches_neither_job_nor_attempt(dataset) -> None:
+    attempt, now = begun(dataset), timezone.now()
 
     def versions() -> list[tuple[str, ...]]:
         with connection.cursor() as cursor:
@@ -163,16 +163,16 @@ def test_it_leaves_no_event_and_touches_neither_job_nor_attempt(scene) -> None:
             return [tuple(row) for row in cursor.fetchall()]
 
     events, before = JobEvent.objects.count(), versions()
-    assert tell(attempt, 1, now) and tell(attempt, 2, now + 60 * SECOND)
+    assert report(attempt, 1, now) and report(attempt, 2, now + 60 * SECOND)
     assert JobEvent.objects.count() == events
     assert versions() == before  # so that no row of a photograph is read again
 
 
 @database
-def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(scene) -> None:
-    attempt, now = begun(scene), timezone.now()
+def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(dataset) -> None:
+    attempt, now = begun(dataset), timezone.now()
     seen = read(attempt)
-    tell(attempt, 5, now)
+    report(attempt, 5, now)
     with_word = read(attempt)
     end(attempt)
     assert not record_progress(with_word, 0, 50, 0.0, polled_at=now + 60 * SECOND)  # as it was read before
@@ -184,29 +184,29 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(scene) -> Non
 
 
 @database
-def test_the_record_itself_refuses_what_goes_backwards(scene) -> None:
-    attempt, now = begun(scene), timezone.now()
-    tell(attempt, 5, now)
+def test_the_record_itself_refuses_what_goes_backwards(dataset) -> None:
+    attempt, now = begun(dataset), timezone.now()
+    report(attempt, 5, now)
     for wrong in ({"completed_units": 4.0}, {"reported_at": now - 60 * SECOND}, {"start_units": -1.0}):
         with pytest.raises(IntegrityError), transaction.atomic():
             AttemptProgress.objects.update(**wrong)
 
 
 @database
-def test_it_is_kept_with_how_its_gpus_lay(scene) -> None:
+def test_it_is_kept_with_how_its_gpus_lay(dataset) -> None:
     Topology.objects.create(name="a-fabric", levels=["hall", "row"])
     Topology.objects.create(name="b-fabric", levels=["block", "rack"])
-    nodes = [scene["node"], factories.node(scene["pool"], labels={"block": "x", "rack": "2"})]
+    nodes = [dataset["node"], factories.node(dataset["pool"], labels={"block": "x", "rack": "2"})]
     Node.objects.filter(pk=nodes[0].pk).update(labels={"block": "x", "rack": "1"})
     for node in nodes:
         Gpu.objects.filter(node=node, index__gte=2).update(nvlink_island=1)
         Gpu.objects.filter(node=node, index__lt=2).update(nvlink_island=0)
-    two, now = begun(scene, nodes=nodes, gpus=3), timezone.now()
-    tell(two, 1, now)
+    two, now = begun(dataset, nodes=nodes, gpus=3), timezone.now()
+    report(two, 1, now)
     assert known(two).layout == Layout("Test 80", 2, 4, 1)
     assert known(two).gpus == 6
-    one = begun(scene, nodes=[nodes[0]])
-    tell(one, 1, now)
+    one = begun(dataset, nodes=[nodes[0]])
+    report(one, 1, now)
     assert known(one).layout == Layout("Test 80", 1, 1, 0)
 
 
@@ -283,29 +283,29 @@ def test_anything_else_does(other) -> None:
     assert workload_fingerprint(**ALIKE) != workload_fingerprint(**(ALIKE | other))
 
 
-def ran(scene, per_s: float, *, island: int, **fields) -> Attempt:
+def ran(dataset, per_s: float, *, island: int, **fields) -> Attempt:
     """An attempt that ended after running at this rate, on GPUs of another NVLink island for each number."""
-    attempt, began = begun(scene, gpus=2, **fields), timezone.now()
+    attempt, began = begun(dataset, gpus=2, **fields), timezone.now()
     held = Gpu.objects.filter(allocations__task__attempt=attempt).order_by("index")
     Gpu.objects.filter(pk=held[0].pk).update(nvlink_island=island)
     Gpu.objects.filter(pk=held[1].pk).update(nvlink_island=0)
-    tell(attempt, 0, began)
-    tell(attempt, per_s * 100, began + 100 * SECOND)
+    report(attempt, 0, began)
+    report(attempt, per_s * 100, began + 100 * SECOND)
     end(attempt)
     return attempt
 
 
 @database
-def test_layouts_are_compared_once_three_of_two_are_known(scene) -> None:
+def test_layouts_are_compared_once_three_of_two_are_known(dataset) -> None:
     for per_s in (10, 11, 9):
-        ran(scene, per_s, island=0)
+        ran(dataset, per_s, island=0)
     for per_s in (7, 8):
-        ran(scene, per_s, island=1)
-    job = begun(scene, gpus=2).job
+        ran(dataset, per_s, island=1)
+    job = begun(dataset, gpus=2).job
     assert compare_job_layouts(job) == []
-    ran(scene, 90, island=1, command=["false"])  # other work
+    ran(dataset, 90, island=1, command=["false"])  # other work
     assert compare_job_layouts(job) == []
-    last = ran(scene, 7.5, island=1)
+    last = ran(dataset, 7.5, island=1)
     together, apart = compare_job_layouts(job)
     assert (together.layout.islands, together.per_s, together.percent, together.attempts) == (1, 10, 100, 3)
     assert (apart.layout.islands, apart.per_s, apart.percent, apart.attempts) == (2, 7.5, 75, 3)
@@ -313,19 +313,19 @@ def test_layouts_are_compared_once_three_of_two_are_known(scene) -> None:
 
 
 @database
-def test_an_elastic_job_says_nothing_of_a_layout(scene) -> None:
-    nodes = [scene["node"], factories.node(scene["node"].pool, gpus=4)]
+def test_an_elastic_job_says_nothing_of_a_layout(dataset) -> None:
+    nodes = [dataset["node"], factories.node(dataset["node"].pool, gpus=4)]
     for per_s, island in ((10, 0), (20, 1)):
         for _ in range(3):
-            attempt = ran(scene, per_s, island=island, nodes=nodes, min_tasks=1)
+            attempt = ran(dataset, per_s, island=island, nodes=nodes, min_tasks=1)
     assert known(attempt).per_s == 20
     assert compare_job_layouts(attempt.job) == []
 
 
 @database
-def test_another_project_says_nothing_of_ours(scene) -> None:
-    job = begun(scene, gpus=2).job
-    other = scene | {"project": factories.project(member=scene["owner"])}
+def test_another_project_says_nothing_of_ours(dataset) -> None:
+    job = begun(dataset, gpus=2).job
+    other = dataset | {"project": factories.project(member=dataset["owner"])}
     for per_s, island in ((10, 0), (5, 1)) * 3:
         ran(other, per_s, island=island)
     assert compare_job_layouts(begun(other, gpus=2).job) != []

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     made = factories.basic_cluster()
     others = [factories.user() for _ in range(2)]
     for other in others:
@@ -29,10 +29,10 @@ def scene():
     return made | {"others": others, "admin": factories.user(admin=True)}
 
 
-def fails(scene, owner, node: Node | None = None, *, code: int = 3) -> None:
+def fails(dataset, owner, node: Node | None = None, *, code: int = 3) -> None:
     """A job of ``owner`` that ends with this code as soon as it has begun."""
-    job = factories.job(owner, scene["project"], scene["environment"])
-    there = scene if node is None else scene | {"node": node}
+    job = factories.job(owner, dataset["project"], dataset["environment"])
+    there = dataset if node is None else dataset | {"node": node}
     (task,) = run(place(there, job))
     reason = EndReason.EXIT_CODE if code else EndReason.COMPLETED
     if job_control.record_task_ended(task, exit_code=code, reason=reason):
@@ -44,13 +44,13 @@ def now(node: Node) -> tuple[str, str]:
     return node.breaker_state, node.breaker_cause
 
 
-def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
-    factories.node(scene["pool"])
-    for owner in (scene["owner"], *scene["others"]):
-        assert now(scene["node"]) == ("healthy", "")
-        fails(scene, owner)
-    assert now(scene["node"]) == ("quarantined", "early_failures")
-    assert not scene["node"].accepts_work
+def test_jobs_of_several_people_that_fail_soon_put_it_aside(dataset) -> None:
+    factories.node(dataset["pool"])
+    for owner in (dataset["owner"], *dataset["others"]):
+        assert now(dataset["node"]) == ("healthy", "")
+        fails(dataset, owner)
+    assert now(dataset["node"]) == ("quarantined", "early_failures")
+    assert not dataset["node"].accepts_work
     entry = AuditEntry.objects.get(action="node.breaker")
     assert (entry.before["state"], entry.after["cause"], entry.reason) == (
         "healthy",
@@ -60,12 +60,12 @@ def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
 
 
 @pytest.mark.parametrize("case", ["one did well between", "it ran for long", "it was asked to leave"])
-def test_what_says_nothing_against_it(scene, case: str) -> None:
-    for number, owner in enumerate((scene["owner"], *scene["others"])):
+def test_what_says_nothing_against_it(dataset, case: str) -> None:
+    for number, owner in enumerate((dataset["owner"], *dataset["others"])):
         if case == "one did well between" and number == 1:
-            fails(scene, owner, code=0)
-        job = factories.job(owner, scene["project"], scene["environment"])
-        attempt = place(scene, job)
+            fails(dataset, owner, code=0)
+        job = factories.job(owner, dataset["project"], dataset["environment"])
+        attempt = place(dataset, job)
         (task,) = run(attempt)
         if case == "it ran for long":
             Task.objects.filter(pk=task).update(running_at=timezone.now() - dt.timedelta(seconds=61))
@@ -73,28 +73,28 @@ def test_what_says_nothing_against_it(scene, case: str) -> None:
             job_control.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
         if job_control.record_task_ended(task, exit_code=1, reason=EndReason.EXIT_CODE):
             quarantine.record_task_failure(task, EndReason.EXIT_CODE)
-    assert now(scene["node"]) == ("healthy", "")
+    assert now(dataset["node"]) == ("healthy", "")
 
 
-def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(scene) -> None:
-    other = factories.node(scene["pool"])
+def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(dataset) -> None:
+    other = factories.node(dataset["pool"])
     for _ in range(3):
-        fails(scene, scene["owner"])
+        fails(dataset, dataset["owner"])
     quarantine.evaluate_breakers()
-    assert now(scene["node"]) == ("healthy", "")
-    fails(scene, scene["owner"], other, code=0)
+    assert now(dataset["node"]) == ("healthy", "")
+    fails(dataset, dataset["owner"], other, code=0)
     quarantine.evaluate_breakers()
-    assert now(scene["node"]) == ("quarantined", "early_failures")
+    assert now(dataset["node"]) == ("quarantined", "early_failures")
 
 
-def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
-    nodes = [scene["node"], *(factories.node(scene["pool"]) for _ in range(5))]
+def test_no_more_than_a_third_of_a_pool_is_put_aside(dataset) -> None:
+    nodes = [dataset["node"], *(factories.node(dataset["pool"]) for _ in range(5))]
     for node in nodes:
         for _ in range(4):
             quarantine.record_incident(node.pk, IncidentKind.LINK_LOST)
     assert Node.objects.filter(breaker_state=BreakerState.QUARANTINED).count() == 2
     quarantine.do_clear_node_quarantine(
-        scene["admin"], Node.objects.filter(breaker_state=BreakerState.QUARANTINED).first()
+        dataset["admin"], Node.objects.filter(breaker_state=BreakerState.QUARANTINED).first()
     )
     quarantine.evaluate_breakers()
     assert Node.objects.filter(breaker_state=BreakerState.QUARANTINED).count() == 2, (
@@ -102,13 +102,13 @@ def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
     )
 
 
-def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(scene) -> None:
-    node = scene["node"]
+def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(dataset) -> None:
+    node = dataset["node"]
     Node.objects.filter(pk=node.pk).update(
         breaker_state="probation", breaker_cause="link_lost", breaker_since=timezone.now()
     )
     node.refresh_from_db()
-    attempt = place(scene, factories.job(scene["owner"], scene["project"], scene["environment"]))
+    attempt = place(dataset, factories.job(dataset["owner"], dataset["project"], dataset["environment"]))
     with transaction.atomic():
         quarantine.start_probations([(attempt, [node])])
     node.refresh_from_db()
@@ -123,12 +123,12 @@ def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(sc
     assert now(node) == ("quarantined", "command_timeouts")
 
 
-def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None:
+def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(dataset) -> None:
     """Its attempt has run for long elsewhere: that says nothing of this node."""
-    node, minute = scene["node"], dt.timedelta(seconds=70)
-    other = factories.node(scene["pool"])
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
-    attempt = place(scene | {"node": other}, job)
+    node, minute = dataset["node"], dt.timedelta(seconds=70)
+    other = factories.node(dataset["pool"])
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    attempt = place(dataset | {"node": other}, job)
     run(attempt)
     Attempt.objects.filter(pk=attempt.pk).update(running_at=timezone.now() - minute)
     joined = Task.objects.create(
@@ -148,22 +148,22 @@ def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None
     assert now(node) == ("healthy", "")
 
 
-def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
-    node = scene["node"]
+def test_an_administrator_trusts_it_again_and_nobody_else_may(dataset) -> None:
+    node = dataset["node"]
     quarantine.record_stuck_job(
-        node.pk, factories.job(scene["owner"], scene["project"], scene["environment"])
+        node.pk, factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     )
     assert now(node) == ("quarantined", "stuck") and node.probe_at is None
     with pytest.raises(Forbidden):
-        quarantine.do_clear_node_quarantine(scene["owner"], node)
-    quarantine.do_clear_node_quarantine(scene["admin"], node, reason="restarted the daemon")
+        quarantine.do_clear_node_quarantine(dataset["owner"], node)
+    quarantine.do_clear_node_quarantine(dataset["admin"], node, reason="restarted the daemon")
     assert now(node) == ("healthy", "") and node.accepts_work and node.trip_count == 0
-    assert AuditEntry.objects.filter(action="node.breaker", actor=scene["admin"]).exists()
+    assert AuditEntry.objects.filter(action="node.breaker", actor=dataset["admin"]).exists()
 
 
-def test_old_troubles_are_dropped(scene) -> None:
-    quarantine.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
+def test_old_troubles_are_dropped(dataset) -> None:
+    quarantine.record_incident(dataset["node"].pk, IncidentKind.LINK_LOST)
     NodeIncident.objects.update(at=timezone.now() - quarantine.INCIDENT_RETENTION - dt.timedelta(days=1))
-    quarantine.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
+    quarantine.record_incident(dataset["node"].pk, IncidentKind.LINK_LOST)
     quarantine.delete_old_incidents()
     assert NodeIncident.objects.count() == 1

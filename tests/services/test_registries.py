@@ -32,10 +32,10 @@ def test_a_login_is_kept_sealed_and_goes_to_its_own_registry() -> None:
     ):
         with pytest.raises(InvalidRequest):
             do_save_login(admin, host, name, password)
-    told = json.dumps(
+    reported = json.dumps(
         [*AuditEntry.objects.values("before", "after"), *RegistryLogin.objects.values("encrypted_password")]
     )
-    assert "sesame" not in told and "robot2" in told
+    assert "sesame" not in reported and "robot2" in reported
     do_delete_login(admin, row)
     assert login_for_image("reg.example.org:5000/lab/image:1") is None
 

@@ -35,31 +35,31 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     made["other"] = factories.node(made["pool"])
     return made
 
 
-def words(scene, begin=1, end=5, **changes) -> ReservationInput:
+def words(dataset, begin=1, end=5, **changes) -> ReservationInput:
     """Both nodes for the project, hours from now."""
     now = timezone.now()
     asked = ReservationInput(
-        "course", scene["pool"], [scene["node"], scene["other"]], [scene["project"]], now + begin * HOUR,
+        "course", dataset["pool"], [dataset["node"], dataset["other"]], [dataset["project"]], now + begin * HOUR,
         now + end * HOUR, "spring term",
     )  # fmt: skip
     return replace(asked, **changes)
 
 
-def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
-    row = do_save_reservation(scene["admin"], words(scene))
-    assert {one.node_id for one in row.reservation_nodes.all()} == {scene["node"].pk, scene["other"].pk}
-    told = AuditEntry.objects.get(action="reservation.create")
-    assert (told.object_id, told.reason) == (row.public_id, "spring term")
-    assert told.after["projects"] == [scene["project"].name]
+def test_an_admin_reserves_nodes_and_the_next_cycle_hears(dataset) -> None:
+    row = do_save_reservation(dataset["admin"], words(dataset))
+    assert {one.node_id for one in row.reservation_nodes.all()} == {dataset["node"].pk, dataset["other"].pk}
+    reported = AuditEntry.objects.get(action="reservation.create")
+    assert (reported.object_id, reported.reason) == (row.public_id, "spring term")
+    assert reported.after["projects"] == [dataset["project"].name]
     assert OutboxMessage.objects.filter(name="scheduler.cycle", arguments=["reservation"]).exists()
     with pytest.raises(Forbidden, match="Only administrators reserve nodes"):
-        do_save_reservation(scene["owner"], words(scene, 10, 11))
+        do_save_reservation(dataset["owner"], words(dataset, 10, 11))
 
 
 @pytest.mark.parametrize(
@@ -76,86 +76,88 @@ def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
         ({"begin": 24 * 900, "end": 24 * 901}, "starts_at"),
     ],
 )
-def test_what_cannot_be_reserved_is_refused_by_field(scene, changes, field) -> None:
+def test_what_cannot_be_reserved_is_refused_by_field(dataset, changes, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        do_save_reservation(scene["admin"], words(scene, **changes))
+        do_save_reservation(dataset["admin"], words(dataset, **changes))
     assert set(refusal.value.fields) == {field}
     assert not Reservation.objects.exists()
 
 
-def test_nodes_of_another_pool_are_refused(scene) -> None:
-    stranger = factories.node(factories.pool())
+def test_nodes_of_another_pool_are_refused(dataset) -> None:
+    outsider = factories.node(factories.pool())
     with pytest.raises(InvalidRequest, match="belong to the pool"):
-        do_save_reservation(scene["admin"], words(scene, nodes=[stranger]))
+        do_save_reservation(dataset["admin"], words(dataset, nodes=[outsider]))
     with pytest.raises(InvalidRequest, match="has no node called"):
-        get_nodes(scene["pool"], [stranger.name])
+        get_nodes(dataset["pool"], [outsider.name])
     with pytest.raises(InvalidRequest, match="no project called nowhere"):
         get_projects(["nowhere"])
 
 
-def test_a_begin_that_has_passed_is_now(scene) -> None:
-    row = do_save_reservation(scene["admin"], words(scene, -10, 1))
+def test_a_begin_that_has_passed_is_now(dataset) -> None:
+    row = do_save_reservation(dataset["admin"], words(dataset, -10, 1))
     assert abs(row.starts_at - timezone.now()) < dt.timedelta(seconds=10)
 
 
-def test_two_reservations_of_a_node_never_overlap(scene) -> None:
-    first = do_save_reservation(scene["admin"], words(scene, 1, 5))
+def test_two_reservations_of_a_node_never_overlap(dataset) -> None:
+    first = do_save_reservation(dataset["admin"], words(dataset, 1, 5))
     with pytest.raises(Conflict) as refusal:
-        do_save_reservation(scene["admin"], words(scene, 4, 8, nodes=[scene["node"]]))
+        do_save_reservation(dataset["admin"], words(dataset, 4, 8, nodes=[dataset["node"]]))
     assert (refusal.value.code, refusal.value.details["reservation"]) == ("already_reserved", first.public_id)
     after = do_save_reservation(
-        scene["admin"], words(scene, begin=0, end=8, nodes=[factories.node(scene["pool"])])
+        dataset["admin"], words(dataset, begin=0, end=8, nodes=[factories.node(dataset["pool"])])
     )
     assert after.reservation_nodes.count() == 1
-    next_one = words(scene)
+    next_one = words(dataset)
     do_save_reservation(
-        scene["admin"], replace(next_one, starts_at=first.ends_at, ends_at=first.ends_at + HOUR)
+        dataset["admin"], replace(next_one, starts_at=first.ends_at, ends_at=first.ends_at + HOUR)
     )
     with pytest.raises(IntegrityError), transaction.atomic():
-        ReservationNode.objects.create(reservation=after, node=scene["node"], period=first.period)
+        ReservationNode.objects.create(reservation=after, node=dataset["node"], period=first.period)
 
 
-def test_of_two_at_the_same_time_one_is_told_of_the_other(scene) -> None:
+def test_of_two_at_the_same_time_one_is_told_of_the_other(dataset) -> None:
     """Two connections: the second waits for the first inside the exclusion constraint, and is refused."""
-    told: list[str] = []
+    reported: list[str] = []
 
     def second() -> None:
         try:
-            do_save_reservation(scene["admin"], words(scene, name="second"))
+            do_save_reservation(dataset["admin"], words(dataset, name="second"))
         except Conflict as refusal:
-            told.append(refusal.code)
+            reported.append(refusal.code)
         finally:
             connection.close()
 
     with transaction.atomic():
-        do_save_reservation(scene["admin"], words(scene, name="first"))
+        do_save_reservation(dataset["admin"], words(dataset, name="first"))
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(timeout=1.0)
         assert thread.is_alive()
     thread.join(timeout=20.0)
-    assert told == ["already_reserved"]
+    assert reported == ["already_reserved"]
     assert list(Reservation.objects.values_list("name", flat=True)) == ["first"]
 
 
-def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(scene) -> None:
-    row = do_save_reservation(scene["admin"], words(scene))
-    changed = do_save_reservation(scene["admin"], words(scene, 2, 3, nodes=[scene["node"]]), row, version=1)
+def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(dataset) -> None:
+    row = do_save_reservation(dataset["admin"], words(dataset))
+    changed = do_save_reservation(
+        dataset["admin"], words(dataset, 2, 3, nodes=[dataset["node"]]), row, version=1
+    )
     assert (changed.version, changed.reservation_nodes.count()) == (2, 1)
     with pytest.raises(PreconditionFailed):
-        do_save_reservation(scene["admin"], words(scene), row, version=1)
-    begun = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]]))
-    kept = do_save_reservation(scene["admin"], words(scene, 0.5, 2, nodes=[scene["other"]]), begun)
+        do_save_reservation(dataset["admin"], words(dataset), row, version=1)
+    begun = do_save_reservation(dataset["admin"], words(dataset, 0, 1, nodes=[dataset["other"]]))
+    kept = do_save_reservation(dataset["admin"], words(dataset, 0.5, 2, nodes=[dataset["other"]]), begun)
     assert kept.starts_at == begun.starts_at and kept.ends_at > begun.ends_at
 
 
-def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(scene) -> None:
-    admin = scene["admin"]
-    row = do_save_reservation(admin, words(scene))
+def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(dataset) -> None:
+    admin = dataset["admin"]
+    row = do_save_reservation(admin, words(dataset))
     assert do_cancel_reservation(admin, row).cancelled_at is not None
     do_cancel_reservation(admin, row)
     assert AuditEntry.objects.filter(action="reservation.cancel").count() == 1
-    other = do_save_reservation(admin, words(scene, 2, 3))
+    other = do_save_reservation(admin, words(dataset, 2, 3))
     with pytest.raises(Conflict, match="already reserved at that time"):
         do_restore_reservation(admin, row)
     assert Reservation.objects.get(pk=row.pk).cancelled_at is not None
@@ -163,32 +165,32 @@ def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(scene) -> Non
     assert do_restore_reservation(admin, row).cancelled_at is None
     assert ReservationNode.objects.filter(reservation=row, live=True).count() == 2
     with pytest.raises(Conflict, match="cancelled or has ended"):
-        do_save_reservation(admin, words(scene, 20, 21), other)
+        do_save_reservation(admin, words(dataset, 20, 21), other)
 
 
-def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
-    place(scene, job)
+def test_a_count_takes_nodes_with_least_on_them(dataset) -> None:
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    place(dataset, job)
     now = timezone.now()
-    (chosen,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
-    assert chosen == scene["other"]
-    do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[chosen]))
-    (left,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
-    assert left == scene["node"]
+    (chosen,) = choose_nodes(dataset["pool"], 1, now, now + HOUR)
+    assert chosen == dataset["other"]
+    do_save_reservation(dataset["admin"], words(dataset, 0, 1, nodes=[chosen]))
+    (left,) = choose_nodes(dataset["pool"], 1, now, now + HOUR)
+    assert left == dataset["node"]
     with pytest.raises(InvalidRequest, match="Enter 1 to 1"):
-        choose_nodes(scene["pool"], 2, now, now + HOUR)
+        choose_nodes(dataset["pool"], 2, now, now + HOUR)
 
 
-def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_off(scene) -> None:
-    stays = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]], projects=[]))
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
-    attempt = place(scene, job)
+def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_off(dataset) -> None:
+    stays = do_save_reservation(dataset["admin"], words(dataset, 0, 1, nodes=[dataset["other"]], projects=[]))
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    attempt = place(dataset, job)
     run(attempt)
-    clears = {"nodes": [scene["node"]], "projects": [], "drain_at_start": True, "name": "new fans"}
-    row = do_save_reservation(scene["admin"], words(scene, 1, 5, **clears))
+    clears = {"nodes": [dataset["node"]], "projects": [], "drain_at_start": True, "name": "new fans"}
+    row = do_save_reservation(dataset["admin"], words(dataset, 1, 5, **clears))
     assert drain_started_reservations() == 0, "it has not begun"
-    assert [window.named for window in node_reservations(scene["node"])] == [False]
-    row = do_save_reservation(scene["admin"], words(scene, 0, 1, **clears), row)
+    assert [window.named for window in node_reservations(dataset["node"])] == [False]
+    row = do_save_reservation(dataset["admin"], words(dataset, 0, 1, **clears), row)
     assert drain_started_reservations() == 1
     attempt.refresh_from_db()
     assert (attempt.stop_reason, attempt.state) == ("preempted", "COMPLETING")
@@ -205,7 +207,7 @@ def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_
     assert job.verdict.code == "reserved_for_other_job"
 
 
-def test_only_maintenance_clears(scene) -> None:
+def test_only_maintenance_clears(dataset) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        do_save_reservation(scene["admin"], words(scene, drain_at_start=True))
+        do_save_reservation(dataset["admin"], words(dataset, drain_at_start=True))
     assert set(caught.value.fields) == {"drain_at_start"}

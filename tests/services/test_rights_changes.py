@@ -25,63 +25,67 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene() -> dict[str, Any]:
+def dataset() -> dict[str, Any]:
     """A member with a queued job, one whose start was decided, one that runs, and one of another person."""
-    scene = factories.basic_cluster() | {"admin": factories.user(admin=True)}
+    dataset = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets")
-    scene["volume"] = do_save_volume(scene["admin"], words)
+    dataset["volume"] = do_save_volume(dataset["admin"], words)
     other = factories.user()
-    Membership.objects.create(user=other, project=scene["project"], role="member")
+    Membership.objects.create(user=other, project=dataset["project"], role="member")
     uses = {"volumes": [{"volume": "sets"}]}
-    for name, owner in (("queued", scene["owner"]), ("decided", scene["owner"]), ("running", scene["owner"])):
-        scene[name] = factories.job(owner, scene["project"], scene["environment"], name=name, **uses)
-    scene["others"] = factories.job(other, scene["project"], factories.environment())
-    place(scene, scene["decided"])
-    attempt = place(scene, scene["running"])
+    for name, owner in (
+        ("queued", dataset["owner"]),
+        ("decided", dataset["owner"]),
+        ("running", dataset["owner"]),
+    ):
+        dataset[name] = factories.job(owner, dataset["project"], dataset["environment"], name=name, **uses)
+    dataset["others"] = factories.job(other, dataset["project"], factories.environment())
+    place(dataset, dataset["decided"])
+    attempt = place(dataset, dataset["running"])
     task = attempt.task_rows.get()
     assert job_control.mark_task_sent(task)
     job_control.record_task_running(task.pk, container="c", ports={})
-    return scene
+    return dataset
 
 
-def place(scene: dict[str, Any], job: Job) -> Any:
+def place(dataset: dict[str, Any], job: Job) -> Any:
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpu = Gpu.objects.filter(used_milli=0).order_by("index")[0]
         return job_control.start_attempt(
-            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+            row, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, 1000)])], epoch=1
         )
 
 
-def remove(scene: dict[str, Any], **choice: Any) -> None:
-    do_remove_member(scene["admin"], scene["project"], scene["owner"], **choice)
+def remove(dataset: dict[str, Any], **choice: Any) -> None:
+    do_remove_member(dataset["admin"], dataset["project"], dataset["owner"], **choice)
 
 
-def make_viewer(scene: dict[str, Any], **choice: Any) -> None:
-    do_set_member(scene["admin"], scene["project"], scene["owner"], Role.VIEWER, **choice)
+def make_viewer(dataset: dict[str, Any], **choice: Any) -> None:
+    do_set_member(dataset["admin"], dataset["project"], dataset["owner"], Role.VIEWER, **choice)
 
 
-def close_account(scene: dict[str, Any], **choice: Any) -> None:
-    do_change_user(scene["admin"], scene["owner"], is_active=False, **choice)
+def close_account(dataset: dict[str, Any], **choice: Any) -> None:
+    do_change_user(dataset["admin"], dataset["owner"], is_active=False, **choice)
 
 
-def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
-    row = scene["environment"]
+def withdraw_environment(dataset: dict[str, Any], **choice: Any) -> None:
+    row = dataset["environment"]
     words = EnvironmentInput(
         row.name, row.title, RuntimeKind.PODMAN, image=row.image, tool="jupyterlab",
         tool_command=("jupyter", "lab"), tool_port=8888, enabled=False,
     )  # fmt: skip
-    do_save_environment(scene["admin"], words, row, **choice)
+    do_save_environment(dataset["admin"], words, row, **choice)
 
 
-def close_volume(scene: dict[str, Any], **choice: Any) -> None:
+def close_volume(dataset: dict[str, Any], **choice: Any) -> None:
     words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", projects=[factories.project()])
-    do_save_volume(scene["admin"], words, scene["volume"], **choice)
+    do_save_volume(dataset["admin"], words, dataset["volume"], **choice)
 
 
-def move_project(scene: dict[str, Any], **choice: Any) -> None:
+def move_project(dataset: dict[str, Any], **choice: Any) -> None:
     """The member has the role from a parent, which the project leaves."""
-    do_change_project(scene["admin"], scene["project"], parent=None, **choice)
+    do_change_project(dataset["admin"], dataset["project"], parent=None, **choice)
 
 
 CHANGES: list[Callable[..., None]] = [
@@ -90,66 +94,66 @@ CHANGES: list[Callable[..., None]] = [
 
 
 @pytest.fixture(params=CHANGES, ids=lambda change: change.__name__)
-def change(scene: dict[str, Any], request: pytest.FixtureRequest) -> Callable[..., None]:
+def change(dataset: dict[str, Any], request: pytest.FixtureRequest) -> Callable[..., None]:
     if request.param is move_project:
-        parent = factories.project(member=scene["owner"])
-        scene["project"].parent = parent
-        scene["project"].save()
-        Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
+        parent = factories.project(member=dataset["owner"])
+        dataset["project"].parent = parent
+        dataset["project"].save()
+        Membership.objects.filter(user=dataset["owner"], project=dataset["project"]).delete()
     return request.param
 
 
-def now(scene: dict[str, Any], name: str) -> Job:
-    return Job.objects.get(pk=scene[name].pk)
+def now(dataset: dict[str, Any], name: str) -> Job:
+    return Job.objects.get(pk=dataset[name].pk)
 
 
-def test_without_a_choice_nothing_changes_and_the_numbers_are_told(scene, change) -> None:
+def test_without_a_choice_nothing_changes_and_the_numbers_are_told(dataset, change) -> None:
     with pytest.raises(ChoiceRequired) as needed:
-        change(scene, choice=None)
+        change(dataset, choice=None)
     assert (needed.value.queued, needed.value.running) == (2, 1)
     assert needed.value.details == {"queued": 2, "running": 1}
-    assert now(scene, "decided").state == JobState.RUNNING and not now(scene, "queued").held
+    assert now(dataset, "decided").state == JobState.RUNNING and not now(dataset, "queued").held
     assert not AuditEntry.objects.filter(action="rights.jobs").exists()
     with pytest.raises(ChoiceRequired):  # the right was not lost
-        change(scene, choice=None)
+        change(dataset, choice=None)
 
 
-def test_by_default_queued_jobs_are_held_and_running_ones_finish(scene, change) -> None:
-    change(scene)
+def test_by_default_queued_jobs_are_held_and_running_ones_finish(dataset, change) -> None:
+    change(dataset)
     for name in ("queued", "decided"):
-        job = now(scene, name)
+        job = now(dataset, name)
         assert (job.state, job.held, job.desired_state) == (JobState.PENDING, True, DesiredState.RUN)
         assert "Held by" in job.events.get(kind="held").message
-    assert (now(scene, "running").state, now(scene, "running").desired_state) == (
+    assert (now(dataset, "running").state, now(dataset, "running").desired_state) == (
         JobState.RUNNING,
         DesiredState.RUN,
     )
-    assert not now(scene, "others").held
+    assert not now(dataset, "others").held
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 1000  # what was decided let go
     entry = AuditEntry.objects.get(action="rights.jobs")
-    assert entry.actor == scene["admin"] and entry.after["queued"] == "hold"
-    assert set(entry.after["queued_jobs"]) == {scene["queued"].public_id, scene["decided"].public_id}
-    assert entry.after["running_jobs"] == [scene["running"].public_id]
+    assert entry.actor == dataset["admin"] and entry.after["queued"] == "hold"
+    assert set(entry.after["queued_jobs"]) == {dataset["queued"].public_id, dataset["decided"].public_id}
+    assert entry.after["running_jobs"] == [dataset["running"].public_id]
 
 
-def test_cancel_and_stop_end_all_of_them(scene, change) -> None:
-    change(scene, choice=JobChoice(QueuedJobs.CANCEL, RunningJobs.STOP))
+def test_cancel_and_stop_end_all_of_them(dataset, change) -> None:
+    change(dataset, choice=JobChoice(QueuedJobs.CANCEL, RunningJobs.STOP))
     for name in ("queued", "decided"):
-        assert (now(scene, name).state, now(scene, name).reason) == (
+        assert (now(dataset, name).state, now(dataset, name).reason) == (
             "CANCELLED",
             EndReason.OWNER_NOT_PERMITTED,
         )
-    running = now(scene, "running")
+    running = now(dataset, "running")
     attempt = running.attempts.get()
     assert running.desired_state == DesiredState.CANCELLED and attempt.stop_requested_at is not None
     assert attempt.stop_reason == EndReason.OWNER_NOT_PERMITTED
-    assert now(scene, "others").state == JobState.PENDING
+    assert now(dataset, "others").state == JobState.PENDING
 
 
-def test_change_that_takes_no_right_asks_for_no_choice(scene) -> None:
-    do_set_member(scene["admin"], scene["project"], scene["owner"], Role.MANAGER, choice=None)
-    parent = factories.project(member=scene["owner"])
-    scene["project"].parent = parent
-    scene["project"].save()
-    remove(scene, choice=None)  # the role in the parent is enough
-    assert not now(scene, "queued").held
+def test_change_that_takes_no_right_asks_for_no_choice(dataset) -> None:
+    do_set_member(dataset["admin"], dataset["project"], dataset["owner"], Role.MANAGER, choice=None)
+    parent = factories.project(member=dataset["owner"])
+    dataset["project"].parent = parent
+    dataset["project"].save()
+    remove(dataset, choice=None)  # the role in the parent is enough
+    assert not now(dataset, "queued").held

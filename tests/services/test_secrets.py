@@ -24,19 +24,19 @@ VALUE = "it's a\n'quoted' $(value) \\ of \"mine\""
 
 
 @pytest.fixture
-def scene():
+def dataset():
     made = factories.basic_cluster()
     made["manager"] = factories.user()
     Membership.objects.create(project=made["project"], user=made["manager"], role="manager")
     return made
 
 
-def job_with(scene, *secrets):
-    return factories.job(scene["owner"], scene["project"], scene["environment"], secrets=secrets)
+def job_with(dataset, *secrets):
+    return factories.job(dataset["owner"], dataset["project"], dataset["environment"], secrets=secrets)
 
 
-def test_a_value_goes_in_and_is_never_shown(scene) -> None:
-    owner, manager, project = scene["owner"], scene["manager"], scene["project"]
+def test_a_value_goes_in_and_is_never_shown(dataset) -> None:
+    owner, manager, project = dataset["owner"], dataset["manager"], dataset["project"]
     do_save_secret(owner, owner, "hub", VALUE)
     do_save_secret(manager, project, "hub", "the project's")
     with pytest.raises(Forbidden):
@@ -50,33 +50,33 @@ def test_a_value_goes_in_and_is_never_shown(scene) -> None:
     assert [row.project for row in visible_secrets(manager)] == [project]
     assert not visible_secrets(factories.user()).exists()
     assert not visible_secrets(factories.user(admin=True)).filter(owner=owner).exists()
-    told = json.dumps(list(AuditEntry.objects.values("before", "after", "object_name")))
+    reported = json.dumps(list(AuditEntry.objects.values("before", "after", "object_name")))
     sealed = "".join(Secret.objects.values_list("encrypted_value", flat=True))
     assert AuditEntry.objects.filter(action="secret.create").count() == 2
-    assert "quoted" not in told + sealed and "the project's" not in told + sealed
+    assert "quoted" not in reported + sealed and "the project's" not in reported + sealed
     do_delete_secret(owner, owner, "hub")
     assert Secret.objects.get().project == project
 
 
-def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
-    owner, manager, project = scene["owner"], scene["manager"], scene["project"]
+def test_a_job_gets_its_secrets_while_its_owner_may_have_them(dataset) -> None:
+    owner, manager, project = dataset["owner"], dataset["manager"], dataset["project"]
     do_save_secret(owner, owner, "hub", VALUE)
     do_save_secret(manager, project, "key", "the project's")
     wanted = [
         {"secret": "hub", "variable": "HUB_TOKEN"},
         {"secret": "key", "owner_type": "project", "file": "key.pem"},
     ]
-    job = job_with(scene, *wanted)
+    job = job_with(dataset, *wanted)
     assert [dict(each) for each in request_from_job(job).secrets] == job.secrets
     assert read_job_secrets(job) == ({"key.pem": "the project's"}, {"HUB_TOKEN": VALUE})
     with pytest.raises(InvalidRequest, match="has no secret called key"):
-        job_with(scene, {"secret": "key", "variable": "A"})
+        job_with(dataset, {"secret": "key", "variable": "A"})
     with pytest.raises(InvalidRequest, match="Two secrets use the same variable A"):
-        job_with(scene, *({"secret": "hub", "variable": "A"} for _ in range(2)))
+        job_with(dataset, *({"secret": "hub", "variable": "A"} for _ in range(2)))
     with pytest.raises(InvalidRequest, match="CUDA_VISIBLE_DEVICES is set by Fairway"):
-        job_with(scene, {"secret": "hub", "variable": "CUDA_VISIBLE_DEVICES"})
+        job_with(dataset, {"secret": "hub", "variable": "CUDA_VISIBLE_DEVICES"})
     with pytest.raises(InvalidRequest, match="token is reserved by Fairway"):
-        job_with(scene, {"secret": "hub", "file": "token"})
+        job_with(dataset, {"secret": "hub", "file": "token"})
     do_save_secret(manager, project, "key", "another")
     assert read_job_secrets(job).files == {"key.pem": "another"}
     Membership.objects.filter(user=owner).delete()
@@ -91,11 +91,11 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
         read_job_secrets(job)
 
 
-def test_the_digest_on_a_label_tells_nothing_of_a_value(scene) -> None:
-    job, given = job_with(scene), read_job_secrets(job_with(scene))
+def test_the_digest_on_a_label_tells_nothing_of_a_value(dataset) -> None:
+    job, given = job_with(dataset), read_job_secrets(job_with(dataset))
     specs = [
         build_task_spec(
-            "lab", job, RankAssignment(1, 0, ()), scene["node"], JobVolumes(), "", given._replace(**more)
+            "lab", job, RankAssignment(1, 0, ()), dataset["node"], JobVolumes(), "", given._replace(**more)
         )
         for more in (
             {"variables": {"A": "1"}, "files": {"f": "1"}},

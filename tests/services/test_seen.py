@@ -57,10 +57,10 @@ def test_what_a_gpu_is_and_why_it_is_ill_reaches_its_row(node: Node, program: Pa
     ]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
     hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
-    told = node.gpus.values_list(
+    reported = node.gpus.values_list(
         "uuid", "nvlink_island", "compute_capability", "mig_profile", "health", "health_reason"
     )
-    assert list(told) == [
+    assert list(reported) == [
         ("a", 1, 9.0, "", "ok", ""),
         ("b", None, None, "1g.10gb", "quarantined", "It smells."),
     ]
@@ -97,12 +97,12 @@ def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
     node: Node, program: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [{"uuid": "a"}, {"uuid": "b"}]}))
-    told = hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
+    reported = hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
     a, b = Gpu.objects.filter(node=node)
     GpuLink.objects.create(kind="nvlink", gpu_a=a, gpu_b=b, nvlink_count=4)
-    nodes.record_hello(node.pk, told | {"links": None}, received_s=0.0)
+    nodes.record_hello(node.pk, reported | {"links": None}, received_s=0.0)
     assert links_of(node) == [("nvlink", 0, 1, 4, "")]
-    nodes.record_hello(node.pk, told, received_s=0.0)
+    nodes.record_hello(node.pk, reported, received_s=0.0)
     assert links_of(node) == []
 
 
@@ -113,8 +113,8 @@ def test_gpus_of_a_driver_that_does_not_answer_are_not_lost_and_take_no_new_work
     driver, settings = nvml.FakeDriver(tmp_path, [nvml.h200(0)]), settings_of(tmp_path, "nvml")
     hear(node, program, settings, driver)
     driver.write([["refuse 18"], nvml.h200(0)])
-    told = hear(node, program, settings, driver)
-    assert list(told["gpus"]) == []
-    assert "driver does not respond: " in told["gpu_driver_error"]
+    reported = hear(node, program, settings, driver)
+    assert list(reported["gpus"]) == []
+    assert "driver does not respond: " in reported["gpu_driver_error"]
     gpu = node.gpus.get()
-    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpu_driver_error"])
+    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", reported["gpu_driver_error"])

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     return factories.basic_cluster() | {"admin": factories.user(admin=True)}
 
 
-def test_labels_are_set_whole_and_written_down(scene) -> None:
-    admin, node = scene["admin"], scene["node"]
+def test_labels_are_set_whole_and_written_down(dataset) -> None:
+    admin, node = dataset["admin"], dataset["node"]
     do_set_labels(admin, node, {"rack": "r1", "example.org/block": "b"}, reason="moved in")
     do_set_labels(admin, node, {"rack": "r2"})
     assert Node.objects.get(pk=node.pk).labels == {"rack": "r2"}
@@ -52,31 +52,31 @@ def test_labels_are_set_whole_and_written_down(scene) -> None:
     ],
     ids=lambda labels: repr(labels)[:30],
 )
-def test_what_is_no_label_is_refused(scene, labels) -> None:
+def test_what_is_no_label_is_refused(dataset, labels) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        do_set_labels(scene["admin"], scene["node"], labels)
+        do_set_labels(dataset["admin"], dataset["node"], labels)
     assert set(refusal.value.fields) == {"labels"}
-    assert Node.objects.get(pk=scene["node"].pk).labels == {}
+    assert Node.objects.get(pk=dataset["node"].pk).labels == {}
 
 
-def test_only_admins_say_where_nodes_stand(scene) -> None:
+def test_only_admins_say_where_nodes_stand(dataset) -> None:
     with pytest.raises(Forbidden):
-        do_set_labels(scene["owner"], scene["node"], {"rack": "r1"})
+        do_set_labels(dataset["owner"], dataset["node"], {"rack": "r1"})
     with pytest.raises(Forbidden, match="Only administrators change topologies"):
-        do_save_topology(scene["owner"], "fabric", ["rack"])
-    row = do_save_topology(scene["admin"], "fabric", ["rack"])
+        do_save_topology(dataset["owner"], "fabric", ["rack"])
+    row = do_save_topology(dataset["admin"], "fabric", ["rack"])
     with pytest.raises(Forbidden, match="Only administrators change topologies"):
-        do_delete_topology(scene["owner"], row)
+        do_delete_topology(dataset["owner"], row)
 
 
-def test_a_topology_keeps_its_name_and_may_have_other_levels(scene) -> None:
-    row = do_save_topology(scene["admin"], "fabric", ["rack"])
-    do_save_topology(scene["admin"], "ignored", ["block", "rack"], row)
+def test_a_topology_keeps_its_name_and_may_have_other_levels(dataset) -> None:
+    row = do_save_topology(dataset["admin"], "fabric", ["rack"])
+    do_save_topology(dataset["admin"], "ignored", ["block", "rack"], row)
     assert list(Topology.objects.values_list("name", "levels")) == [("fabric", ["block", "rack"])]
     change = AuditEntry.objects.get(action="topology.change")
     assert (change.before, change.after) == ({"levels": ["rack"]}, {"levels": ["block", "rack"]})
     with pytest.raises(InvalidRequest, match="already a topology called fabric"):
-        do_save_topology(scene["admin"], "fabric", ["rack"])
+        do_save_topology(dataset["admin"], "fabric", ["rack"])
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,16 @@ def test_a_topology_keeps_its_name_and_may_have_other_levels(scene) -> None:
         ("fabric", [f"l{i}" for i in range(9)], "levels"),
     ],
 )
-def test_what_is_no_topology_is_refused(scene, name, levels, field) -> None:
+def test_what_is_no_topology_is_refused(dataset, name, levels, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        do_save_topology(scene["admin"], name, levels)
+        do_save_topology(dataset["admin"], name, levels)
     assert set(refusal.value.fields) == {field}
 
 
-def submit(scene, near):
-    return factories.job(scene["owner"], scene["project"], scene["environment"], topology_constraint=near)
+def submit(dataset, near):
+    return factories.job(
+        dataset["owner"], dataset["project"], dataset["environment"], topology_constraint=near
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,22 +113,22 @@ def submit(scene, near):
         ),
     ],
 )
-def test_a_job_asks_by_levels_that_are_there(scene, topology_constraint, message) -> None:
-    do_save_topology(scene["admin"], "fabric", ["block", "rack"])
+def test_a_job_asks_by_levels_that_are_there(dataset, topology_constraint, message) -> None:
+    do_save_topology(dataset["admin"], "fabric", ["block", "rack"])
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, topology_constraint)
+        submit(dataset, topology_constraint)
     assert refusal.value.fields == {"topology_constraint": message}
     kept = {"topology": "fabric", "required": "rack", "preferred": None}
-    assert submit(scene, kept).topology_constraint == kept
+    assert submit(dataset, kept).topology_constraint == kept
 
 
-def test_a_topology_that_waiting_jobs_ask_by_stays(scene) -> None:
-    row = do_save_topology(scene["admin"], "fabric", ["rack"])
-    job = submit(scene, {"topology": "fabric", "required": "rack", "preferred": None})
+def test_a_topology_that_waiting_jobs_ask_by_stays(dataset) -> None:
+    row = do_save_topology(dataset["admin"], "fabric", ["rack"])
+    job = submit(dataset, {"topology": "fabric", "required": "rack", "preferred": None})
     with pytest.raises(Conflict) as refusal:
-        do_delete_topology(scene["admin"], row)
+        do_delete_topology(dataset["admin"], row)
     assert (refusal.value.code, refusal.value.details) == ("topology_in_use", {"waiting": 1})
-    do_cancel_job(scene["owner"], job)
-    do_delete_topology(scene["admin"], row)
+    do_cancel_job(dataset["owner"], job)
+    do_delete_topology(dataset["admin"], row)
     assert not Topology.objects.exists()
     assert AuditEntry.objects.get(action="topology.delete").before == {"levels": ["rack"]}

@@ -24,29 +24,29 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene():
+def dataset():
     factories.cluster_settings()
     made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     made["other"] = factories.node(made["pool"], gpus=4)
     return made
 
 
-def asked(scene, *volumes, **more) -> JobRequest:
+def asked(dataset, *volumes, **more) -> JobRequest:
     fields = {"name": "reads", "command": ["true"], "volumes": volumes, **more}
-    return JobRequest(project=scene["project"], environment=scene["environment"], **fields)
+    return JobRequest(project=dataset["project"], environment=dataset["environment"], **fields)
 
 
-def fault(scene, *volumes, **more) -> str:
+def fault(dataset, *volumes, **more) -> str:
     with pytest.raises(InvalidRequest) as refused:
-        validate_request(scene["owner"], asked(scene, *volumes, **more))
+        validate_request(dataset["owner"], asked(dataset, *volumes, **more))
     return refused.value.fields["volumes"]
 
 
-def test_only_admins_declare_and_what_cannot_be_is_named_by_field(scene) -> None:
+def test_only_admins_declare_and_what_cannot_be_is_named_by_field(dataset) -> None:
     words = VolumeInput("sets", VolumeKind.DATASET, path="/data/sets")
     with pytest.raises(Forbidden):
-        do_save_volume(scene["owner"], words)
-    row = do_save_volume(scene["admin"], words, reason="for all")
+        do_save_volume(dataset["owner"], words)
+    row = do_save_volume(dataset["admin"], words, reason="for all")
     assert row.read_only and AuditEntry.objects.get(action="volume.save").after["path"] == "/data/sets"
     wrong = {
         "name": VolumeInput("Not A Name", VolumeKind.HOST_PATH, path="/x"),
@@ -54,31 +54,31 @@ def test_only_admins_declare_and_what_cannot_be_is_named_by_field(scene) -> None
         "reach": VolumeInput("x", VolumeKind.NFS, path="/net/x"),
         "quota_mib": VolumeInput("x", VolumeKind.HOST_PATH, path="/x", quota_mib=5),
         "read_only": VolumeInput("x", VolumeKind.SCRATCH, read_only=True),
-        "kind": VolumeInput("x", VolumeKind.HOME, nodes=[scene["node"]]),
+        "kind": VolumeInput("x", VolumeKind.HOME, nodes=[dataset["node"]]),
     }
     for field, nonsense in wrong.items():
         with pytest.raises(InvalidRequest) as refused:
-            do_save_volume(scene["admin"], nonsense)
+            do_save_volume(dataset["admin"], nonsense)
         assert list(refused.value.fields) == [field]
     with pytest.raises(InvalidRequest, match="already a volume called sets"):
-        do_save_volume(scene["admin"], words)
+        do_save_volume(dataset["admin"], words)
 
 
-def test_a_job_names_what_its_project_may_use(scene) -> None:
-    admin, elsewhere = scene["admin"], factories.project()
+def test_a_job_names_what_its_project_may_use(dataset) -> None:
+    admin, elsewhere = dataset["admin"], factories.project()
     do_save_volume(admin, VolumeInput("sets", VolumeKind.DATASET, path="/data/sets"))
     closed = do_save_volume(
         admin, VolumeInput("closed", VolumeKind.HOST_PATH, path="/c", projects=[elsewhere])
     )
-    home = f"/home/{scene['owner'].username}"
-    assert "no volume nowhere" in fault(scene, {"volume": "nowhere"})
-    assert "may not use it" in fault(scene, {"volume": "closed"})
-    assert "is inside the home" in fault(scene, {"volume": "sets", "target": f"{home}/sets"})
+    home = f"/home/{dataset['owner'].username}"
+    assert "no volume nowhere" in fault(dataset, {"volume": "nowhere"})
+    assert "may not use it" in fault(dataset, {"volume": "closed"})
+    assert "is inside the home" in fault(dataset, {"volume": "sets", "target": f"{home}/sets"})
     assert "have the mount path /a" in fault(
-        scene, {"volume": "sets", "target": "/a"}, {"volume": "sets", "target": "/a"}
+        dataset, {"volume": "sets", "target": "/a"}, {"volume": "sets", "target": "/a"}
     )
-    assert "at most 32" in fault(scene, *({"volume": "sets", "target": f"/volumes/{n}"} for n in range(33)))
-    job = do_submit_job(scene["owner"], asked(scene, {"volume": "sets"}))
+    assert "at most 32" in fault(dataset, *({"volume": "sets", "target": f"/volumes/{n}"} for n in range(33)))
+    job = do_submit_job(dataset["owner"], asked(dataset, {"volume": "sets"}))
     kept = [{"volume": "sets", "target": "/volumes/sets", "read_only": False}]
     assert job.volumes == kept and list(request_from_job(job).volumes) == kept
     row = Volume.objects.get(name="sets")
@@ -88,21 +88,21 @@ def test_a_job_names_what_its_project_may_use(scene) -> None:
     row.projects.add(elsewhere)
     with pytest.raises(VolumeNotAllowedError, match="may not use it"):
         read_job_volumes(job)
-    do_cancel_job(scene["owner"], job)
+    do_cancel_job(dataset["owner"], job)
     do_delete_volume(admin, row)
     assert not Volume.objects.filter(owner=None).exists()
 
 
-def test_a_job_runs_only_where_its_volumes_are(scene) -> None:
-    admin, here, there = scene["admin"], scene["node"], scene["other"]
+def test_a_job_runs_only_where_its_volumes_are(dataset) -> None:
+    admin, here, there = dataset["admin"], dataset["node"], dataset["other"]
     one = VolumeInput("one", VolumeKind.HOST_PATH, path="/one", nodes=[here])
     row = do_save_volume(admin, one)
     do_save_volume(admin, VolumeInput("two", VolumeKind.HOST_PATH, path="/two", nodes=[there]))
-    do_save_volume(admin, VolumeInput("all", VolumeKind.HOST_PATH, path="/all", pool=scene["pool"]))
-    assert fault(scene, {"volume": "one"}, {"volume": "two"}) == "No node has all of one, two."
-    assert fault(scene, {"volume": "one"}, pool=factories.pool("far")).startswith("No node of far has one")
-    job = do_submit_job(scene["owner"], asked(scene, {"volume": "one"}, {"volume": "all"}))
-    free = do_submit_job(scene["owner"], asked(scene))
+    do_save_volume(admin, VolumeInput("all", VolumeKind.HOST_PATH, path="/all", pool=dataset["pool"]))
+    assert fault(dataset, {"volume": "one"}, {"volume": "two"}) == "No node has all of one, two."
+    assert fault(dataset, {"volume": "one"}, pool=factories.pool("far")).startswith("No node of far has one")
+    job = do_submit_job(dataset["owner"], asked(dataset, {"volume": "one"}, {"volume": "all"}))
+    free = do_submit_job(dataset["owner"], asked(dataset))
     pending = {each.job: each for each in take_snapshot(factories.cluster_settings()).snapshot.pending}
     assert pending[job.public_id].ineligible_nodes == (there.public_id,)
     assert pending[free.public_id].ineligible_nodes == ()
@@ -111,11 +111,11 @@ def test_a_job_runs_only_where_its_volumes_are(scene) -> None:
     assert {task.node for task in job.attempts.get().task_rows.all()} == {there}
 
 
-def test_what_a_node_is_told_of_each_kind(scene) -> None:
+def test_what_a_node_is_told_of_each_kind(dataset) -> None:
     admin, job, node = (
-        scene["admin"],
-        factories.job(scene["owner"], scene["project"], scene["environment"]),
-        scene["node"],
+        dataset["admin"],
+        factories.job(dataset["owner"], dataset["project"], dataset["environment"]),
+        dataset["node"],
     )
     for words in (
         VolumeInput("sets", VolumeKind.DATASET, path="/sets"),
@@ -129,19 +129,19 @@ def test_what_a_node_is_told_of_each_kind(scene) -> None:
     job.volumes = [
         {"volume": name, "target": f"/volumes/{name}", "read_only": name == "net"} for name in names
     ]
-    told, workdir = build_mounts(job, read_job_volumes(job), node)
-    by = {mount["target"].rpartition("/")[2]: mount for mount in told}
-    user = scene["owner"].username
+    reported, workdir = build_mounts(job, read_job_volumes(job), node)
+    by = {mount["target"].rpartition("/")[2]: mount for mount in reported}
+    user = dataset["owner"].username
     plain = {"kind": "host_path", "target": "/volumes/sets", "source": "/sets", "read_only": True}
     assert by["sets"] == plain and is_basic_mount(plain) and not is_basic_mount(by["fast"])
     assert (by["net"]["filesystem"], by["net"]["read_only"]) == ("nfs", True)
-    gid = FIRST_PROJECT_GID + scene["project"].pk
-    assert (by["team"]["folder"], by["team"]["gid"]) == (scene["project"].public_id, gid)
+    gid = FIRST_PROJECT_GID + dataset["project"].pk
+    assert (by["team"]["folder"], by["team"]["gid"]) == (dataset["project"].public_id, gid)
     assert (by["fast"]["kind"], by["fast"]["quota_mib"], by[user]["quota_mib"]) == ("scratch", 1024, 512)
     assert (by[user]["kind"], workdir) == ("home", f"/home/{user}")
     homes = Volume.objects.get(name="home")
     shared = VolumeInput("home", VolumeKind.HOME, VolumeScope.SHARED, path="/net/homes")
     do_save_volume(admin, shared, homes)
     assert build_mounts(job, read_job_volumes(job), node)[0][0]["source"] == f"/net/homes/{user}"
-    Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=node)
+    Volume.objects.create(name="home", kind="home", owner=dataset["owner"], node=node)
     assert build_mounts(job, read_job_volumes(job), node)[0][0]["kind"] == "home"

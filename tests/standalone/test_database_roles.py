@@ -109,10 +109,10 @@ def test_services_role_cannot_touch_history_or_tables(as_services, statement):
 
 
 def test_services_role_does_its_work(as_services):
-    scene = factories.basic_cluster()
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
+    dataset = factories.basic_cluster()
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     do_cancel_job(factories.user(admin=True), job)
-    scene["owner"].memberships.all().delete()
+    dataset["owner"].memberships.all().delete()
     assert [entry.action for entry in AuditEntry.objects.all()] == ["job.cancel"]
     assert job.events.count() >= 2
     assert single_role_warning() == ""

@@ -137,9 +137,9 @@ def test_valkey_as_composed_answers_nobody_without_the_password(
             assert known.ping()
         for wrong in (None, "guess"):
             once = Retry(ConstantBackoff(0), 0)
-            stranger = redis.Redis(port=port, password=wrong, retry=once)
-            with stranger, pytest.raises(redis.AuthenticationError):
-                stranger.ping()
+            outsider = redis.Redis(port=port, password=wrong, retry=once)
+            with outsider, pytest.raises(redis.AuthenticationError):
+                outsider.ping()
         assert b"onlyhere" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         assert (tmp_path / "password.conf").stat().st_mode & 0o077 == 0
     finally:

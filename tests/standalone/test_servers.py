@@ -82,17 +82,17 @@ def test_the_machines_own_server_comes_first(folder: DataDir) -> None:
 def test_a_mark_that_a_crash_left_does_not_stop_the_next_start(folder: DataDir) -> None:
     with running(folder):
         pass
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    outsider = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         mark = folder.postgres / "postmaster.pid"
-        mark.write_text(f"{stranger.pid}\n{folder.postgres}\n1\n5432\n{folder.sockets}\n\n")
+        mark.write_text(f"{outsider.pid}\n{folder.postgres}\n1\n5432\n{folder.sockets}\n\n")
         (folder.sockets / data_paths.VALKEY_SOCKET_NAME).touch()
         with running(folder):
             pass
-        assert stranger.poll() is None
+        assert outsider.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        outsider.kill()
+        outsider.wait()
 
 
 def test_a_deep_data_folder_moves_its_sockets_to_a_short_path(

@@ -155,10 +155,10 @@ def test_the_next_start_ends_what_a_killed_supervisor_left(start: Callable[..., 
     from portal.standalone.processes import orphan_processes
 
     records = first.folder / "children.json"
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    outsider = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         rows = json.loads(records.read_text())
-        records.write_text(json.dumps([*rows, {"name": "stranger", "pid": stranger.pid, "start_ticks": 1}]))
+        records.write_text(json.dumps([*rows, {"name": "stranger", "pid": outsider.pid, "start_ticks": 1}]))
         orphan_processes.GRACE_S, kept = 1.0, orphan_processes.GRACE_S
         try:
             assert "deaf" in orphan_processes.terminate_orphans(records, str(first.folder))
@@ -166,8 +166,8 @@ def test_the_next_start_ends_what_a_killed_supervisor_left(start: Callable[..., 
             orphan_processes.GRACE_S = kept
         assert not alive(deaf)
         assert not alive(grandchild)
-        assert alive(stranger.pid), "a recycled process number harms nobody"
+        assert alive(outsider.pid), "a recycled process number harms nobody"
     finally:
-        stranger.kill()
-        stranger.wait()
+        outsider.kill()
+        outsider.wait()
     assert not records.exists()

@@ -337,15 +337,15 @@ def nobody_else_reaches_the_notebook(
     assert nils.api.post(f"/workspaces/{notebook}/open/").status_code == 404
     assert nils.api.post(f"/jobs/{notebook}/cancel/").status_code == 404
     host = {"Host": f"ws-{notebook}.localhost:{portal.port}"}
-    with httpx.Client() as stranger:
+    with httpx.Client() as outsider:
         for path in ("/", "/lab", "/api/kernels", "/api/contents"):
-            refused = stranger.get(f"http://127.0.0.1:{portal.port}{path}", headers=host)
+            refused = outsider.get(f"http://127.0.0.1:{portal.port}{path}", headers=host)
             assert refused.status_code in (401, 403, 404), (path, refused.status_code)
             assert "Jupyter" not in refused.text
     answer = nils.page.goto(f"http://ws-{notebook}.localhost:{portal.port}/lab")
     assert answer is not None and answer.status in (401, 403, 404)
     nils.go("/")
-    told = nils.page.evaluate(
+    reported = nils.page.evaluate(
         """(job) => new Promise((done) => {
             const socket = new WebSocket(location.origin.replace("http", "ws") + "/live/");
             const heard = [];
@@ -355,9 +355,9 @@ def nobody_else_reaches_the_notebook(
         })""",
         notebook,
     )
-    assert all(frame.get("error") or notebook not in json.dumps(frame.get("data", "")) for frame in told), (
-        told
-    )
+    assert all(
+        frame.get("error") or notebook not in json.dumps(frame.get("data", "")) for frame in reported
+    ), reported
     other = nils.page.evaluate(
         """(address) => new Promise((done) => {
             const socket = new WebSocket(address);

@@ -12,13 +12,13 @@ import pytest
 from django.db import connection, transaction
 from django.test import Client, override_settings
 
-from tests.web.scene import Scene, fill
+from tests.web.dataset import Dataset, fill
 
 WHO = {"stranger": "stranger", "member": "m-okafor", "admin": "r-castellan"}
 
 
 @pytest.fixture(scope="module")
-def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Scene]:
+def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Dataset]:
     logs = tmp_path_factory.mktemp("logs")
     with django_db_blocker.unblock(), override_settings(LOG_DIR=logs), transaction.atomic():
         with connection.cursor() as cursor:  # a busy machine may be slow between two tests
@@ -28,31 +28,31 @@ def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Sce
 
 
 @pytest.fixture
-def scene(filled, db) -> Scene:
+def dataset(filled, db) -> Dataset:
     return copy.deepcopy(filled)
 
 
 @pytest.fixture
-def client_of(scene) -> Callable[..., Client]:
+def client_of(dataset) -> Callable[..., Client]:
     """A signed-in client by kind of person; anonymous without."""
 
     def make(kind: str = "anonymous") -> Client:
         client = Client()
         if kind != "anonymous":
-            client.force_login(scene.people[WHO.get(kind, kind)])
+            client.force_login(dataset.people[WHO.get(kind, kind)])
         return client
 
     return make
 
 
 @pytest.fixture
-def typed(scene) -> dict[str, str]:
+def typed(dataset) -> dict[str, str]:
     """What makes a valid form of a training run on the launch page."""
     return {
         "kind": "training",
         "name": "my run",
-        "project": scene.projects["vision"].public_id,
-        "environment": scene.environments["batch"].public_id,
+        "project": dataset.projects["vision"].public_id,
+        "environment": dataset.environments["batch"].public_id,
         "gpu_model": "",
         "gpus_per_task": "2",
         "tasks": "1",

@@ -93,13 +93,13 @@ def test_wrong_tries_at_sign_in_do_not_pause_a_signed_in_person(client, user):
 def test_other_sessions_are_listed_and_ended(client, user):
     other = Client()
     other.force_login(user)
-    stranger = Client()
-    stranger.force_login(factories.user())
+    outsider = Client()
+    outsider.force_login(factories.user())
     assert len(client.get(reverse("account")).context["sessions"]) == 2
     client.post(reverse("account-sessions-end"))
     assert other.get(reverse("home")).status_code == 302
     assert client.get(reverse("home")).status_code == 200
-    assert stranger.get(reverse("home")).status_code == 200
+    assert outsider.get(reverse("home")).status_code == 200
 
 
 def test_a_token_is_shown_once_and_revoked(client, user):

@@ -37,7 +37,7 @@ def test_only_admins_see_people_and_the_trail(client_of, page, kind, status):
     assert client_of(kind).get(reverse(page)).status_code == status
 
 
-def test_a_circle_of_projects_can_be_seen_and_mended(scene, client_of):
+def test_a_circle_of_projects_can_be_seen_and_mended(dataset, client_of):
     """Only a hand in the database draws one; the scheduler stops with an alarm, the pages must not."""
     below = factories.project(parent=factories.project())
     above = below.parent
@@ -49,27 +49,27 @@ def test_a_circle_of_projects_can_be_seen_and_mended(scene, client_of):
     for project in (below, above):
         assert project.name in client.get(reverse("projects")).content.decode()
         assert client.get(reverse("project", args=[project.public_id])).status_code == 200
-    stranger = client_of("stranger")
-    assert stranger.get(reverse("project", args=[below.public_id])).status_code == 404
+    outsider = client_of("stranger")
+    assert outsider.get(reverse("project", args=[below.public_id])).status_code == 404
     path = f"/api/v1/projects/{above.name}/"
     answer = client.patch(path, {"parent": None}, content_type="application/json")
     assert answer.status_code == 200, answer.content
     assert Project.objects.get(pk=above.pk).parent is None
 
 
-def test_a_node_has_a_page_and_its_series(scene, client_of):
+def test_a_node_has_a_page_and_its_series(dataset, client_of):
     node = Node.objects.first()
     assert client_of("stranger").get(reverse("node", args=[node.public_id])).status_code == 200
     assert "gpu" in client_of("member").get(reverse("node-series", args=[node.public_id])).json()["lines"]
     assert client_of("member").get(reverse("node", args=["nothere"])).status_code == 404
 
 
-def test_a_stranger_learns_no_name_of_a_job_from_the_map(scene, client_of):
+def test_a_stranger_learns_no_name_of_a_job_from_the_map(dataset, client_of):
     page = client_of("stranger").get(reverse("cluster")).content.decode()
-    assert not [name for name in scene.jobs if name in page]
+    assert not [name for name in dataset.jobs if name in page]
 
 
-def test_queries_of_the_map_do_not_grow(scene, client_of):
+def test_queries_of_the_map_do_not_grow(dataset, client_of):
     client = client_of("admin")
     counts = []
     for _ in range(2):
@@ -103,7 +103,7 @@ def edit(project: Project, pool: str, **cells: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def quota_place(scene):
+def quota_place(dataset):
     project = Project.objects.get(name="vision")
     return project, Node.objects.first().pool
 
@@ -231,7 +231,7 @@ def test_a_form_that_is_not_ours_is_told_so(quota_place, client_of):
 # -- projects and people ---------------------------------------------------------------------------
 
 
-def test_a_project_is_made_and_a_bad_name_is_told(scene, client_of):
+def test_a_project_is_made_and_a_bad_name_is_told(dataset, client_of):
     client = client_of("admin")
     assert client.post(reverse("add-project"), {"name": "Bad Name!"}).status_code == 400
     long = client.post(reverse("add-project"), {"name": "a" * 64}).content.decode()
@@ -242,14 +242,14 @@ def test_a_project_is_made_and_a_bad_name_is_told(scene, client_of):
     assert client_of("member").post(reverse("add-project"), {"name": "mine"}).status_code == 403
 
 
-def test_strangers_see_no_project(scene, client_of):
+def test_strangers_see_no_project(dataset, client_of):
     project = Project.objects.get(name="vision")
     assert client_of("stranger").get(reverse("project", args=[project.public_id])).status_code == 404
     assert client_of("stranger").post(reverse("set-member", args=[project.public_id])).status_code == 404
 
 
-def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_of):
-    project = next(iter(scene.projects.values()))
+def test_administrators_list_where_jobs_of_a_project_may_connect(dataset, client_of):
+    project = next(iter(dataset.projects.values()))
     address = reverse("change-project", args=[project.public_id])
     shown = client_of("admin").post(address, {"egress_allow": "10.1.0.0/16 443\r\ndns"}, follow=True)
     assert "10.1.0.0/16 443\ndns" in shown.content.decode()
@@ -260,7 +260,7 @@ def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_o
     assert project.egress_allow == ["10.1.0.0/16 443", "dns"]
 
 
-def test_members_are_added_and_taken_out(scene, client_of):
+def test_members_are_added_and_taken_out(dataset, client_of):
     project, person = Project.objects.get(name="vision"), factories.user("newcomer")
     client = client_of("admin")
     form = {"username": "newcomer", "role": "member"}
@@ -274,7 +274,7 @@ def test_members_are_added_and_taken_out(scene, client_of):
     assert answer.status_code == 400 and "no user called ghost" in answer.content.decode()
 
 
-def test_a_link_that_lets_in_leads_to_the_portals_own_address(scene, client_of):
+def test_a_link_that_lets_in_leads_to_the_portals_own_address(dataset, client_of):
     page = client_of("admin").post(
         reverse("invite"), {"email": "", "project": ""}, headers={"host": "127.0.0.1:6666"}
     )
@@ -282,7 +282,7 @@ def test_a_link_that_lets_in_leads_to_the_portals_own_address(scene, client_of):
     assert "6666" not in page.content.decode()
 
 
-def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
+def test_an_invitation_is_shown_once_and_can_be_taken_back(dataset, client_of):
     client = client_of("admin")
     page = client.post(reverse("invite"), {"full_name": "Ann"}).content.decode()
     code = re.search(r"/invitation/#([\w-]+)", page)[1]
@@ -293,8 +293,8 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
     assert client.post(reverse("invite"), {"email": "nonsense"}).status_code == 400
 
 
-def test_the_last_admin_cannot_close_their_own_door(scene, client_of):
-    admin = scene.people["r-castellan"]
+def test_the_last_admin_cannot_close_their_own_door(dataset, client_of):
+    admin = dataset.people["r-castellan"]
     page = client_of("admin").post(
         reverse("change-user", args=[admin.public_id]), {"act": "no-admin"}, follow=True
     )
@@ -305,7 +305,7 @@ def test_the_last_admin_cannot_close_their_own_door(scene, client_of):
 # -- nodes and environments ------------------------------------------------------------------------
 
 
-def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
+def test_an_address_that_does_not_answer_is_told_at_its_field(dataset, client_of):
     form = {
         "host": "127.0.0.1",
         "port": "9",
@@ -331,7 +331,7 @@ def test_an_address_that_does_not_answer_is_told_at_its_field(scene, client_of):
     assert not Node.objects.filter(name="far").exists()
 
 
-def test_environments_are_an_allow_list(scene, client_of):
+def test_environments_are_an_allow_list(dataset, client_of):
     form = {
         "name": "torch",
         "title": "PyTorch",
@@ -368,8 +368,8 @@ def test_environments_are_an_allow_list(scene, client_of):
     answer = client_of("admin").post(save, form | {"projects": "nowhere"})
     assert "There is no project called nowhere." in answer.content.decode() and answer.status_code == 400
     assert client_of("member").post(bring).status_code == 403
-    told = client_of("admin").post(bring, {"node": old.public_id}, follow=True).content.decode()
-    assert "PyTorch is being pulled on 1\xa0node." in told and "queued" in told
+    reported = client_of("admin").post(bring, {"node": old.public_id}, follow=True).content.decode()
+    assert "PyTorch is being pulled on 1\xa0node." in reported and "queued" in reported
     assert (
         "Bring" not in client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     )
@@ -384,12 +384,12 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("member").get(reverse("environment", args=[row.public_id])).status_code == 404
 
 
-def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, client_of):
-    row, one, other = scene.environments["lab"], *("sha256:" + digit * 64 for digit in "12")
+def test_the_page_of_an_environment_lists_which_image_each_node_reports(dataset, client_of):
+    row, one, other = dataset.environments["lab"], *("sha256:" + digit * 64 for digit in "12")
     name, tag = row.image.split(":")
     page, change = (reverse(view, args=[row.public_id]) for view in ("environment", "change-image"))
     assert "The image is not pinned yet." in client_of("member").get(page).content.decode()
-    nodes = list(scene.nodes.values())[:2]
+    nodes = list(dataset.nodes.values())[:2]
     for node, digest in zip(nodes, (one, other), strict=True):
         image = {"image_id": digest, "refs": [f"{name}:{tag}"], "digests": [f"{name}@{digest}"]}
         record_claim(row, node, [image])
@@ -404,12 +404,12 @@ def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, c
 
     several = client_of("admin").post(change, {"act": "update"}, follow=True).content.decode()
     assert "Nodes report 2 other images for this tag" in several
-    told = (
+    reported = (
         client_of("admin")
         .post(change, {"act": "update", "image": f"{name}@{other}"}, follow=True)
         .content.decode()
     )
-    assert f"New jobs run {name}@{other}." in told
+    assert f"New jobs run {name}@{other}." in reported
     shown = " ".join(client_of("admin").get(page).content.decode().split())
     assert (
         f"The tag refers to another image on {nodes[0].name}" in shown and "New jobs do not run it." in shown
@@ -425,7 +425,7 @@ def test_a_null_character_is_refused_with_a_sentence(client_of, page):
     assert "null character" in answer.content.decode()
 
 
-def test_a_null_character_in_a_form_is_refused(scene, client_of):
+def test_a_null_character_in_a_form_is_refused(dataset, client_of):
     answer = client_of("admin").post(reverse("add-project"), {"name": "a\0b", "title": ""})
     assert answer.status_code == 400
     assert "null character" in answer.content.decode()
@@ -446,13 +446,13 @@ def test_the_trail_speaks_in_words(quota_place, client_of):
     assert "guaranteed_milli" not in page
 
 
-def test_the_palette_finds_nodes(scene, client_of):
+def test_the_palette_finds_nodes(dataset, client_of):
     found = client_of("member").get(reverse("search"), {"q": "h200"}).json()["found"]
     assert {"h200-1", "h200-2", "h200-3"} <= {row["name"] for row in found if row["note"] == "node"}
 
 
-def test_back_in_service_the_old_reason_is_gone(scene, client_of):
-    node, admin = scene.nodes["h200-1"], client_of("admin")
+def test_back_in_service_the_old_reason_is_gone(dataset, client_of):
+    node, admin = dataset.nodes["h200-1"], client_of("admin")
     Node.objects.filter(pk=node.pk).update(agent_info={"agent_version": "1"})
     address = reverse("set-node-state", args=[node.public_id])
     admin.post(address, {"act": "cordon", "reason": "a new fan"})
@@ -463,8 +463,8 @@ def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     again = admin.get(shown.request["PATH_INFO"]).content.decode()
     assert "stays out of service until the problems are fixed" in again and "Force uncordon" in again
     Node.objects.filter(pk=node.pk).update(reachable=False)
-    told = admin.post(address, {"act": "uncordon", "reason": ""}, follow=True).content.decode()
-    assert "is unreachable, so it cannot be checked" in told and "Force uncordon" in told
+    reported = admin.post(address, {"act": "uncordon", "reason": ""}, follow=True).content.decode()
+    assert "is unreachable, so it cannot be checked" in reported and "Force uncordon" in reported
     admin.post(address, {"act": "force-uncordon", "reason": "a new fan"})
     node.refresh_from_db()
     assert (node.state, node.state_reason) == ("ready", "")

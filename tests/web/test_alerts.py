@@ -16,8 +16,8 @@ from portal.services.nodes.gpus import record_foreign_processes
 
 
 @pytest.fixture
-def alarms(scene) -> list[GpuAlert]:
-    gpu = scene.nodes["ada-1"].gpus.get(index=0)
+def alarms(dataset) -> list[GpuAlert]:
+    gpu = dataset.nodes["ada-1"].gpus.get(index=0)
     for xid in (79, 79, 31):
         record_xid(gpu.node_id, gpu.uuid, xid, 1)
     record_foreign_processes(gpu.node.public_id, {gpu.uuid: "python (process 77) of <carol>"})
@@ -44,7 +44,7 @@ def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind
         assert "Reseated it" in after and '<span class="fw-nav__n">1</span>' in after
 
 
-def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(scene, client_of) -> None:
+def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(dataset, client_of) -> None:
     report = InvalidRowReport(
         "quota", "p,q", "quotas[p,q].weight", "The quota of <b> in main has an invalid value: nan."
     )
@@ -69,11 +69,11 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(sc
 
 
 def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_newcomers_page(
-    scene, client_of
+    dataset, client_of
 ) -> None:
     owner, newcomer = (
-        scene.nodes["ada-1"],
-        scene.nodes["a100-2"],
+        dataset.nodes["ada-1"],
+        dataset.nodes["a100-2"],
     )
     gpu = owner.gpus.get(index=0)
     record_claimed_gpus(newcomer, [gpu])

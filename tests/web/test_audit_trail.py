@@ -91,8 +91,8 @@ def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
         ("", "invitation"),
     ]
     assert {(row.actor, row.actor_name, row.address) for row in found} == {(None, "nobody", ADDRESS)}
-    told = str(list(AuditEntry.objects.values()))
-    assert not any(word in told for word in ("guess", "Secret", "not-a-code"))
+    reported = str(list(AuditEntry.objects.values()))
+    assert not any(word in reported for word in ("guess", "Secret", "not-a-code"))
 
 
 def test_paused_sign_ins_leave_one_row(user):
@@ -168,10 +168,10 @@ def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeyp
 
 
 def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
-    scene = factories.basic_cluster()
-    job = factories.job(scene["owner"], scene["project"], scene["environment"])
-    do_hold_job(scene["owner"], job, True)
-    do_hold_job(scene["owner"], job, False)
+    dataset = factories.basic_cluster()
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    do_hold_job(dataset["owner"], job, True)
+    do_hold_job(dataset["owner"], job, False)
     assert not rows("job.hold", "job.release"), "one's own job"
     admin = factories.user("boss", admin=True)
     for held in (True, True, False):

@@ -14,16 +14,16 @@ LOCAL = "%Y-%m-%dT%H:%M"
 
 
 @pytest.fixture
-def form(scene) -> dict[str, str]:
+def form(dataset) -> dict[str, str]:
     """Tomorrow, from eight to twelve."""
     day = (timezone.now() + dt.timedelta(days=1)).date()
     return {
-        "name": "vision course", "pool": scene.pools["h200"].public_id, "nodes": "h200-1, h200-3",
+        "name": "vision course", "pool": dataset.pools["h200"].public_id, "nodes": "h200-1, h200-3",
         "projects": "vision", "starts_at": f"{day}T08:00", "ends_at": f"{day}T12:00", "reason": "spring",
     }  # fmt: skip
 
 
-def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, form) -> None:
+def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, dataset, form) -> None:
     admin = client_of("admin")
     assert "Nothing is reserved" in admin.get("/calendar/").content.decode()
     assert admin.post("/calendar/save/", form).status_code == 302
@@ -45,9 +45,9 @@ def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, scene, for
     assert Reservation.objects.get().cancelled_at is None
 
 
-def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, scene, form) -> None:
-    scene.people["r-castellan"].timezone = "Asia/Kolkata"
-    scene.people["r-castellan"].save()
+def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, dataset, form) -> None:
+    dataset.people["r-castellan"].timezone = "Asia/Kolkata"
+    dataset.people["r-castellan"].save()
     admin = client_of("admin")
     admin.post("/calendar/save/", form)
     row = Reservation.objects.get()
@@ -59,14 +59,14 @@ def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, scene, fo
     assert client_of("member").get("/queue/?span=3d").content.decode().count('class="band"') == 2
 
 
-def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form) -> None:
+def test_others_see_it_without_names_that_are_not_theirs(client_of, dataset, form) -> None:
     client_of("admin").post("/calendar/save/", form | {"projects": "nlp", "nodes": "h200-3"})
     member = client_of("member").get("/calendar/").content.decode()
     assert "vision course" in member and "1\xa0other project" in member
     assert "nlp" not in member and "Edit" not in member and "Reserve nodes</h2>" not in member
     assert "depth-eda" in member and "attn-probe" not in member  # theirs; the second is surely gone by then
-    stranger = client_of("stranger").get("/calendar/").content.decode()
-    assert "A job of another project" in stranger and "depth-eda" not in stranger
+    outsider = client_of("stranger").get("/calendar/").content.decode()
+    assert "A job of another project" in outsider and "depth-eda" not in outsider
     row = Reservation.objects.get()
     for path in ("save/", f"{row.public_id}/cancel/", f"{row.public_id}/restore/"):
         assert client_of("member").post(f"/calendar/{path}", form).status_code == 403
@@ -86,7 +86,7 @@ def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form)
         ({"name": ""}, "Enter a name"),
     ],
 )
-def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, message) -> None:
+def test_what_is_refused_is_told_and_stays_in_the_form(client_of, dataset, form, changes, message) -> None:
     answer = client_of("admin").post("/calendar/save/", form | changes)
     page = answer.content.decode()
     assert answer.status_code == 400 and message in page
@@ -94,7 +94,7 @@ def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, c
     assert not Reservation.objects.exists()
 
 
-def test_a_clash_names_the_other(client_of, scene, form) -> None:
+def test_a_clash_names_the_other(client_of, dataset, form) -> None:
     admin = client_of("admin")
     admin.post("/calendar/save/", form)
     answer = admin.post("/calendar/save/", form | {"name": "another", "nodes": "all"})
@@ -103,7 +103,7 @@ def test_a_clash_names_the_other(client_of, scene, form) -> None:
     assert Job.objects.filter(state="RUNNING").count() > 0  # nobody was thrown out
 
 
-def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_of, scene, form) -> None:
+def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_of, dataset, form) -> None:
     admin = client_of("admin")
     refused = admin.post("/calendar/save/", form | {"drain_at_start": "on"})
     assert refused.status_code == 400

@@ -10,7 +10,7 @@ from portal.web.launch.views import rest_body
 VALUE = "hush-on-pages"
 
 
-def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) -> None:
+def test_a_job_is_launched_with_a_volume_and_secrets(client_of, dataset, typed) -> None:
     admin, member = client_of("admin"), client_of("member")
     form = {"name": "team", "kind": "project", "reach": "node", "path": "/data/teams", "quota_gib": "0.5"}
     form |= {"projects": "vision", "nodes": "h200-1, h200-2", "pool": "", "description": ""}
@@ -29,7 +29,7 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, scene, typed) ->
     assert "team" not in client_of("stranger").get("/volumes/").content.decode()
 
     member.post("/account/secrets/", {"name": "hub", "value": VALUE})
-    project = scene.projects["vision"].public_id
+    project = dataset.projects["vision"].public_id
     assert (
         "lack the permission"
         in member.post(

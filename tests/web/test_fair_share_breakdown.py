@@ -38,7 +38,7 @@ def waiting() -> Job:
 def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
     root = factories.user("root", admin=True)
     receipts = list_breakdowns(root, waiting)
-    assert [receipt.project.name for receipt in receipts] == ["lab", "school"]
+    assert [breakdown.project.name for breakdown in receipts] == ["lab", "school"]
     for replayed in fair_share_texts(receipts):
         steps = replayed.source.steps
         assert sum(step["amount_milli"] for step in steps) == replayed.source.fair_share_milli
@@ -51,15 +51,15 @@ def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
 
 
 def test_what_stands_above_is_told_only_to_those_who_may_see_it(waiting) -> None:
-    assert [receipt.project.name for receipt in list_breakdowns(waiting.owner, waiting)] == ["lab"]
+    assert [breakdown.project.name for breakdown in list_breakdowns(waiting.owner, waiting)] == ["lab"]
     client = Client()
     client.force_login(waiting.owner)
     page = " ".join(client.get(reverse("job", args=[waiting.public_id])).content.decode().split())
     assert "Fair-share breakdown: lab in main-pool" in page and "Fair share" in page and "school" not in page
     body = client.get(f"/api/v1/jobs/{waiting.public_id}/").json()
-    (receipt,) = body["fair_share_breakdowns"]
-    assert receipt["project"]["name"] == "lab"
-    assert sum(step["amount_milli"] for step in receipt["steps"]) == receipt["fair_share_milli"]
+    (breakdown,) = body["fair_share_breakdowns"]
+    assert breakdown["project"]["name"] == "lab"
+    assert sum(step["amount_milli"] for step in breakdown["steps"]) == breakdown["fair_share_milli"]
     assert body["interval"] is None and body["forecasts"] == []
     Membership.objects.create(user=waiting.owner, project=waiting.project.parent, role="viewer")
     assert len(list_breakdowns(waiting.owner, waiting)) == 2
@@ -71,6 +71,6 @@ def test_before_the_first_cycle_there_is_none(waiting) -> None:
 
 
 def test_a_step_of_another_kind_is_shown_as_it_is(waiting) -> None:
-    (receipt, *_) = list_breakdowns(waiting.owner, waiting)
-    receipt.steps.append({"kind": "lent_back", "amount_milli": 250, "details": {"from_above": 2.0}})
-    assert fair_share_texts([receipt])[0].steps[-1].explanation == "from above 2"
+    (breakdown, *_) = list_breakdowns(waiting.owner, waiting)
+    breakdown.steps.append({"kind": "lent_back", "amount_milli": 250, "details": {"from_above": 2.0}})
+    assert fair_share_texts([breakdown])[0].steps[-1].explanation == "from above 2"

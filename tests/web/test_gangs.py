@@ -19,24 +19,24 @@ TWO = {
 
 
 def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
-    scene, client_of, typed
+    dataset, client_of, typed
 ) -> None:
-    asked = typed | TWO | {"pool": scene.pools["h200"].public_id}
-    told = client_of("member").post(reverse("launch-check"), asked).content.decode()
-    assert "the pool h200 allows gangs no network between nodes" in told
-    assert 'data-set="tasks=1;gpus_per_task=4;launcher=torchrun"' in told
+    asked = typed | TWO | {"pool": dataset.pools["h200"].public_id}
+    reported = client_of("member").post(reverse("launch-check"), asked).content.decode()
+    assert "the pool h200 allows gangs no network between nodes" in reported
+    assert 'data-set="tasks=1;gpus_per_task=4;launcher=torchrun"' in reported
     refused = client_of("member").post(reverse("launch"), asked)
     assert refused.status_code == 422 and not Job.objects.filter(name="my run").exists()
 
-    lent = client_of("admin").post(
-        reverse("set-pool-network", args=[scene.pools["h200"].public_id]),
+    allowed_folder = client_of("admin").post(
+        reverse("set-pool-network", args=[dataset.pools["h200"].public_id]),
         {"allow_host_network": "on", "fabric_devices": "/dev/infiniband/uverbs0\n/dev/infiniband/uverbs1\n"},
     )
-    assert lent.status_code == 302
+    assert allowed_folder.status_code == 302
     pool = NodePool.objects.get(name="h200")
     assert pool.fabric_devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
-    told = client_of("member").post(reverse("launch-check"), asked).content.decode()
-    assert "its tasks use the host network" in told
+    reported = client_of("member").post(reverse("launch-check"), asked).content.decode()
+    assert "its tasks use the host network" in reported
     assert client_of("member").post(reverse("launch"), asked).status_code == 302
     job = Job.objects.get(name="my run")
     assert (job.launcher, job.retry_on_failure, job.tasks) == ("torchrun", True, 2)
@@ -48,16 +48,16 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     assert (again.to_job_request().launcher, again.to_job_request().retry_on_failure) == ("torchrun", True)
 
 
-def test_only_administrators_lend_the_network(scene, client_of) -> None:
-    address = reverse("set-pool-network", args=[scene.pools["h200"].public_id])
+def test_only_administrators_lend_the_network(dataset, client_of) -> None:
+    address = reverse("set-pool-network", args=[dataset.pools["h200"].public_id])
     for who in ("member", "stranger"):
         answer = client_of(who).post(address, {"allow_host_network": "on"})
         assert answer.status_code in (403, 404)
     assert not NodePool.objects.filter(allow_host_network=True).exists()
 
 
-def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(scene, client_of) -> None:
-    pool = scene.pools["h200"]
+def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(dataset, client_of) -> None:
+    pool = dataset.pools["h200"]
     address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
     node = pool.nodes.order_by("name").first()
     Node.objects.filter(pk=node.pk).update(
@@ -72,20 +72,22 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(s
     assert 'value="ib0"' in page and "It has no interface ib0." in page
     said = client_of("admin").get(reverse("node", args=[node.public_id])).content.decode()
     assert "It has no interface ib0." in said and "as set for its pool: ib0" in said
-    told = client_of("admin").post(address, named | {"fabric_network": "host"}, follow=True).content.decode()
-    assert "name of a container network" in told
+    reported = (
+        client_of("admin").post(address, named | {"fabric_network": "host"}, follow=True).content.decode()
+    )
+    assert "name of a container network" in reported
     pool.refresh_from_db()
     assert pool.fabric_network == ""
 
 
-def test_nonsense_in_what_a_pool_names_is_told_and_kept_out(scene, client_of) -> None:
-    pool, client = scene.pools["h200"], client_of("admin")
+def test_nonsense_in_what_a_pool_names_is_told_and_kept_out(dataset, client_of) -> None:
+    pool, client = dataset.pools["h200"], client_of("admin")
     address = reverse("set-pool-network", args=[pool.public_id])
     names = ("fabric_interface", "fabric_network", "fabric_devices", "fabric_adapters")
     for number, text in enumerate((*NONSENSE, "1/" + "9" * 500, "::/0/1", "/dev/[")):
         for typed in (dict.fromkeys(names, text), {names[number % 4]: text}):
             assert client.post(address, {"allow_host_network": "on"} | typed).status_code == 302
-    told = client.get(f"{reverse('policy')}?pool=h200")
-    assert told.status_code == 200 and b"<script>alert(1)" not in told.content
+    reported = client.get(f"{reverse('policy')}?pool=h200")
+    assert reported.status_code == 200 and b"<script>alert(1)" not in reported.content
     pool.refresh_from_db()
     assert (pool.fabric_network, pool.fabric_devices) == ("", [])

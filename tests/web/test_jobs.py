@@ -59,7 +59,7 @@ def test_an_empty_list_says_why_and_how_to_go_on(client_of):
     assert "Clear filters" in page
 
 
-def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
+def test_pages_are_complete_and_lead_back(dataset, client_of, monkeypatch):
     monkeypatch.setattr(job_list, "PAGE_SIZE", 4)
     client = client_of("member")
     everything = names(client.get(reverse("jobs") + "?state="))
@@ -71,21 +71,21 @@ def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
         trail.append(names(answer))
         seen += names(answer)
         older, newer = answer.context["older"], answer.context["newer"]
-    assert len(seen) == len(set(seen)) == Job.objects.filter(project=scene.projects["vision"]).count()
+    assert len(seen) == len(set(seen)) == Job.objects.filter(project=dataset.projects["vision"]).count()
     back = client.get(reverse("jobs") + newer)
     assert names(back) == trail[-2]
 
 
-def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(scene, client_of):
+def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(dataset, client_of):
     member = client_of("member")
-    theirs = Job.objects.exclude(project=scene.projects["vision"]).order_by("id")[2]
+    theirs = Job.objects.exclude(project=dataset.projects["vision"]).order_by("id")[2]
     for word in ("after", "before"):
         missing = names(member.get(reverse("jobs"), {word: "nosuchjob2"}))
         assert names(member.get(reverse("jobs"), {word: theirs.public_id})) == missing
 
 
-def test_every_state_has_its_shape_its_word_and_its_line(scene):
-    user = scene.people["r-castellan"]
+def test_every_state_has_its_shape_its_word_and_its_line(dataset):
+    user = dataset.people["r-castellan"]
     rows = {row.job.name: row for row in job_rows(user, Job.objects.all())}
     looks = {name: row.state_display for name, row in rows.items()}
     assert looks["vit-h-pretrain"] == ("running", "Running")
@@ -102,9 +102,11 @@ def test_every_state_has_its_shape_its_word_and_its_line(scene):
     assert not rows["depth-eda"].ready
 
 
-def test_the_failure_box_names_the_exit_and_says_what_to_do(scene, client_of):
+def test_the_failure_box_names_the_exit_and_says_what_to_do(dataset, client_of):
     page = (
-        client_of("member").get(reverse("job", args=[scene.jobs["dino-abl-b128"].public_id])).content.decode()
+        client_of("member")
+        .get(reverse("job", args=[dataset.jobs["dino-abl-b128"].public_id]))
+        .content.decode()
     )
     for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 128"):
         assert words in page
@@ -114,7 +116,7 @@ def test_the_failure_box_names_the_exit_and_says_what_to_do(scene, client_of):
     assert form["name"].value() == "dino-abl-b128"
     page = (
         client_of("member")
-        .get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
+        .get(reverse("job", args=[dataset.jobs["typo-in-command"].public_id]))
         .content.decode()
     )
     assert "The command was not found" in page
@@ -135,10 +137,10 @@ def test_exit_codes_have_names(code, words):
     assert exit_name(code) == words
 
 
-def test_a_waiting_job_says_why_with_numbers(scene, client_of):
+def test_a_waiting_job_says_why_with_numbers(dataset, client_of):
     page = (
         client_of("member")
-        .get(reverse("job", args=[scene.jobs["depth-anything-ft"].public_id]))
+        .get(reverse("job", args=[dataset.jobs["depth-anything-ft"].public_id]))
         .content.decode()
     )
     assert "Needs 8 H200 on one node. The most that is free on one is 2." in page
@@ -147,8 +149,8 @@ def test_a_waiting_job_says_why_with_numbers(scene, client_of):
     assert "llama-eval-suite" not in page  # of another project
 
 
-def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(scene, client_of):
-    fresh = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
+def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(dataset, client_of):
+    fresh = Job.objects.get(pk=dataset.jobs["depth-anything-ft"].pk)
     Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
     JobVerdict.objects.filter(job=fresh).delete()
     page = client_of("member").get(reverse("job", args=[fresh.public_id]))
@@ -156,16 +158,16 @@ def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(sc
     assert page.content.decode().count("Just submitted; the next cycle considers it.") == 1
 
 
-def test_cancelling_a_waiting_job_ends_it(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_cancelling_a_waiting_job_ends_it(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
     job.refresh_from_db()
     assert job.state == "CANCELLED"
     assert "depth-anything-ft is stopped." in answer.content.decode()
 
 
-def test_stopping_a_running_job_asks_its_node(scene, client_of):
-    job = scene.jobs["vit-h-pretrain"]
+def test_stopping_a_running_job_asks_its_node(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
     answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
     job.refresh_from_db()
     assert (job.state, job.desired_state) == ("RUNNING", "cancelled")
@@ -175,8 +177,8 @@ def test_stopping_a_running_job_asks_its_node(scene, client_of):
     assert "Stopping</span>" in page
 
 
-def test_several_are_stopped_each_under_its_own_right(scene, client_of):
-    mine, theirs = scene.jobs["depth-anything-ft"], scene.jobs["llama-eval-suite"]
+def test_several_are_stopped_each_under_its_own_right(dataset, client_of):
+    mine, theirs = dataset.jobs["depth-anything-ft"], dataset.jobs["llama-eval-suite"]
     chosen = {"job": [mine.public_id, theirs.public_id], "back": "/jobs/?state=waiting"}
     answer = client_of("member").post(reverse("jobs-cancel"), chosen)
     assert answer["Location"] == "/jobs/?state=waiting"
@@ -190,8 +192,8 @@ def test_after_several_were_stopped_one_stays_here(client_of):
     assert answer["Location"] == reverse("jobs")
 
 
-def test_hold_and_release(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_hold_and_release(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     client = client_of("member")
     page = client.post(reverse("job-hold", args=[job.public_id]), {"held": "1"}, follow=True).content.decode()
     assert "Held: it cannot start until it is released." in page
@@ -200,22 +202,24 @@ def test_hold_and_release(scene, client_of):
     assert not job.held
 
 
-def test_start_again_is_a_new_job_with_the_same_request(scene, client_of):
-    job = scene.jobs["dino-abl-b128"]
+def test_start_again_is_a_new_job_with_the_same_request(dataset, client_of):
+    job = dataset.jobs["dino-abl-b128"]
     answer = client_of("member").post(reverse("job-resubmit", args=[job.public_id]))
     fresh = Job.objects.exclude(pk=job.pk).get(name=job.name)
     assert answer["Location"] == reverse("job", args=[fresh.public_id])
     assert (fresh.command, fresh.gpus_per_task, fresh.state) == (job.command, 4, "PENDING")
 
 
-def test_a_running_job_cannot_start_again(scene, client_of):
-    answer = client_of("member").post(reverse("job-resubmit", args=[scene.jobs["vit-h-pretrain"].public_id]))
+def test_a_running_job_cannot_start_again(dataset, client_of):
+    answer = client_of("member").post(
+        reverse("job-resubmit", args=[dataset.jobs["vit-h-pretrain"].public_id])
+    )
     assert answer.status_code == 409
     assert "It has not ended." in answer.content.decode()
 
 
-def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(scene, client_of, settings):
-    job = scene.jobs["attn-probe"]
+def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(dataset, client_of, settings):
+    job = dataset.jobs["attn-probe"]
     client = client_of("member")
     answer = client.post(reverse("job-open", args=[job.public_id]))
     page = answer.content.decode()
@@ -223,14 +227,14 @@ def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(scene, client_of,
     assert f"ws-{job.public_id}.{settings.APPS_DOMAIN}" in page
     assert answer["Referrer-Policy"] == "strict-origin"
     assert f"*.{settings.APPS_DOMAIN}" in answer["Content-Security-Policy"]
-    early = client.post(reverse("job-open", args=[scene.jobs["depth-eda"].public_id]))
+    early = client.post(reverse("job-open", args=[dataset.jobs["depth-eda"].public_id]))
     assert early.status_code == 409
     admin = client_of("admin").post(reverse("job-open", args=[job.public_id]))
     assert admin.status_code == 403
 
 
-def test_log_lines_go_on_from_their_cursor(scene, client_of):
-    job = scene.jobs["vit-h-pretrain"]
+def test_log_lines_go_on_from_their_cursor(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
     client = client_of("member")
     address = reverse("job-log-lines", args=[job.public_id])
     first = client.get(address, {"rank": "1"}).json()
@@ -242,53 +246,53 @@ def test_log_lines_go_on_from_their_cursor(scene, client_of):
     assert "attachment" in whole["Content-Disposition"]
 
 
-def test_charts_hold_only_the_jobs_own_gpus(scene, client_of):
-    job = scene.jobs["vit-h-pretrain"]
+def test_charts_hold_only_the_jobs_own_gpus(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
     data = client_of("member").get(reverse("job-series", args=[job.public_id]), {"span": "1h"}).json()
     assert len(data["lines"]["gpu"]) == 16
     assert len(data["at"]) in (59, 60, 61)
     assert data["limits"]["cpu"] == 9600
     none = (
         client_of("member")
-        .get(reverse("job-series", args=[scene.jobs["depth-anything-ft"].public_id]))
+        .get(reverse("job-series", args=[dataset.jobs["depth-anything-ft"].public_id]))
         .json()
     )
     assert none["at"] == []
 
 
-def test_fragments_are_the_page_without_its_frame(scene, client_of):
+def test_fragments_are_the_page_without_its_frame(dataset, client_of):
     client = client_of("member")
     for address in (
         reverse("home"),
         reverse("jobs"),
-        reverse("job", args=[scene.jobs["vit-h-pretrain"].public_id]),
+        reverse("job", args=[dataset.jobs["vit-h-pretrain"].public_id]),
     ):
         part = client.get(address, headers={"HX-Request": "true"}).content.decode()
         assert "<html" not in part
         assert "vit-h-pretrain" in part
 
 
-def test_a_fragment_asked_for_after_sign_out_leads_to_the_door(scene, client_of):
+def test_a_fragment_asked_for_after_sign_out_leads_to_the_door(dataset, client_of):
     answer = client_of().get(reverse("home"), headers={"HX-Request": "true"})
     assert answer.status_code == 401
     assert answer["HX-Redirect"] == "/sign-in/"
 
 
-def test_a_newcomer_is_told_what_to_do_first(scene, client_of):
+def test_a_newcomer_is_told_what_to_do_first(dataset, client_of):
     page = client_of("stranger").get(reverse("home")).content.decode()
     assert "No workspaces" in page
     assert "You are in no project yet." in page
     empty = factories.user("newcomer")
-    scene.people["newcomer"] = empty
+    dataset.people["newcomer"] = empty
     assert "Set a password" in client_of("newcomer").get(reverse("home")).content.decode()
 
 
-def test_charts_and_log_come_with_the_attempt(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_charts_and_log_come_with_the_attempt(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     client = client_of("member")
     address = reverse("job", args=[job.public_id])
     assert "data-log-lines" not in client.get(address).content.decode()
-    running = scene.jobs["vit-h-pretrain"]
+    running = dataset.jobs["vit-h-pretrain"]
     address = reverse("job", args=[running.public_id])
     fresh = client.get(f"{address}?shown=0", headers={"HX-Request": "true"}).content.decode()
     assert 'id="job-work" hx-swap-oob' in fresh
@@ -297,18 +301,18 @@ def test_charts_and_log_come_with_the_attempt(scene, client_of):
     assert "data-log-lines" not in same
 
 
-def test_an_end_is_told_once(scene, client_of):
-    page = client_of("member").get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
-    told = [event.message for event in page.context["events"]]
-    assert told.count("The command ended with exit code 127.") == 1
+def test_an_end_is_told_once(dataset, client_of):
+    page = client_of("member").get(reverse("job", args=[dataset.jobs["typo-in-command"].public_id]))
+    reported = [event.message for event in page.context["events"]]
+    assert reported.count("The command ended with exit code 127.") == 1
 
 
-def test_the_rights_to_many_jobs_are_those_to_each(scene):
+def test_the_rights_to_many_jobs_are_those_to_each(dataset):
     """And it takes two queries, however many projects the jobs are of."""
     jobs = list(Job.objects.select_related("project__parent"))
-    child = factories.project("child-of-vision", parent=scene.projects["vision"])
-    jobs += [factories.job(scene.people["m-okafor"], child, scene.environments["batch"])]
-    for user in scene.people.values():
+    child = factories.project("child-of-vision", parent=dataset.projects["vision"])
+    jobs += [factories.job(dataset.people["m-okafor"], child, dataset.environments["batch"])]
+    for user in dataset.people.values():
         for verb in Permission:
             with CaptureQueriesContext(connection) as seen:
                 found = permitted_job_ids(user, verb, jobs)
@@ -329,8 +333,8 @@ def test_escapes_are_taken_out_of_a_line_in_one_pass():
     assert time.process_time() - began < 1
 
 
-def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, client_of):
-    victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
+def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(dataset, client_of):
+    victim, winner = dataset.jobs["moe-7b-sft"], dataset.jobs["depth-anything-ft"]
     stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
     )
@@ -351,38 +355,38 @@ def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, cl
     assert "moe-7b-sft" not in ours and victim.public_id not in ours
 
 
-def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of):
-    victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
+def test_rest_names_who_made_room_only_for_those_who_may_see_it(dataset, client_of):
+    victim, winner = dataset.jobs["moe-7b-sft"], dataset.jobs["depth-anything-ft"]
     stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
     )
     job_control.request_stops([stop])
 
-    def told(kind: str, job: Job) -> dict:
+    def reported(kind: str, job: Job) -> dict:
         return client_of(kind).get(f"/api/v1/jobs/{job.public_id}/").json()
 
     named = {
         "job": {"id": winner.public_id, "name": winner.name},
         "project": {"id": winner.project.public_id, "name": "vision"},
     }
-    assert told("admin", victim)["attempts"][0]["preempted_for"] == named
-    assert told("a-lindqvist", victim)["attempts"][0]["preempted_for"] == {"job": None, "project": None}
-    (made,) = told("admin", winner)["preempted_jobs"]
+    assert reported("admin", victim)["attempts"][0]["preempted_for"] == named
+    assert reported("a-lindqvist", victim)["attempts"][0]["preempted_for"] == {"job": None, "project": None}
+    (made,) = reported("admin", winner)["preempted_jobs"]
     assert (made["job"]["id"], made["reason"], made["ended_at"]) == (victim.public_id, "reclaimed", None)
-    (hidden,) = told("member", winner)["preempted_jobs"]
+    (hidden,) = reported("member", winner)["preempted_jobs"]
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
 
 
-def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(scene, client_of):
-    job, client = scene.jobs["vit-h-pretrain"], client_of("member")
+def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(dataset, client_of):
+    job, client = dataset.jobs["vit-h-pretrain"], client_of("member")
 
     def page(tab: str = "job") -> str:
         return words(client.get(reverse(tab, args=[job.public_id])))
 
-    def told() -> str | None:
+    def reported() -> str | None:
         return client.get(f"/api/v1/jobs/{job.public_id}/").json()["attempts"][0]["checkpoint_at"]
 
-    assert "No checkpoint reported" in page() and told() is None
+    assert "No checkpoint reported" in page() and reported() is None
     attempt = Attempt.objects.select_related("job").get(job=job)
     now = timezone.now()
     assert record_checkpoint(attempt, 360.0, polled_at=now)
@@ -390,44 +394,44 @@ def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(scen
     assert re.search(r"Last checkpoint <time [^>]*>6 min( \d+ s)? ago</time>", shown_page)
     assert "No checkpoint reported" not in shown_page
     saved_at = now - dt.timedelta(seconds=360)
-    assert told() == saved_at.isoformat().replace("+00:00", "Z")
+    assert reported() == saved_at.isoformat().replace("+00:00", "Z")
     assert saved_at.isoformat(timespec="seconds") in page("job-run")
 
 
-def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
-    job, client = scene.jobs["vit-h-pretrain"], client_of("member")
+def test_a_job_shows_how_far_it_has_come_and_how_fast(dataset, client_of):
+    job, client = dataset.jobs["vit-h-pretrain"], client_of("member")
 
     def page(tab: str = "job") -> str:
         return words(client.get(reverse(tab, args=[job.public_id])))
 
-    def told() -> dict | None:
+    def reported() -> dict | None:
         return client.get(f"/api/v1/jobs/{job.public_id}/").json()["attempts"][0]["progress"]
 
-    def tell(done: float, ago_s: float) -> None:
+    def report(done: float, ago_s: float) -> None:
         rows = Attempt.objects.select_related("progress", "job__project", "job__environment")
         assert record_progress(rows.get(job=job), 0, done, ago_s, polled_at=now)
 
     now = timezone.now()
-    assert " done, " not in page() and told() is None
-    tell(60_000, 120.0)
+    assert " done, " not in page() and reported() is None
+    report(60_000, 120.0)
     assert re.search(r"60,000 done, reported <time [^>]*>2 min( \d+ s)? ago</time>", page())
-    assert told()["per_s"] is None
-    tell(66_000, 20.0)
+    assert reported()["per_s"] is None
+    report(66_000, 20.0)
     assert re.search(r"66,000 done, 60 a second, reported <time [^>]*>\d+ s ago</time>", page())
     assert "60 a second" in page("job-run")
-    said = told()
+    said = reported()
     assert (said["done"], said["previous_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
     assert said["layout"] == {"gpu_model": "NVIDIA H200", "nodes": 2, "islands": 2, "levels": 0}
 
 
-def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
-    job, client = scene.jobs["vit-h-pretrain"], client_of("member")
+def test_a_job_shows_where_jobs_like_it_ran_faster(dataset, client_of):
+    job, client = dataset.jobs["vit-h-pretrain"], client_of("member")
 
     def faster() -> tuple[bool, list[dict]]:
-        told = client.get(f"/api/v1/jobs/{job.public_id}/").json()["layouts"]
+        reported = client.get(f"/api/v1/jobs/{job.public_id}/").json()["layouts"]
         return "Faster layouts for similar jobs" in words(
             client.get(reverse("job", args=[job.public_id]))
-        ), told
+        ), reported
 
     now, row = timezone.now(), job.attempts.get()
     for number in range(6):
@@ -471,16 +475,16 @@ def test_a_rate_reads_in_the_unit_that_suits_it(per_s: float, said: str) -> None
     assert rate(per_s).replace(NBSP, " ") == said
 
 
-def test_whom_nobody_asks_to_leave_is_not_told_to_save(scene, client_of):
+def test_whom_nobody_asks_to_leave_is_not_told_to_save(dataset, client_of):
     client = client_of("member")
     Job.objects.filter(name="vit-h-pretrain").update(preemptible=False)
     for name in ("vit-h-pretrain", "attn-probe", "depth-anything-ft", "vit-h-probe-in1k"):
-        page = words(client.get(reverse("job", args=[scene.jobs[name].public_id])))
+        page = words(client.get(reverse("job", args=[dataset.jobs[name].public_id])))
         assert "No checkpoint reported" not in page.lower(), name
 
 
-def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     address = reverse("job", args=[job.public_id])
     assert "No estimate yet" in words(client_of("member").get(address))
     now = timezone.now()
@@ -495,7 +499,7 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
     assert "Forecasts should hold in 8 of 10 cases" in page and "None was scored in the last 30 days" in page
     assert "Forecast history" not in page  # there is only the first
     Forecast.objects.create(
-        job=scene.jobs["moe-7b-sft"],
+        job=dataset.jobs["moe-7b-sft"],
         made_at=now,
         is_first=True,
         started_at=now,
@@ -521,8 +525,8 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
         ("project_limit", False, "No estimate yet", "too few of them have ended so far"),
     ],
 )
-def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, foreseen, heading, words_of_it):
-    job = scene.jobs["depth-anything-ft"]
+def test_where_no_start_is_foreseen_it_is_said_why(dataset, client_of, code, foreseen, heading, words_of_it):
+    job = dataset.jobs["depth-anything-ft"]
     now = timezone.now()
     stale = (
         {} if code == "project_limit" else {"p10_at": now, "p50_at": now, "p90_at": now}
@@ -531,26 +535,26 @@ def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, fores
     page = words(client_of("member").get(reverse("job", args=[job.public_id])))
     assert heading in page and words_of_it in page and "Forecasts should hold" not in page
     assert ("no forecast" in words(client_of("member").get("/queue/"))) is (heading != "No estimate yet")
-    told = client_of("member").get(f"/api/v1/jobs/{job.public_id}/").json()
-    assert told["interval"] is None
-    assert (told["interval_missing"] is None) is (heading == "No estimate yet")
+    reported = client_of("member").get(f"/api/v1/jobs/{job.public_id}/").json()
+    assert reported["interval"] is None
+    assert (reported["interval_missing"] is None) is (heading == "No estimate yet")
 
 
-def test_a_job_without_gpus_is_not_foreseen(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_a_job_without_gpus_is_not_foreseen(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(gpus_per_task=0)
     assert "It requests no GPU" in words(client_of("member").get(reverse("job", args=[job.public_id])))
 
 
-def test_an_elastic_job_says_how_far_it_has_grown(scene, client_of):
-    owner, project = scene.people["m-okafor"], scene.projects["vision"]
-    job = factories.job(owner, project, scene.environments["batch"], tasks=4, min_tasks=1, name="grows")
+def test_an_elastic_job_says_how_far_it_has_grown(dataset, client_of):
+    owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
+    job = factories.job(owner, project, dataset.environments["batch"], tasks=4, min_tasks=1, name="grows")
     page = reverse("job", args=[job.public_id])
     assert "needs 1, grows up to 4" in words(client_of("member").get(page))
     node = factories.node(factories.pool(), gpus=4)
     gpus = list(node.gpus.order_by("index"))
-    seats = [job_control.RankPlacement(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
-    job_control.start_attempt(job, node.pool, seats, epoch=1)
+    slots = [job_control.RankPlacement(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
+    job_control.start_attempt(job, node.pool, slots, epoch=1)
     assert "2 of 4 tasks; needs 1, grows up to 4" in words(client_of("member").get(page))
     (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
     assert row.size_text == "2 of 4 tasks" and row.gpus.startswith("2\u00a0")

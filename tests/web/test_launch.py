@@ -13,7 +13,7 @@ from portal.web.launch.initial_values import initial_from_api_fields, initial_fr
 from tests import factories
 
 
-def test_what_is_typed_becomes_the_job(scene, client_of, typed):
+def test_what_is_typed_becomes_the_job(dataset, client_of, typed):
     answer = client_of("member").post(reverse("launch"), typed)
     job = Job.objects.get(name="my run")
     assert answer["Location"] == reverse("job", args=[job.public_id])
@@ -32,8 +32,8 @@ def test_what_is_typed_becomes_the_job(scene, client_of, typed):
         ("echo $HOME", ["/bin/sh", "-c", "echo $HOME"]),
     ],
 )
-def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
-    form = LaunchForm(scene.people["m-okafor"], typed | {"command": text})
+def test_a_command_is_split_or_given_to_the_shell(dataset, typed, text, words):
+    form = LaunchForm(dataset.people["m-okafor"], typed | {"command": text})
     assert form.is_valid(), form.errors
     assert list(form.to_job_request().command) == words
 
@@ -51,8 +51,8 @@ def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
         ("none", None),
     ],
 )
-def test_spans_are_read_with_their_unit(scene, typed, text, seconds):
-    form = LaunchForm(scene.people["m-okafor"], typed | {"time_limit_s": text})
+def test_spans_are_read_with_their_unit(dataset, typed, text, seconds):
+    form = LaunchForm(dataset.people["m-okafor"], typed | {"time_limit_s": text})
     assert form.is_valid(), form.errors
     assert form.to_job_request().time_limit_s == seconds
 
@@ -130,23 +130,23 @@ def test_the_rail_shows_what_the_engine_answers(client_of, typed, monkeypatch, a
         assert 'data-set="gpus_per_task=4"' in page
 
 
-def test_only_projects_where_one_may_launch_are_offered(scene, client_of, typed):
+def test_only_projects_where_one_may_launch_are_offered(dataset, client_of, typed):
     answer = client_of("stranger").post(reverse("launch"), typed)
     assert answer.status_code == 400
     assert not Job.objects.filter(name="my run").exists()
 
 
-def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
+def test_a_job_goes_into_the_form_and_comes_out_the_same(dataset):
     for name in ("vit-h-pretrain", "dino-abl-b128"):
         odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "termination_grace_s": 95}
-        Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
-        job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
+        Job.objects.filter(pk=dataset.jobs[name].pk).update(**odd)
+        job = Job.objects.select_related("project", "environment", "pool").get(pk=dataset.jobs[name].pk)
         start = {
             key: value
             for key, value in initial_from_job(job.owner, job).items()
             if value not in ("", None, False)
         }
-        form = LaunchForm(scene.people["m-okafor"], start)
+        form = LaunchForm(dataset.people["m-okafor"], start)
         assert form.is_valid(), form.errors
         request = form.to_job_request()
         for field in (
@@ -181,8 +181,8 @@ def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typ
     )
 
 
-def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_the_cheapest_change_opens_the_form_changed(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     page = client_of("member").get(reverse("job", args=[job.public_id])).content.decode()
     assert "4 × A100 would start now" in page
     change = {"like": job.public_id, "gpus_per_task": "4", "gpu_model": "NVIDIA A100-SXM4-80GB"}
@@ -191,12 +191,12 @@ def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
     assert form.context["model"] == "NVIDIA A100-SXM4-80GB"
 
 
-def test_a_suggested_pool_or_topology_opens_the_form_changed(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_a_suggested_pool_or_topology_opens_the_form_changed(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     job.topology_constraint = {"topology": "dc", "required": "rack"}
     job.save()
     JobVerdict.objects.filter(job=job).update(
-        suggestion={"kind": "other_pool", "message": "m", "fields": {"pool": scene.pools["ada"].public_id}}
+        suggestion={"kind": "other_pool", "message": "m", "fields": {"pool": dataset.pools["ada"].public_id}}
     )
 
     def form_of_suggestion():
@@ -205,7 +205,7 @@ def test_a_suggested_pool_or_topology_opens_the_form_changed(scene, client_of):
         return client_of("m-okafor").get(link.replace("&amp;", "&")).context["form"]
 
     form = form_of_suggestion()
-    assert form["pool"].value() == scene.pools["ada"].public_id
+    assert form["pool"].value() == dataset.pools["ada"].public_id
     assert form["topology_required"].value() == "dc:rack"
     JobVerdict.objects.filter(job=job).update(
         suggestion={"kind": "relax_topology", "message": "m", "fields": {"topology_constraint": None}}
@@ -230,10 +230,10 @@ def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
     assert re.search(r'data-set="cores=\d+"', page)
 
 
-def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, scene, typed) -> None:
+def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, dataset, typed) -> None:
     member = client_of("member")
     assert "MIG slices" not in member.get("/launch/?kind=training").content.decode()
-    scene.nodes["ada-1"].gpus.filter(index__gte=4).update(mig_profile="1g.12gb", compute_capability=8.9)
+    dataset.nodes["ada-1"].gpus.filter(index__gte=4).update(mig_profile="1g.12gb", compute_capability=8.9)
     assert '<option value="1g.12gb">1g.12gb</option>' in member.get("/launch/?kind=training").content.decode()
     slices = {"mig_profile": "1g.12gb", "min_compute_capability": "8.6"}
     form = typed | {"gpus_per_task": "1", "milli_per_gpu": "500"} | slices
@@ -246,12 +246,12 @@ def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, 
         assert member.post("/launch/", form | wrong).status_code == 400
 
 
-def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, typed):
+def test_it_may_start_after_own_jobs_and_after_others_by_id(dataset, client_of, typed):
     client = client_of("member")
-    me = scene.people["m-okafor"]
+    me = dataset.people["m-okafor"]
     mine = Job.objects.filter(owner=me, kind="training", state__in=["PENDING", "RUNNING"]).first()
-    manager = scene.projects["vision"].memberships.filter(role="manager").first().user
-    colleagues = factories.job(manager, scene.projects["vision"], scene.environments["batch"])
+    manager = dataset.projects["vision"].memberships.filter(role="manager").first().user
+    colleagues = factories.job(manager, dataset.projects["vision"], dataset.environments["batch"])
     page = client.get(reverse("launch")).content.decode()
     assert f'name="dependencies" value="{mine.public_id}"' in page
     wanted = {
@@ -285,7 +285,7 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
         {"dependencies": ["0" * 500]},
     ],
 )
-def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
+def test_what_is_no_job_is_said_at_its_field(dataset, client_of, typed, nonsense):
     answer = client_of("member").post(reverse("launch"), typed | nonsense)
     page = answer.content.decode()
     assert answer.status_code == 400 and not Job.objects.filter(name="my run").exists()
@@ -295,29 +295,29 @@ def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
     assert re.search(r'<details class="fw-more" open><summary>Dependencies', page)
 
 
-def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of, typed):
-    hidden = Job.objects.filter(project=scene.projects["nlp"]).first()
+def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(dataset, client_of, typed):
+    hidden = Job.objects.filter(project=dataset.projects["nlp"]).first()
     answer = client_of("member").post(reverse("launch"), typed | {"dependency_ids": hidden.public_id})
     assert answer.status_code == 400
     assert hidden.name not in answer.content.decode()
 
 
-def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(scene, client_of, typed):
-    me = scene.people["m-okafor"]
+def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(dataset, client_of, typed):
+    me = dataset.people["m-okafor"]
     ended = Job.objects.filter(owner=me, kind="training", state="FAILED").first()
     answer = client_of("member").post(reverse("launch"), typed | {"dependencies": [ended.public_id]})
     assert answer.status_code == 400
     assert f"{ended.name} failed and can never complete" in answer.content.decode()
 
 
-def test_only_environments_for_the_project_are_offered(scene, client_of, typed):
-    lab, batch = scene.environments["lab"], scene.environments["batch"]
+def test_only_environments_for_the_project_are_offered(dataset, client_of, typed):
+    lab, batch = dataset.environments["lab"], dataset.environments["batch"]
     page = client_of("member").get(reverse("launch")).content.decode()
     assert "on 5 of 6\xa0nodes; pulled where it is missing" in page
-    batch.projects.set([scene.projects["nlp"]])
+    batch.projects.set([dataset.projects["nlp"]])
     page = client_of("member").get(reverse("launch")).content.decode()
     assert lab.title in page and batch.title not in page
     answer = client_of("admin").get(reverse("launch"))
-    assert f'data-projects="{scene.projects["nlp"].public_id}"' in answer.content.decode()
+    assert f'data-projects="{dataset.projects["nlp"].public_id}"' in answer.content.decode()
     refused = client_of("admin").post(reverse("launch"), typed)
     assert "is not available to the project vision." in refused.content.decode()

@@ -20,8 +20,8 @@ def page_of(client, node: Node) -> str:
     return client.get(reverse("node", args=[node.public_id])).content.decode()
 
 
-def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> None:
-    node, member = scene.nodes["h200-1"], client_of("member")
+def test_old_programs_are_told_on_the_page_and_in_the_list(dataset, client_of) -> None:
+    node, member = dataset.nodes["h200-1"], client_of("member")
     assert "outdated" not in member.get(reverse("cluster")).content.decode()
     versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
     shares = {"enforced": False, "message": "Shares of its GPUs are not enforced: it lacks MPS."}
@@ -36,11 +36,11 @@ def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> 
     assert f"<dt>GPU sharing</dt><dd>{shares['message']}</dd>" in page
 
 
-def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did(scene, client_of) -> None:
-    node, admin = scene.nodes["h200-1"], client_of("admin")
+def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did(dataset, client_of) -> None:
+    node, admin = dataset.nodes["h200-1"], client_of("admin")
     line = f"node-setup --renew-loader | ssh -p 22 {node.host} sudo sh"
-    for told, shown in ((None, False), (1, True), (2, False)):
-        Node.objects.filter(pk=node.pk).update(transport="ssh", agent_info={"loader_version": told})
+    for reported, shown in ((None, False), (1, True), (2, False)):
+        Node.objects.filter(pk=node.pk).update(transport="ssh", agent_info={"loader_version": reported})
         assert (line in page_of(admin, node)) is shown
     steps = [
         {
@@ -55,8 +55,8 @@ def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did
     assert "1 removed" not in page_of(client_of("member"), node)
 
 
-def test_a_gpu_with_a_warning_says_so(scene, client_of) -> None:
-    node = scene.nodes["h200-1"]
+def test_a_gpu_with_a_warning_says_so(dataset, client_of) -> None:
+    node = dataset.nodes["h200-1"]
     Gpu.objects.filter(node=node, index=0).update(
         health="ok", health_reason="It is throttled: it is too hot."
     )
@@ -65,8 +65,8 @@ def test_a_gpu_with_a_warning_says_so(scene, client_of) -> None:
     assert 'data-s="warning"' in page
 
 
-def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene, client_of) -> None:
-    node, member = scene.nodes["h200-1"], client_of("member")
+def test_foreign_processes_are_listed_without_their_arguments_and_escaped(dataset, client_of) -> None:
+    node, member = dataset.nodes["h200-1"], client_of("member")
     assert "Foreign processes" not in page_of(member, node)
     process = {"pid": 4711, "memory_mib": 2048, "account": "mallory", "command": "<b>python"}
     gpu = {"uuid": node.gpus.get(index=1).uuid, "foreign": [process]}
@@ -78,8 +78,8 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene,
     assert "&lt;b&gt;python" in page
 
 
-def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
-    node, member = scene.nodes["h200-1"], client_of("member")
+def test_how_gpus_are_joined_is_a_table_of_pairs(dataset, client_of) -> None:
+    node, member = dataset.nodes["h200-1"], client_of("member")
     assert "GPU topology" not in page_of(member, node)
     one, other, third = node.gpus.order_by("index")[:3]
     GpuLink.objects.create(kind="nvlink", gpu_a=one, gpu_b=other, nvlink_count=18)
@@ -90,8 +90,8 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
     assert page.count("<td>across NUMA nodes</td>") == 2
 
 
-def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(scene, client_of) -> None:
-    node = scene.nodes["h200-1"]
+def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(dataset, client_of) -> None:
+    node = dataset.nodes["h200-1"]
     job = Job.objects.first()
     quarantine.record_stuck_job(node.pk, job)
     Node.objects.filter(pk=node.pk).update(clock_skew_s=-3.04)
@@ -122,8 +122,8 @@ def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(
         ({"reachable": False, "breaker_state": "quarantined"}, "unreachable", "Unreachable"),
     ],
 )
-def test_each_state_has_a_symbol_that_is_drawn(scene, client_of, changes, symbol, word) -> None:
-    node = scene.nodes["ada-1"]
+def test_each_state_has_a_symbol_that_is_drawn(dataset, client_of, changes, symbol, word) -> None:
+    node = dataset.nodes["ada-1"]
     Node.objects.filter(pk=node.pk).update(**changes)
     page = page_of(client_of("member"), node)
     head = page[page.index("<h1>") : page.index("</h1>")]

@@ -84,7 +84,7 @@ def pages_with_forms() -> list[str]:
     ]
 
 
-def test_nonsense_in_every_form_is_told(scene, client_of):
+def test_nonsense_in_every_form_is_told(dataset, client_of):
     """All fields of a form at once, and each field alone with one of the texts in turn."""
     client, turn = client_of("admin"), itertools.cycle(NONSENSE)
     seen = set()
@@ -111,7 +111,7 @@ def test_nonsense_in_every_form_is_told(scene, client_of):
 
 
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
-def test_nonsense_in_every_address_is_told(scene, client_of, text):
+def test_nonsense_in_every_address_is_told(dataset, client_of, text):
     client = client_of("admin")
     job = Job.objects.order_by("id").first()
     asked = [(reverse(page), name) for page, names in PARAMETERS.items() for name in names]

@@ -54,14 +54,14 @@ def test_everybody_signed_in_sees_the_pages_of_their_own(client_of, kind, page):
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 404), ("member", 200), ("admin", 200)]
 )
-def test_a_job_is_seen_by_its_project_only(scene, client_of, page, kind, status):
-    address = reverse(page, args=[scene.jobs["vit-h-pretrain"].public_id])
+def test_a_job_is_seen_by_its_project_only(dataset, client_of, page, kind, status):
+    address = reverse(page, args=[dataset.jobs["vit-h-pretrain"].public_id])
     assert client_of(kind).get(address).status_code == status
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_a_stranger_can_do_nothing_to_a_job(scene, client_of, act):
-    job = scene.jobs["attn-probe"]
+def test_a_stranger_can_do_nothing_to_a_job(dataset, client_of, act):
+    job = dataset.jobs["attn-probe"]
     before = Job.objects.get(pk=job.pk).version
     answer = client_of("stranger").post(reverse(act, args=[job.public_id]))
     assert answer.status_code == 404
@@ -69,26 +69,28 @@ def test_a_stranger_can_do_nothing_to_a_job(scene, client_of, act):
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_reading_never_acts(scene, client_of, act):
-    assert client_of("member").get(reverse(act, args=[scene.jobs["attn-probe"].public_id])).status_code == 405
+def test_reading_never_acts(dataset, client_of, act):
+    assert (
+        client_of("member").get(reverse(act, args=[dataset.jobs["attn-probe"].public_id])).status_code == 405
+    )
 
 
-def test_logs_of_a_workspace_are_its_owners(scene, client_of):
-    address = reverse("job-logs", args=[scene.jobs["attn-probe"].public_id])
+def test_logs_of_a_workspace_are_its_owners(dataset, client_of):
+    address = reverse("job-logs", args=[dataset.jobs["attn-probe"].public_id])
     assert client_of("member").get(address).status_code == 200
     assert client_of("s-varga").get(address).status_code == 403  # a manager of the project
 
 
-def test_a_stranger_lists_and_finds_nothing(scene, client_of):
+def test_a_stranger_lists_and_finds_nothing(dataset, client_of):
     page = client_of("stranger").get(reverse("jobs")).content.decode()
-    assert not [name for name in scene.jobs if name in page]
+    assert not [name for name in dataset.jobs if name in page]
     assert client_of("stranger").get(reverse("search"), {"q": "vit"}).json() == {"found": []}
     assert client_of("member").get(reverse("search"), {"q": "vit-h-p"}).json()["found"]
 
 
-def addresses(scene) -> list[str]:
+def addresses(dataset) -> list[str]:
     jobs = [
-        scene.jobs[name].public_id
+        dataset.jobs[name].public_id
         for name in ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128", "attn-probe")
     ]
     of_jobs = [
@@ -97,9 +99,9 @@ def addresses(scene) -> list[str]:
     return [reverse(page) for page in PAGES] + of_jobs + ["/jobs/nothing9999/"]
 
 
-def test_pages_carry_nothing_inline_and_a_strict_policy(scene, client_of):
+def test_pages_carry_nothing_inline_and_a_strict_policy(dataset, client_of):
     client = client_of("member")
-    for address in addresses(scene):
+    for address in addresses(dataset):
         answer = client.get(address)
         page = answer.content.decode()
         assert not re.search(r"<[^>]+\sstyle=", page), address
@@ -144,9 +146,9 @@ def test_no_address_writes_a_line_into_the_log(client_of, caplog):
     assert "\n2026 CRITICAL" not in caplog.text
 
 
-def test_every_field_and_button_has_a_name(scene, client_of):
+def test_every_field_and_button_has_a_name(dataset, client_of):
     client = client_of("member")
-    for address in addresses(scene):
+    for address in addresses(dataset):
         page = client.get(address).content.decode()
         labelled = set(re.findall(r'<label[^>]*\sfor="([^"]+)"', page))
         wrapped = "".join(re.findall(r"<label.*?</label>", page, re.DOTALL))
@@ -160,8 +162,8 @@ def test_every_field_and_button_has_a_name(scene, client_of):
             assert words or "aria-label" in inside, f"{address}: a button says nothing"
 
 
-def test_what_people_type_is_shown_as_text(scene, client_of):
-    job = scene.jobs["depth-anything-ft"]
+def test_what_people_type_is_shown_as_text(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(name="<script>alert(1)</script>")
     job.verdict.message = "<img src=x onerror=alert(1)>"
     job.verdict.save()
@@ -172,15 +174,19 @@ def test_what_people_type_is_shown_as_text(scene, client_of):
 
 
 @pytest.mark.parametrize("page", COUNTS)
-def test_query_counts_do_not_grow(scene, client_of, page):
+def test_query_counts_do_not_grow(dataset, client_of, page):
     """Pinned in tests/query_counts.json under ``web.<page>``; the same with three times the rows."""
     client = client_of("member")
-    args = [scene.jobs["vit-h-pretrain"].public_id] if page == "job" else []
+    args = [dataset.jobs["vit-h-pretrain"].public_id] if page == "job" else []
     before = count(client, reverse(page, args=args))
-    owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
+    owner, project, batch = (
+        dataset.people["m-okafor"],
+        dataset.projects["vision"],
+        dataset.environments["batch"],
+    )
     for number in range(25):
         factories.job(owner, project, batch, name=f"more-{number}")
-    pool = scene.pools["h200"]
+    pool = dataset.pools["h200"]
     for number in range(3):
         factories.job(owner, factories.project(f"more-{number}", manager=owner), batch)
         factories.node(pool, name=f"more-{number}")
@@ -197,10 +203,10 @@ def count(client, address: str) -> int:
     return len(asked)
 
 
-def test_simulated_gpus_are_never_shown_as_real(scene, client_of):
+def test_simulated_gpus_are_never_shown_as_real(dataset, client_of):
     page = client_of("member").get(reverse("home")).content.decode()
     assert "simulated" not in page
-    gpu = scene.nodes["ada-1"].gpus.first()
+    gpu = dataset.nodes["ada-1"].gpus.first()
     gpu.simulated = True
     gpu.save()
     page = client_of("member").get(reverse("home")).content.decode()

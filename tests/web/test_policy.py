@@ -12,10 +12,10 @@ def words(answer) -> str:
     return " ".join(answer.content.decode().split())
 
 
-def save(client, *, pool: str = "", version: int = 1, **knobs: str):
+def save(client, *, pool: str = "", version: int = 1, **settings: str):
     form = {"pool": pool, "version": str(version), "reason": "a test"}
-    form |= {f"setting-{name}": text for name, text in knobs.items() if name != "blank"}
-    form |= {"blank": knobs["blank"]} if "blank" in knobs else {}
+    form |= {f"setting-{name}": text for name, text in settings.items() if name != "blank"}
+    form |= {"blank": settings["blank"]} if "blank" in settings else {}
     return client.post(reverse("save-policy"), form)
 
 
@@ -53,7 +53,7 @@ def test_times_are_typed_as_people_write_them(client_of):
     assert '<s class="fw-3rd">blank</s> → <b class="fw-medium">14 d</b>' in page
 
 
-def test_a_pool_says_what_it_inherits_and_from_whom(scene, client_of):
+def test_a_pool_says_what_it_inherits_and_from_whom(dataset, client_of):
     admin = client_of("admin")
     save(admin, preempt_min_runtime_s="5 min")
     page = words(admin.get(reverse("policy"), {"pool": "h200"}))
@@ -100,8 +100,8 @@ def test_who_was_slower_sees_both_values(client_of):
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 404), ("member", 403), ("admin", 302)]
 )
-def test_a_projects_rule_for_idle_workspaces_is_turned_on_its_page(scene, client_of, kind, status):
-    client, project = client_of(kind), scene.projects["vision"]
+def test_a_projects_rule_for_idle_workspaces_is_turned_on_its_page(dataset, client_of, kind, status):
+    client, project = client_of(kind), dataset.projects["vision"]
     turn, see = (
         reverse("save-project-idle", args=[project.public_id]),
         reverse("project", args=[project.public_id]),

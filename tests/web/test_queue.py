@@ -18,16 +18,16 @@ def words(answer) -> str:
 
 
 @pytest.fixture
-def ordered(scene):
+def ordered(dataset):
     """The scene after a cycle: robotics is making room, nlp is next, vision after it."""
     ahead = {"llama-eval-suite": 0, "depth-anything-ft": 1}
     for name, number in ahead.items():
-        JobVerdict.objects.filter(job=scene.jobs[name]).update(details={"jobs_ahead": number})
-    JobVerdict.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="waiting_for_eviction")
+        JobVerdict.objects.filter(job=dataset.jobs[name]).update(details={"jobs_ahead": number})
+    JobVerdict.objects.filter(job=dataset.jobs["grasp-rl-eval"]).update(code="waiting_for_eviction")
     receipts = [
         {
-            "project": scene.projects[name].public_id,
-            "pool": scene.pools["h200"].public_id,
+            "project": dataset.projects[name].public_id,
+            "pool": dataset.pools["h200"].public_id,
             "guaranteed_milli": 10_000,
             "limit_milli": None,
             "allocated_milli": held,
@@ -41,7 +41,7 @@ def ordered(scene):
         started_at=timezone.now(), epoch=1, trigger="x", snapshot_ms=1, decide_ms=1, commit_ms=1, pending=3,
         started_jobs=0, refused_commits=0, steps=1, fair_share_breakdown=receipts,
     )  # fmt: skip
-    return scene
+    return dataset
 
 
 def lines(page: str) -> list[str]:
@@ -112,8 +112,12 @@ def test_the_plot_has_running_and_predicted_bars_and_a_table_behind_it(ordered, 
     assert "unreachable" in page
 
 
-def test_a_long_queue_is_shown_page_by_page(scene, client_of):
-    owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
+def test_a_long_queue_is_shown_page_by_page(dataset, client_of):
+    owner, project, batch = (
+        dataset.people["m-okafor"],
+        dataset.projects["vision"],
+        dataset.environments["batch"],
+    )
     first = factories.job(owner, project, batch, name="many-0")
     fields = {
         f.name: getattr(first, f.name) for f in Job._meta.fields if f.name not in ("id", "public_id", "name")
@@ -124,7 +128,7 @@ def test_a_long_queue_is_shown_page_by_page(scene, client_of):
     assert "page 3 of 11" in words(page) and words(page).count('<tr data-d="2"') == 50
 
 
-def test_an_empty_queue_says_what_to_do(client_of, scene):
+def test_an_empty_queue_says_what_to_do(client_of, dataset):
     Job.objects.filter(state="PENDING").update(desired_state="cancelled")
     page = words(client_of("member").get(reverse("queue")))
     assert "No pending jobs" in page and 'href="/launch/"' in page

@@ -9,25 +9,25 @@ from portal.models import ClusterSettings, Job, Node, OrphanContainer
 
 
 @pytest.fixture
-def after(scene):
+def after(dataset):
     """The scene after a restore: one node is away, one runs a gang of two that nobody knows."""
     ClusterSettings.objects.update(recovery_mode=True)
     Node.objects.update(reconciled_at="2026-11-21T12:00Z")
     Node.objects.filter(name__in=["ada-1", "a100-1"]).update(reconciled_at=None)
     rows = [
         OrphanContainer.objects.create(
-            node=scene.nodes["ada-1"],
+            node=dataset.nodes["ada-1"],
             name=f"fw-c-newer22-1-{rank}",
             job="newer22",
             attempt=1,
             rank=rank,
-            owner=scene.people["a-lindqvist"].public_id,
+            owner=dataset.people["a-lindqvist"].public_id,
             gpus=[{"uuid": f"GPU-ada-1-{6 + rank}", "milli": 1000}],
         )
         for rank in (0, 1)
     ]
-    scene.row = rows[0]
-    return scene
+    dataset.row = rows[0]
+    return dataset
 
 
 def words(answer) -> str:
@@ -106,5 +106,5 @@ def test_a_banner_leads_there_from_every_page_of_an_administrator(after, client_
     assert "no job starts yet" not in words(client_of("admin").get(reverse("home")))
 
 
-def test_without_a_restore_it_says_so(scene, client_of):
+def test_without_a_restore_it_says_so(dataset, client_of):
     assert "Nothing to decide" in words(client_of("admin").get(reverse("recovery")))

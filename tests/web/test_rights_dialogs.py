@@ -10,11 +10,11 @@ from tests import factories
 
 
 @pytest.fixture
-def queued(scene) -> Job:
+def queued(dataset) -> Job:
     """A queued job of the member, in an environment and with a volume of its own."""
     factories.project("elsewhere")
     Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
-    owner, project = scene.people["m-okafor"], scene.projects["vision"]
+    owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
     Job.objects.filter(owner=owner).update(desired_state="cancelled")  # what the scene has of this person
     environment = factories.environment("closing", tool=False)
     return factories.job(owner, project, environment, volumes=[{"volume": "sets"}])

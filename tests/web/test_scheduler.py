@@ -12,7 +12,7 @@ SENTENCE = "The scheduler starts nothing: nodes[n1].cpu_milli: -1 is below 0"
 
 
 @pytest.fixture
-def stopped(scene):
+def stopped(dataset):
     now = timezone.now()
     ClusterSettings.objects.update(scheduler_alert=SENTENCE, scheduler_alert_at=now)
     return FailedCycle.objects.create(
@@ -67,7 +67,7 @@ def test_each_download_leaves_an_audit_row(stopped, client_of):
     assert client_of("admin").post(reverse("failed-cycle", args=["nothere"])).status_code == 404
 
 
-def test_newest_cycles_with_their_times_and_an_empty_start(scene, client_of):
+def test_newest_cycles_with_their_times_and_an_empty_start(dataset, client_of):
     assert "No cycle yet" in words(client_of("admin").get(reverse("scheduler")))
     Cycle.objects.create(
         started_at=timezone.now(), epoch=1, trigger="submit", snapshot_ms=4, decide_ms=12, commit_ms=3,

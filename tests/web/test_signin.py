@@ -253,7 +253,7 @@ def test_a_cookie_that_is_no_session_is_nobody(client, key):
 
 
 def test_over_https_every_cookie_belongs_to_this_host_alone():
-    told = (
+    reported = (
         "import json, django; django.setup(); from django.conf import settings as s; from portal.web import sign_in\n"
         "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, sign_in.KNOWN_BROWSER_COOKIE,"
         " s.SESSION_COOKIE_SECURE,"
@@ -261,7 +261,7 @@ def test_over_https_every_cookie_belongs_to_this_host_alone():
     )
     environment = {**os.environ, "FAIRWAY_PORTAL_URL": "https://portal.example.org"}
     done = subprocess.run(
-        [sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", reported], env=environment, capture_output=True, text=True, check=True
     )
     *names, session_secure, csrf_secure, year, below = json.loads(done.stdout.splitlines()[-1])
     assert all(name.startswith("__Host-fairway_") for name in names)

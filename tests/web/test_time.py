@@ -12,14 +12,14 @@ from portal.models import Attempt, Job, TimeLimitExtension
 
 
 @pytest.fixture
-def late(scene) -> Job:
+def late(dataset) -> Job:
     """A run of the member's with ten minutes left of its twelve hours."""
-    job = scene.jobs["vit-h-pretrain"]
+    job = dataset.jobs["vit-h-pretrain"]
     Attempt.objects.filter(job=job).update(running_at=timezone.now() - timedelta(hours=11, minutes=50))
     return job
 
 
-def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(scene, client_of, late) -> None:
+def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(dataset, client_of, late) -> None:
     member, admin = client_of("member"), client_of("admin")
     address = reverse("job", args=[late.public_id])
     page = member.get(address).content.decode()
@@ -53,6 +53,6 @@ def test_nonsense_is_told(client_of, late, more, said) -> None:
     assert not TimeLimitExtension.objects.exists()
 
 
-def test_what_has_no_limit_says_nothing_of_one(scene, client_of) -> None:
-    page = client_of("member").get(reverse("job", args=[scene.jobs["label-qa"].public_id])).content.decode()
+def test_what_has_no_limit_says_nothing_of_one(dataset, client_of) -> None:
+    page = client_of("member").get(reverse("job", args=[dataset.jobs["label-qa"].public_id])).content.decode()
     assert "Extend time limit" not in page and "Its time limit ends" not in page

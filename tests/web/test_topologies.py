@@ -5,8 +5,8 @@ from __future__ import annotations
 from portal.models import Job, Node, Topology
 
 
-def test_an_admin_labels_a_node_and_names_a_topology(client_of, scene) -> None:
-    admin, node = client_of("admin"), scene.nodes["h200-1"]
+def test_an_admin_labels_a_node_and_names_a_topology(client_of, dataset) -> None:
+    admin, node = client_of("admin"), dataset.nodes["h200-1"]
     saved = admin.post(f"/nodes/{node.public_id}/labels/", {"labels": "block=a\r\n rack = r7 \r\n\r\n"})
     assert saved.status_code == 302
     assert Node.objects.get(pk=node.pk).labels == {"block": "a", "rack": "r7"}
@@ -21,8 +21,8 @@ def test_an_admin_labels_a_node_and_names_a_topology(client_of, scene) -> None:
     assert not Topology.objects.exists()
 
 
-def test_what_is_refused_is_told_and_stays_in_the_field(client_of, scene) -> None:
-    admin, node = client_of("admin"), scene.nodes["h200-1"]
+def test_what_is_refused_is_told_and_stays_in_the_field(client_of, dataset) -> None:
+    admin, node = client_of("admin"), dataset.nodes["h200-1"]
     refused = admin.post(f"/nodes/{node.public_id}/labels/", {"labels": "rack r7"})
     assert refused.status_code == 400
     assert "“rack r7” is not key=value." in refused.content.decode()
@@ -34,9 +34,9 @@ def test_what_is_refused_is_told_and_stays_in_the_field(client_of, scene) -> Non
     assert admin.get("/topologies/?edit=nowhere").status_code == 404
 
 
-def test_members_see_where_nodes_stand_and_write_nothing(client_of, scene) -> None:
+def test_members_see_where_nodes_stand_and_write_nothing(client_of, dataset) -> None:
     Topology.objects.create(name="fabric", levels=["rack"])
-    node = scene.nodes["h200-1"]
+    node = dataset.nodes["h200-1"]
     Node.objects.filter(pk=node.pk).update(labels={"rack": "r7"})
     member = client_of("member")
     assert "fabric" in member.get("/topologies/").content.decode()
@@ -46,7 +46,7 @@ def test_members_see_where_nodes_stand_and_write_nothing(client_of, scene) -> No
         assert member.post(path, {"labels": "", "name": "x", "levels": "y"}).status_code == 403
 
 
-def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
+def test_a_job_is_launched_near_together(client_of, dataset, typed) -> None:
     member = client_of("member")
     assert "Topology constraint" not in member.get("/launch/?kind=training").content.decode()
     Topology.objects.create(name="fabric", levels=["example.org/block", "rack"])
@@ -74,7 +74,7 @@ def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
     assert Topology.objects.exists()
 
 
-def test_levels_of_two_topologies_are_refused(client_of, scene) -> None:
+def test_levels_of_two_topologies_are_refused(client_of, dataset) -> None:
     for name in ("fabric", "power"):
         Topology.objects.create(name=name, levels=["rack"])
     answer = client_of("member").post(

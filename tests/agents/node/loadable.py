@@ -22,9 +22,9 @@ def archive(name: str, *, size_kib: int = 4096, variables: tuple[str, ...] = ())
         "config": {"Env": ["PATH=/bin", *variables]},
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
     }
-    told = json.dumps(config).encode()
+    reported = json.dumps(config).encode()
     listed = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
-    return _tar({"config.json": told, "layer.tar": layer, "manifest.json": json.dumps(listed).encode()})
+    return _tar({"config.json": reported, "layer.tar": layer, "manifest.json": json.dumps(listed).encode()})
 
 
 def load(link: Link, name: str, **how: Any) -> dict[str, Any]:

@@ -449,8 +449,8 @@ def test_networks_that_people_made_are_told_with_what_they_give_out_and_ours_are
         "IPAM": {"Config": [{"Subnet": "10.9.0.0/24", "IPRange": "10.9.0.32/27", "Gateway": "10.9.0.1"}]},
         "Labels": {},
     }
-    told = [arguments.parse_external_network(row) for row in (podman, docker)]
-    assert [each and each["subnets"][0]["range"] for each in told] == [
+    reported = [arguments.parse_external_network(row) for row in (podman, docker)]
+    assert [each and each["subnets"][0]["range"] for each in reported] == [
         ["10.9.0.33", "10.9.0.62"],
         ["10.9.0.32", "10.9.0.63"],
     ]

@@ -103,7 +103,7 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
     assert age(tmp_path) is None
 
 
-def told(link: Link, job: str) -> float | None:
+def reported(link: Link, job: str) -> float | None:
     """What the node says of a job's last save."""
     (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == job]
     ago_s: float | None = row["checkpoint_age_s"]
@@ -125,19 +125,19 @@ def touches(job: str, node: LoneNode, **more: Any) -> dict[str, Any]:
 def check_it_is_told(node: LoneNode, link: Link, job: str) -> None:
     """Nothing at first; its age once it was touched, again and again; nothing once it is another thing."""
     assert log_with(link, job, "mine").split() == ["mine", "True", "0o100600", "0"]
-    assert told(link, job) is None
+    assert reported(link, job) is None
     (node.folder / "homes" / job / "go").touch()
     log_with(link, job, "touched")
-    assert 0 <= (told(link, job) or -1) < 10
+    assert 0 <= (reported(link, job) or -1) < 10
     file = node.folder / f"state/tasks/fw-{CLUSTER}-{job}-1-0/checkpoint"
     future_s = time.time() + 3600
     os.utime(file, (future_s, future_s))
-    assert told(link, job) == 0
+    assert reported(link, job) == 0
     long_ago_s = time.time() - 86_400
     os.utime(file, (long_ago_s, long_ago_s))
-    assert 0 < (told(link, job) or -1) < 60  # not before it began
+    assert 0 < (reported(link, job) or -1) < 60  # not before it began
     _replace_by_link(file)
-    assert told(link, job) is None
+    assert reported(link, job) is None
 
 
 @needs_root
@@ -154,7 +154,7 @@ def test_a_process_cannot_put_another_thing_in_its_place(node: LoneNode) -> None
     start(link, node.spec("jodd", "sh", "-c", f"{script} 2>&1; sleep 600"))
     listed = log_with(link, "jodd", "finished").splitlines()[-2]
     assert listed.startswith("-rw-------")
-    assert told(link, "jodd") is None
+    assert reported(link, "jodd") is None
 
 
 @pytest.mark.rig
@@ -169,18 +169,18 @@ def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> N
 def test_the_next_attempt_begins_with_nothing_said(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagain", "sh", "-c", 'touch "$FAIRWAY_CHECKPOINT_FILE"; sleep 600'))
-    eventually(lambda: told(link, "jagain") is not None)
+    eventually(lambda: reported(link, "jagain") is not None)
     link.request("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
-    assert told(link, "jagain") is None  # it has ended: what it saved says nothing any more
+    assert reported(link, "jagain") is None  # it has ended: what it saved says nothing any more
     link.request("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
     start(link, node.spec("jagain", "sh", "-c", "echo here; sleep 600", attempt=2))
     log_of_second = node.folder / f"state/tasks/fw-{CLUSTER}-jagain-2-0/log"
     eventually(lambda: "here" in log_of_second.read_text())
-    assert told(link, "jagain") is None
+    assert reported(link, "jagain") is None
 
 
 def test_a_task_of_an_older_agent_has_no_such_file(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jold"))
     (node.folder / f"state/tasks/fw-{CLUSTER}-jold-1-0/checkpoint").unlink()
-    assert told(link, "jold") is None
+    assert reported(link, "jold") is None

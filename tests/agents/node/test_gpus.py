@@ -117,11 +117,11 @@ def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path
     (tmp_path / "0000:1b:00.0/numa_node").write_text("1\n")
     monkeypatch.setattr(by_nvml, "_PCI_DEVICES", str(tmp_path))
     gpus, _ = gpus_of(nvml.h200(0), nvml.h200(1))
-    told = [
+    reported = [
         (g.bus_id, g.numa_node, g.memory_mib, g.driver_reserved_mib, g.compute_capability)
         for g in gpus.gpus()
     ]
-    assert told == [
+    assert reported == [
         ("00000000:1A:00.0", None, 143_771, 637, 9.0),
         ("00000000:1B:00.0", 1, 143_771, 637, 9.0),
     ]
@@ -132,8 +132,13 @@ def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path
 def test_readings_are_those_of_the_driver(gpus_of) -> None:
     gpus, driver = gpus_of(nvml.h200(0, "process 41 2048", "graphics 42 16"))
     (reading,) = gpus.sample({})
-    told = (reading.utilisation_percent, reading.memory_used_mib, reading.power_watts, reading.temperature_c)
-    assert told == (40.0, 1000, 310.0, 50)
+    reported = (
+        reading.utilisation_percent,
+        reading.memory_used_mib,
+        reading.power_watts,
+        reading.temperature_c,
+    )
+    assert reported == (40.0, 1000, 310.0, 50)
     assert reading.energy_joules == 9000.0
     assert [(each.pid, each.memory_mib) for each in reading.processes] == [(41, 2048), (42, 16)]
     driver.write([nvml.h200(0, "lost")])
@@ -157,9 +162,9 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
     rows = machine(3, links=[(0, 2, 6)])
     rows[1] += ["slice MIG-a 1g.18gb 16384", "slice MIG-b 2g.35gb 33280"]
     gpus, _ = gpus_of(*rows)
-    told = [(g.index, g.uuid, g.model, g.mig_profile, g.nvlink_island, g.memory_mib) for g in gpus.gpus()]
+    reported = [(g.index, g.uuid, g.model, g.mig_profile, g.nvlink_island, g.memory_mib) for g in gpus.gpus()]
     model = "NVIDIA H200"
-    assert told == [
+    assert reported == [
         (0, "GPU-h200-0", model, None, 0, 143_771),
         (1, "MIG-a", model, "1g.18gb", None, 16_384),
         (2, "MIG-b", model, "2g.35gb", None, 33_280),
@@ -192,8 +197,8 @@ def test_pretend_gpus_say_what_their_file_says(tmp_path) -> None:
     rows = [{"uuid": "a"}, {"uuid": "b", "nvlink_island": 1, "compute_capability": 9.0}]
     rows += [{"uuid": "c", "mig_profile": "1g.10gb"}]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
-    told = SimulatedGpus(str(tmp_path / "gpus.json")).gpus()
-    assert [(g.nvlink_island, g.compute_capability, g.mig_profile) for g in told] == [
+    reported = SimulatedGpus(str(tmp_path / "gpus.json")).gpus()
+    assert [(g.nvlink_island, g.compute_capability, g.mig_profile) for g in reported] == [
         (0, None, None),
         (1, 9.0, None),
         (None, None, "1g.10gb"),

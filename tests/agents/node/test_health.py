@@ -135,35 +135,35 @@ def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
     driver = nvml.FakeDriver(tmp_path, [*rows, nvml.h200(3, "throttle 0x20")])
     driver.take(monkeypatch)
     monkeypatch.setattr("agents.node.gpus.health.THROTTLE_WARNING_S", 0.0)
-    told = [(gpu.health, str(gpu.health_message).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
-    assert told == [(OK, "GPU."), (QUARANTINED, "vendor."), (QUARANTINED, "GPU."), (OK, "hot.")]
+    reported = [(gpu.health, str(gpu.health_message).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
+    assert reported == [(OK, "GPU."), (QUARANTINED, "vendor."), (QUARANTINED, "GPU."), (OK, "hot.")]
 
 
 def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
     tmp_path: Path, monkeypatch
 ) -> None:
     def write(*health: str) -> None:
-        rows = [{"uuid": f"GPU-{n}", "health": told} for n, told in enumerate(health)]
+        rows = [{"uuid": f"GPU-{n}", "health": reported} for n, reported in enumerate(health)]
         (tmp_path / "new.json").write_text(json.dumps({"gpus": rows}))
         (tmp_path / "new.json").replace(tmp_path / "gpus.json")
 
     write(QUARANTINED, OK, LOST)
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     monkeypatch.setattr(monitor, "_REPEAT_HEALTH_INTERVAL_S", 0.0)
     tasks: Any = SimpleNamespace(gpus=SimulatedGpus(str(tmp_path / "gpus.json")))
     look = monitor.TaskMonitor(
-        tasks, lambda event: told.append((event["uuid"], event["health"])), DiskLimitEnforcer(tasks, [])
+        tasks, lambda event: reported.append((event["uuid"], event["health"])), DiskLimitEnforcer(tasks, [])
     )
     look._check_gpus()
-    assert told == [("GPU-0", QUARANTINED)]
+    assert reported == [("GPU-0", QUARANTINED)]
     monkeypatch.setattr(monitor, "_REPEAT_HEALTH_INTERVAL_S", 60.0)
     look._check_gpus()
-    told.clear()
+    reported.clear()
     look._check_gpus()
-    assert told == []
+    assert reported == []
     write(QUARANTINED, LOST, LOST)
     look._check_gpus()
-    assert told == [("GPU-1", LOST)]
+    assert reported == [("GPU-1", LOST)]
 
 
 @needs_compiler
@@ -179,8 +179,8 @@ def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
         assert [gpu.health for gpu in link.hello.gpus] == [OK, OK]  # what befell them before is past
         time.sleep(0.3)
         driver.write([nvml.h200(0, "event 2 8 31", "event 3 8 95"), nvml.h200(1)])
-        told = {wait_for(link, "gpu_xid", timeout_s=10, uuid="GPU-h200-0")["xid"] for _ in range(2)}
-        assert told == {31, 95}  # what befell them before is past
+        reported = {wait_for(link, "gpu_xid", timeout_s=10, uuid="GPU-h200-0")["xid"] for _ in range(2)}
+        assert reported == {31, 95}  # what befell them before is past
         event = wait_for(link, "gpu_health", timeout_s=10)
         assert (event["uuid"], event["health"], event["fatal"]) == ("GPU-h200-0", QUARANTINED, True)
         assert event["message"] == "The driver reported XID 95: its memory had an uncontained error."

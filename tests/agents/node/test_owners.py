@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=
 
 
 @pytest.fixture
-def stranger():
+def outsider():
     child = subprocess.Popen(["/bin/sleep", "600"])
     yield child.pid
     child.kill()
@@ -29,7 +29,7 @@ def stranger():
 
 
 @needs_compiler
-def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path, stranger: int) -> None:
+def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path, outsider: int) -> None:
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
     node.configure(gpu_provider="nvml")
     with node.open(environment=driver.environment) as link:
@@ -38,7 +38,7 @@ def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path,
         link.request("start", timeout_s=10, epoch=1, spec=spec)
         first = next(iter(node.ledger()["tasks"].values()))["pid"]
         child = child_of(first)
-        driver.write([nvml.h200(0, f"process {child} 2048"), nvml.h200(1, f"graphics {stranger} 7")])
+        driver.write([nvml.h200(0, f"process {child} 2048"), nvml.h200(1, f"graphics {outsider} 7")])
         ours, others = (
             gpu["processes"] for gpu in link.request("stats", timeout_s=10, once=True)["sample"]["gpus"]
         )
@@ -91,19 +91,19 @@ def child_of(pid: int) -> int:
     raise AssertionError("it has no child")
 
 
-def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(stranger, monkeypatch) -> None:
+def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(outsider, monkeypatch) -> None:
     looked: list[str] = []
     read = procfs.read_text
     monkeypatch.setattr(procfs, "read_text", lambda path: (looked.append(path), read(path))[1])
     owners, task = ProcessOwnerResolver(), {"pid": os.getppid(), "job": "abc", "attempt": 2}
-    processes = [GpuProcess(stranger, 1)]
-    (told,) = owners.describe_processes([processes], [task])
-    assert (told[0]["job"], told[0]["attempt"], told[0]["foreign"]) == ("abc", 2, False)
+    processes = [GpuProcess(outsider, 1)]
+    (reported,) = owners.describe_processes([processes], [task])
+    assert (reported[0]["job"], reported[0]["attempt"], reported[0]["foreign"]) == ("abc", 2, False)
     seen = {path.split("/")[2] for path in looked}
-    assert seen <= {str(stranger), str(os.getpid()), str(os.getppid()), "self"}
+    assert seen <= {str(outsider), str(os.getpid()), str(os.getppid()), "self"}
     looked.clear()
-    assert owners.describe_processes([processes], [task]) == [told]
-    assert looked == [f"/proc/{stranger}/stat"]
+    assert owners.describe_processes([processes], [task]) == [reported]
+    assert looked == [f"/proc/{outsider}/stat"]
 
 
 def test_arguments_are_not_told(tmp_path: Path) -> None:

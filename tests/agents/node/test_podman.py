@@ -146,8 +146,8 @@ def test_what_a_variable_holds_reaches_the_task_and_no_argument_list(podman_node
     show = """import json, os
 print(json.dumps({name: value.replace("x" * 70_000, "all of it") for name, value in os.environ.items()}))"""
     name = start(link, node, "jenv", "python3", "-c", show, env=env)
-    told = json.loads(log_with(link, "jenv", "}\n"))
-    assert {key: told[key] for key in env} == env | {"LONG": "all of it"}
+    reported = json.loads(log_with(link, "jenv", "}\n"))
+    assert {key: reported[key] for key in env} == env | {"LONG": "all of it"}
     words = seen.read_text()
     assert "create" in words and "of-nobodys-business" not in words
     assert not list((node.folder / "state/tasks" / name["container"]).glob("environment*"))

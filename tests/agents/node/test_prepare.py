@@ -69,8 +69,8 @@ def test_a_port_on_which_somebody_listens_is_refused_at_both_steps_and_nothing_i
     node: LoneNode,
 ) -> None:
     link = node.open()
-    with socket.create_server(("", 0)) as stranger:
-        port = stranger.getsockname()[1]
+    with socket.create_server(("", 0)) as outsider:
+        port = outsider.getsockname()[1]
         with pytest.raises(AgentError, match=str(port)):
             prepare(link, node.spec("jone", *SAYS, rendezvous_port=port))
         assert state_of(link, "jone") is None
@@ -132,8 +132,8 @@ def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) ->
     link = node.open()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as silent:  # it takes connections and says nothing
         port = silent.getsockname()[1]
-        told = link.request("check_rendezvous", timeout_s=5, **place(port))
-        assert told["reason"] == "no response in 0.3 s" and 0.25 < told["seconds"] < 3
+        reported = link.request("check_rendezvous", timeout_s=5, **place(port))
+        assert reported["reason"] == "no response in 0.3 s" and 0.25 < reported["seconds"] < 3
     with pytest.raises(AgentError, match="address"):
         link.request("check_rendezvous", timeout_s=5, **place(port) | {"address": "node-a"})
 
@@ -172,9 +172,9 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     specs = []
     for rank in (0, 1):
         env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        told: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
-        told |= {"rendezvous_port": port} if on_node and rank == 0 else {}
-        more = {"runtime": "podman", "image": node.image, "env": env, "task": rank, **told}  # type: ignore[attr-defined]
+        reported: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
+        reported |= {"rendezvous_port": port} if on_node and rank == 0 else {}
+        more = {"runtime": "podman", "image": node.image, "env": env, "task": rank, **reported}  # type: ignore[attr-defined]
         specs.append(node.spec("jgang", "python3", "-c", MEETS, **more))
     for spec in specs:
         assert prepare(link, spec)["state"] == "created"
@@ -185,5 +185,5 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     if on_node:  # it is only created: not everywhere may we raise the bound that it asks for
         fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "rendezvous_port": None, "env": {}}
         made = prepare(link, specs[0] | fabric)["container"]
-        told = node.podman("inspect", "--format", "{{.HostConfig.Devices}} {{.HostConfig.Ulimits}}", made)  # type: ignore[attr-defined]
-        assert "/dev/null" in told.stdout and "MEMLOCK -1 -1" in told.stdout, told
+        reported = node.podman("inspect", "--format", "{{.HostConfig.Devices}} {{.HostConfig.Ulimits}}", made)  # type: ignore[attr-defined]
+        assert "/dev/null" in reported.stdout and "MEMLOCK -1 -1" in reported.stdout, reported

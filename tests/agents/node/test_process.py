@@ -307,10 +307,10 @@ def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
     last = link.request("logs", timeout_s=10, offset=size - 200_000, **where)
     *kept, cut, dropped = base64.b64decode(last["data_b64"]).decode().splitlines()
     assert cut.endswith(" stdout F fairway: log truncated at 1 MiB; further output is discarded.")
-    told = re.fullmatch(r"\S+ stdout F fairway: (\d+) bytes were dropped here\.", dropped)
-    assert told, dropped
+    reported = re.fullmatch(r"\S+ stdout F fairway: (\d+) bytes were dropped here\.", dropped)
+    assert reported, dropped
     head = kept[-1].index("x")
-    assert (size - len(cut) - len(dropped) - 2) // (head + 1024) == 3000 - int(told[1]) // 1024
+    assert (size - len(cut) - len(dropped) - 2) // (head + 1024) == 3000 - int(reported[1]) // 1024
 
 
 def test_output_and_errors_are_told_apart(node: LoneNode) -> None:
@@ -338,10 +338,10 @@ def test_what_each_stream_said_comes_out_again(said) -> None:
         at, stream, mark, words = line.split(b" ", 3)
         assert at == b"2023-11-14T22:13:20.123456789+00:00"
         again[stream] = again.get(stream, b"") + words + (b"\n" if mark == b"F" else b"")
-    told: dict[bytes, bytes] = {}
+    reported: dict[bytes, bytes] = {}
     for stream, data in said:
-        told[stream] = told.get(stream, b"") + data
-    assert again == told
+        reported[stream] = reported.get(stream, b"") + data
+    assert again == reported
 
 
 def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:

@@ -27,7 +27,7 @@ def made(folder: Path) -> Path:
     return folder / "progress"
 
 
-def told(folder: Path, started_s: float | None = NOW_S - 3600) -> report_files.ProgressReport | None:
+def reported(folder: Path, started_s: float | None = NOW_S - 3600) -> report_files.ProgressReport | None:
     return report_files.read_progress(str(folder), started_s, NOW_S)
 
 
@@ -35,18 +35,18 @@ def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> report_files.Pro
     file = made(folder)
     file.write_bytes(what)
     os.utime(file, (at_s, at_s))
-    return told(folder)
+    return reported(folder)
 
 
 def test_a_file_that_nobody_wrote_says_nothing(tmp_path: Path) -> None:
     file = made(tmp_path)
     assert file.stat().st_mode & 0o777 == 0o600 and file.read_bytes() == b""
-    assert told(tmp_path) is None
+    assert reported(tmp_path) is None
     file.write_text("12")
-    said = told(tmp_path)
+    said = reported(tmp_path)
     assert said is not None and said.done == 12
     made(tmp_path)  # the start is tried again: whatever wrote to it before, no task has run yet
-    assert told(tmp_path) is None
+    assert reported(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
     assert say(tmp_path, b"5") is not None
     (tmp_path / "elsewhere").write_text("6")  # where the link would lead
     ODD[odd](tmp_path / "progress")
-    assert told(tmp_path) is None
+    assert reported(tmp_path) is None
 
 
 def test_a_device_and_a_pipe_that_somebody_fills_say_nothing_and_hold_nobody_up(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_device_and_a_pipe_that_somebody_fills_say_nothing_and_hold_nobody_up(
     writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     try:
         os.write(writer, b"77\n")
-        assert told(tmp_path) is None
+        assert reported(tmp_path) is None
         assert os.read(writer, 10) == b"77\n"  # nothing was taken out of it
     finally:
         os.close(writer)

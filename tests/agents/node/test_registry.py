@@ -33,13 +33,13 @@ class Registry(ThreadingHTTPServer):
             entry.size = 6
             tar.addfile(entry, io.BytesIO(b"hello\n"))
         packed = gzip.compress(layer.getvalue(), mtime=0)
-        told = {
+        reported = {
             "architecture": "amd64",
             "os": "linux",
             "config": {},
             "rootfs": {"type": "layers", "diff_ids": [_digest(layer.getvalue())]},
         }
-        config = json.dumps(told).encode()
+        config = json.dumps(reported).encode()
         parts = [("config", "config.v1+json", config), ("layer", "layer.v1.tar+gzip", packed)]
         rows = {
             part: {

@@ -162,13 +162,15 @@ def task(node: LoneNode) -> Iterator[tuple[LoneNode, Any]]:
 def test_a_shell_stands_beside_its_task_and_sees_nothing_of_ours(task, monkeypatch) -> None:
     node, link = task
     browser = Browser(open_terminal(link, "jterm"))
-    told = browser.ask(
+    reported = browser.ask(
         'echo $COLOUR; id -u; grep NoNewPrivs /proc/self/status; pwd; tty; ls -A /tmp; echo "[${SHLVL}]$TERM-en""d"',
         "xterm-256color-end",
     )
-    assert "teal-7" in told and "NoNewPrivs:\t1" in told and str(node.folder / "homes/ada") in told
-    assert "/dev/pts/" in told
-    uid = next(line for line in told.splitlines() if line.strip().isdigit() and int(line) > 1_000_000)
+    assert (
+        "teal-7" in reported and "NoNewPrivs:\t1" in reported and str(node.folder / "homes/ada") in reported
+    )
+    assert "/dev/pts/" in reported
+    uid = next(line for line in reported.splitlines() if line.strip().isdigit() and int(line) > 1_000_000)
     record = next(iter(node.ledger()["tasks"].values()))
     assert int(uid) == record["task_uid"]
     assert os.readlink(f"/proc/{record['pid']}/ns/mnt") in browser.ask(
@@ -287,13 +289,13 @@ def test_a_shell_in_a_container_has_the_container_s_walls_and_ends_with_its_conn
         ),
     )
     browser = Browser(open_terminal(link, "jbox"))
-    told = browser.ask(
+    reported = browser.ask(
         "echo $COLOUR $$; id -u; id -g; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; echo e''nd",
         "end",
     )
-    assert b"\x1e" not in browser.printed and "teal-7" in told and "2001" in told
+    assert b"\x1e" not in browser.printed and "teal-7" in reported and "2001" in reported
     for wall in ("CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
-        assert wall in told
+        assert wall in reported
     browser.say(cols=101, rows=33)
     browser.ask("sleep 0.5", "$")
     browser.ask("echo $LINES $COLUMNS", "33 101")

@@ -14,7 +14,7 @@ from agents.node.host import versions
 
 
 @pytest.mark.parametrize(
-    ("told", "containers", "says"),
+    ("reported", "containers", "says"),
     [
         (
             {"runc": "1.2.7"},
@@ -39,8 +39,8 @@ from agents.node.host import versions
         ({"maxstartups": "10:30:100", "maxsessions": "1"}, False, None),
     ],
 )
-def test_what_is_below_its_floor_has_a_sentence(told, containers, says) -> None:
-    found = versions.version_warnings(told, containers=containers)
+def test_what_is_below_its_floor_has_a_sentence(reported, containers, says) -> None:
+    found = versions.version_warnings(reported, containers=containers)
     assert found == [] if says is None else (len(found) == 1 and says in found[0]), found
 
 
@@ -59,9 +59,9 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
             cluster="t",
             environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         ) as link:
-            told, below = link.hello.versions, link.hello.version_warnings
-    assert (told["sshd"], told["maxsessions"], told["maxstartups"]) == ("8.4", "7", "3:30:100")
-    assert (told["conmon"], told["driver"]) == ("2.0.25", None)
+            reported, below = link.hello.versions, link.hello.version_warnings
+    assert (reported["sshd"], reported["maxsessions"], reported["maxstartups"]) == ("8.4", "7", "3:30:100")
+    assert (reported["conmon"], reported["driver"]) == ("2.0.25", None)
     assert any("The running sshd 8.4 is below 9.6" in each for each in below)
     assert any("MaxStartups" in each for each in below)
     assert not any("conmon" in each for each in below)  # no engine runs containers here

@@ -19,14 +19,14 @@ GID = 2_100_000_007
 
 
 @pytest.fixture
-def lent(podman_node: LoneNode) -> Path:
+def allowed_folder(podman_node: LoneNode) -> Path:
     """A folder that the node lends, with a data set in it."""
-    lent = podman_node.folder / "lent"
-    (lent / "sets").mkdir(parents=True)
-    (lent / "sets/rows").write_text("a,b\n")
-    (lent / "teams").mkdir()
-    podman_node.configure(allowed_mount_roots=[str(lent)])
-    return lent
+    allowed_folder = podman_node.folder / "lent"
+    (allowed_folder / "sets").mkdir(parents=True)
+    (allowed_folder / "sets/rows").write_text("a,b\n")
+    (allowed_folder / "teams").mkdir()
+    podman_node.configure(allowed_mount_roots=[str(allowed_folder)])
+    return allowed_folder
 
 
 def start(link: Link, node: LoneNode, job: str, script: str, *mounts: dict[str, Any], uid: int = 2001) -> Any:
@@ -45,11 +45,18 @@ def start(link: Link, node: LoneNode, job: str, script: str, *mounts: dict[str, 
 
 
 @pytest.mark.rig
-def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: LoneNode, lent: Path) -> None:
+def test_members_share_a_project_and_nobody_changes_a_data_set(
+    podman_node: LoneNode, allowed_folder: Path
+) -> None:
     link = podman_node.open()
-    team = {"kind": "project", "source": str(lent / "teams"), "folder": "vision22", "gid": GID}
+    team = {"kind": "project", "source": str(allowed_folder / "teams"), "folder": "vision22", "gid": GID}
     team |= {"target": "/volumes/team", "quota_mib": 64}
-    sets = {"kind": "host_path", "source": str(lent / "sets"), "target": "/volumes/sets", "read_only": True}
+    sets = {
+        "kind": "host_path",
+        "source": str(allowed_folder / "sets"),
+        "target": "/volumes/sets",
+        "read_only": True,
+    }
     scratch = {"kind": "scratch", "source": "fast", "target": "/volumes/fast"}
     first = (
         "umask 077; mkdir /volumes/team/d && echo mine > /volumes/team/d/notes; cat /volumes/sets/rows; "
@@ -65,38 +72,51 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: Lone
     second = "cd /volumes/team/d; echo ours >> notes; mv notes done; cat done"
     start(link, podman_node, "jsecond", second, team, uid=2002)
     assert "mine\nours" in log_with(link, "jsecond", "ours")
-    stranger = "ls /volumes/team 2>&1; echo looked"
-    outside = {"kind": "host_path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
-    start(link, podman_node, "jthird", stranger, outside, uid=2003)
+    outsider = "ls /volumes/team 2>&1; echo looked"
+    outside = {
+        "kind": "host_path",
+        "source": str(allowed_folder / "teams/vision22"),
+        "target": "/volumes/team",
+    }
+    start(link, podman_node, "jthird", outsider, outside, uid=2003)
     assert "ermission denied" in log_with(link, "jthird", "looked")
     link.request("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
     deadline_s = time.monotonic() + 5
     while any(scratches.iterdir()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert list(scratches.iterdir()) == []
-    assert sorted(path.name for path in (lent / "teams/vision22/d").iterdir()) == ["done"]
-    (told,) = [each for each in link.hello.storage if each["use"] == "scratch"]
-    assert told["path"] == str(scratches) and told["size_mib"] > told["free_mib"] > 0
+    assert sorted(path.name for path in (allowed_folder / "teams/vision22/d").iterdir()) == ["done"]
+    (reported,) = [each for each in link.hello.storage if each["use"] == "scratch"]
+    assert reported["path"] == str(scratches) and reported["size_mib"] > reported["free_mib"] > 0
 
 
 @pytest.mark.rig
-def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: Path) -> None:
+def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, allowed_folder: Path) -> None:
     link = podman_node.open()
-    (lent / "out").symlink_to("/etc")
-    (lent / "teams/vision22").symlink_to("/etc")
-    (lent / "a:b").mkdir()
+    (allowed_folder / "out").symlink_to("/etc")
+    (allowed_folder / "teams/vision22").symlink_to("/etc")
+    (allowed_folder / "a:b").mkdir()
     mount = {"kind": "host_path", "target": "/volumes/x"}
-    team = {"kind": "project", "folder": "vision22", "gid": GID, "source": str(lent / "teams")}
+    team = {"kind": "project", "folder": "vision22", "gid": GID, "source": str(allowed_folder / "teams")}
     for wrong, said in (
         (mount | {"source": "/etc"}, "not in a folder that this node allows for jobs"),
-        (mount | {"source": str(lent / "out")}, "not in a folder that this node allows for jobs"),
-        (mount | {"source": f"{lent}/sets/../../.."}, "not in a folder that this node allows for jobs"),
-        (mount | {"source": str(lent / "nowhere")}, "is not a folder on this node"),
-        (mount | {"source": str(lent / "a:b")}, "source has an invalid format"),
-        (mount | {"source": str(lent / "sets"), "filesystem": "nfs"}, "No nfs file system is mounted at"),
+        (mount | {"source": str(allowed_folder / "out")}, "not in a folder that this node allows for jobs"),
+        (
+            mount | {"source": f"{allowed_folder}/sets/../../.."},
+            "not in a folder that this node allows for jobs",
+        ),
+        (mount | {"source": str(allowed_folder / "nowhere")}, "is not a folder on this node"),
+        (mount | {"source": str(allowed_folder / "a:b")}, "source has an invalid format"),
+        (
+            mount | {"source": str(allowed_folder / "sets"), "filesystem": "nfs"},
+            "No nfs file system is mounted at",
+        ),
         (mount | team, "is not a folder on this node"),
-        (mount | {"source": str(lent / "sets"), "target": "/run/fairway/x"}, "is not allowed"),
-        (mount | {"source": str(lent / "sets"), "target": "/x/../etc"}, "not a plain absolute path"),
+        (mount | {"source": str(allowed_folder / "sets"), "target": "/run/fairway/x"}, "is not allowed"),
+        (
+            mount | {"source": str(allowed_folder / "sets"), "target": "/x/../etc"},
+            "not a plain absolute path",
+        ),
     ):
         with pytest.raises(AgentError, match=said):
             start(link, podman_node, "jwrong", "true", wrong)
@@ -104,9 +124,9 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
 
 
 @pytest.fixture
-def memory_disk(lent: Path) -> Iterator[Path]:
+def memory_disk(allowed_folder: Path) -> Iterator[Path]:
     """A file system of another kind, mounted where the node lends."""
-    place = lent / "share"
+    place = allowed_folder / "share"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], check=True)
     yield place

@@ -63,13 +63,13 @@ def main() -> int:
                 for number in numbers:
                     if time.monotonic() > until_s:
                         break
-                    told = field.episode(f"{seed}:{number}")
-                    print(json.dumps({"episode": number, "seed": seed, **told}), flush=True)
+                    reported = field.episode(f"{seed}:{number}")
+                    print(json.dumps({"episode": number, "seed": seed, **reported}), flush=True)
                     done += 1
-                    bad += bool(told["wrong"])
-                    jobs, starts = jobs + told["acknowledged"], starts + told["starts"]
-                    versions += told["ledger_versions"]
-                    longest_s = max(longest_s, told["quiet_after_s"])
+                    bad += bool(reported["wrong"])
+                    jobs, starts = jobs + reported["acknowledged"], starts + reported["starts"]
+                    versions += reported["ledger_versions"]
+                    longest_s = max(longest_s, reported["quiet_after_s"])
     finally:
         if "KEEP_ROOM" not in os.environ:
             shutil.rmtree(root, ignore_errors=True)

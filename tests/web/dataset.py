@@ -1,6 +1,6 @@
 """A believable moment of a small cluster, for looking at pages and for tests: six nodes, three projects, a queue.
 
-``manage.py shell -c "from tests.web.scene import fill; fill()"`` fills an empty database with it.
+``manage.py shell -c "from tests.web.dataset import fill; fill()"`` fills an empty database with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PASSWORD = "a fair way to share"
 
 
 @dataclass
-class Scene:
+class Dataset:
     """Everything by name."""
 
     people: dict[str, User] = field(default_factory=dict)
@@ -58,19 +58,19 @@ class Scene:
 
 
 @transaction.atomic
-def fill(*, password: str | None = PASSWORD, simulated: bool = False) -> Scene:
+def fill(*, password: str | None = PASSWORD, simulated: bool = False) -> Dataset:
     """The scene in an empty database. Without a password nobody can sign in by one (faster)."""
-    scene = Scene()
+    dataset = Dataset()
     ClusterSettings.objects.get_or_create(id=1)
-    _people(scene, password)
-    _machines(scene, simulated)
-    _projects(scene)
-    _environments(scene)
-    _jobs(scene)
-    return scene
+    _people(dataset, password)
+    _machines(dataset, simulated)
+    _projects(dataset)
+    _environments(dataset)
+    _jobs(dataset)
+    return dataset
 
 
-def _people(scene: Scene, password: str | None) -> None:
+def _people(dataset: Dataset, password: str | None) -> None:
     for name, full, admin in (
         ("r-castellan", "Rosa Castellan", True),
         ("m-okafor", "Mirembe Okafor", False),
@@ -79,14 +79,14 @@ def _people(scene: Scene, password: str | None) -> None:
         ("stranger", "Sam Stranger", False),
     ):
         zone = "Europe/Berlin" if name == "m-okafor" else "UTC"
-        scene.people[name] = User.objects.create_user(
+        dataset.people[name] = User.objects.create_user(
             name, password, full_name=full, is_admin=admin, timezone=zone
         )
 
 
-def _machines(scene: Scene, simulated: bool) -> None:
+def _machines(dataset: Dataset, simulated: bool) -> None:
     for pool in ("h200", "a100", "ada"):
-        scene.pools[pool] = NodePool.objects.create(name=pool)
+        dataset.pools[pool] = NodePool.objects.create(name=pool)
     for name, model, mib in (
         ("h200-1", "NVIDIA H200", 144_384),
         ("h200-2", "NVIDIA H200", 144_384),
@@ -98,35 +98,35 @@ def _machines(scene: Scene, simulated: bool) -> None:
         away = name == "a100-1"
         node = Node.objects.create(
             name=name,
-            pool=scene.pools[name.split("-")[0]],
+            pool=dataset.pools[name.split("-")[0]],
             state="ready",
             reachable=not away,
             unreachable_since=timezone.now() - dt.timedelta(minutes=11) if away else None,
-            host=f"10.0.0.{len(scene.nodes) + 1}",
+            host=f"10.0.0.{len(dataset.nodes) + 1}",
             runtime="podman",
             cpu_milli=128_000,
             memory_mib=1_048_576,
             last_seen_at=timezone.now(),
             simulated=simulated,
         )
-        scene.nodes[name] = node
+        dataset.nodes[name] = node
         Gpu.objects.bulk_create(
             Gpu(node=node, uuid=f"GPU-{name}-{i}", index=i, model=model, memory_mib=mib, simulated=simulated)
             for i in range(8)
         )
 
 
-def _projects(scene: Scene) -> None:
+def _projects(dataset: Dataset) -> None:
     members = {
         "vision": {"m-okafor": Role.MEMBER, "s-varga": Role.MANAGER},
         "nlp": {"a-lindqvist": Role.MANAGER},
         "robotics": {"s-varga": Role.MEMBER},
     }
     for name, roles in members.items():
-        scene.projects[name] = Project.objects.create(name=name, title=name.capitalize())
+        dataset.projects[name] = Project.objects.create(name=name, title=name.capitalize())
         for person, role in roles.items():
             Membership.objects.create(
-                project=scene.projects[name], user=scene.people[person], role=role.value
+                project=dataset.projects[name], user=dataset.people[person], role=role.value
             )
     for project, pool, guaranteed, limit in (
         ("vision", "h200", 10, None),
@@ -136,14 +136,14 @@ def _projects(scene: Scene) -> None:
         ("robotics", "a100", 4, 8),
     ):
         Quota.objects.create(
-            project=scene.projects[project],
-            pool=scene.pools[pool],
+            project=dataset.projects[project],
+            pool=dataset.pools[pool],
             guaranteed_milli=guaranteed * 1000,
             limit_milli=None if limit is None else limit * 1000,
         )
 
 
-def _environments(scene: Scene) -> None:
+def _environments(dataset: Dataset) -> None:
     lab = Environment.objects.create(
         name="jupyter-pytorch",
         title="JupyterLab, PyTorch 2.9",
@@ -155,8 +155,8 @@ def _environments(scene: Scene) -> None:
     batch = Environment.objects.create(
         name="pytorch-2-9", title="PyTorch 2.9, CUDA 13", image="registry.example/pytorch:2.9"
     )
-    scene.environments = {"lab": lab, "batch": batch}
-    for node in list(scene.nodes.values())[:5]:
+    dataset.environments = {"lab": lab, "batch": batch}
+    for node in list(dataset.nodes.values())[:5]:
         ImagePresence.objects.create(environment=lab, node=node, state="present")
     Template.objects.create(
         name="torchrun-one-node",
@@ -167,31 +167,31 @@ def _environments(scene: Scene) -> None:
     )
 
 
-def _submit(scene: Scene, owner: str, project: str, name: str, **fields: Any) -> Job:
+def _submit(dataset: Dataset, owner: str, project: str, name: str, **fields: Any) -> Job:
     kind = fields.setdefault("kind", "training")
     if kind != "workspace":
         fields.setdefault("command", ["python", "train.py", "--config", f"{name}.yaml"])
-    environment = scene.environments["lab" if kind == "workspace" else "batch"]
+    environment = dataset.environments["lab" if kind == "workspace" else "batch"]
     job = do_submit_job(
-        scene.people[owner],
-        JobRequest(name=name, project=scene.projects[project], environment=environment, **fields),
+        dataset.people[owner],
+        JobRequest(name=name, project=dataset.projects[project], environment=environment, **fields),
     )
-    scene.jobs[name] = job
+    dataset.jobs[name] = job
     return job
 
 
 def start(
-    scene: Scene, job: Job, places: list[tuple[str, list[int]]], *, ran: dt.timedelta, ready: bool = True
+    dataset: Dataset, job: Job, places: list[tuple[str, list[int]]], *, ran: dt.timedelta, ready: bool = True
 ) -> Attempt:
     """Places the job on GPUs by index and lets it run for as long as told."""
     now = timezone.now()
-    seats = []
+    slots = []
     for node, indexes in places:
-        gpus = list(Gpu.objects.filter(node=scene.nodes[node], index__in=indexes).order_by("index"))
-        seats.append(RankPlacement(scene.nodes[node], [(gpu.pk, 1000) for gpu in gpus]))
+        gpus = list(Gpu.objects.filter(node=dataset.nodes[node], index__in=indexes).order_by("index"))
+        slots.append(RankPlacement(dataset.nodes[node], [(gpu.pk, 1000) for gpu in gpus]))
     begun = now - ran
     locked = Job.objects.select_for_update().get(pk=job.pk)
-    attempt = job_control.start_attempt(locked, seats[0].node.pool, seats, epoch=1, now=begun)
+    attempt = job_control.start_attempt(locked, slots[0].node.pool, slots, epoch=1, now=begun)
     for task in attempt.task_rows.all():
         job_control.mark_task_sent(task)
         job_control.record_task_running(
@@ -237,30 +237,32 @@ def _wait(job: Job, waited: dt.timedelta, code: str, message: str, **more: Any) 
     )
 
 
-def _jobs(scene: Scene) -> None:
+def _jobs(dataset: Dataset) -> None:
     hour, minute = dt.timedelta(hours=1), dt.timedelta(minutes=1)
     vit = _submit(
-        scene, "m-okafor", "vision", "vit-h-pretrain",
+        dataset, "m-okafor", "vision", "vit-h-pretrain",
         tasks=2, gpus_per_task=8, cpu_milli=96_000, memory_mib=524_288, time_limit_s=12 * 3600,
     )  # fmt: skip
     attempt = start(
-        scene, vit, [("h200-1", list(range(8))), ("h200-2", list(range(8)))], ran=7 * hour + 22 * minute
+        dataset, vit, [("h200-1", list(range(8))), ("h200-2", list(range(8)))], ran=7 * hour + 22 * minute
     )
-    _log(scene, vit, attempt)
-    _minutes(scene, vit, attempt)
-    moe = _submit(scene, "a-lindqvist", "nlp", "moe-7b-sft", gpus_per_task=4, cpu_milli=32_000)
-    start(scene, moe, [("h200-3", [0, 1, 2, 3])], ran=2 * hour)
-    grasp = _submit(scene, "s-varga", "robotics", "grasp-rl", gpus_per_task=4, cpu_milli=32_000)
-    start(scene, grasp, [("a100-1", [0, 1, 2, 3])], ran=5 * hour)
+    _log(dataset, vit, attempt)
+    _minutes(dataset, vit, attempt)
+    moe = _submit(dataset, "a-lindqvist", "nlp", "moe-7b-sft", gpus_per_task=4, cpu_milli=32_000)
+    start(dataset, moe, [("h200-3", [0, 1, 2, 3])], ran=2 * hour)
+    grasp = _submit(dataset, "s-varga", "robotics", "grasp-rl", gpus_per_task=4, cpu_milli=32_000)
+    start(dataset, grasp, [("a100-1", [0, 1, 2, 3])], ran=5 * hour)
 
-    probe = _submit(scene, "m-okafor", "vision", "attn-probe", kind="workspace", time_limit_s=8 * 3600)
-    start(scene, probe, [("h200-3", [4])], ran=2 * hour + 52 * minute)
-    label = _submit(scene, "m-okafor", "vision", "label-qa", kind="workspace")
-    start(scene, label, [("ada-1", [0])], ran=50 * minute)
-    eda = _submit(scene, "m-okafor", "vision", "depth-eda", kind="workspace")
-    start(scene, eda, [("h200-3", [5])], ran=dt.timedelta(seconds=14), ready=False)
+    probe = _submit(dataset, "m-okafor", "vision", "attn-probe", kind="workspace", time_limit_s=8 * 3600)
+    start(dataset, probe, [("h200-3", [4])], ran=2 * hour + 52 * minute)
+    label = _submit(dataset, "m-okafor", "vision", "label-qa", kind="workspace")
+    start(dataset, label, [("ada-1", [0])], ran=50 * minute)
+    eda = _submit(dataset, "m-okafor", "vision", "depth-eda", kind="workspace")
+    start(dataset, eda, [("h200-3", [5])], ran=dt.timedelta(seconds=14), ready=False)
 
-    suite = _submit(scene, "a-lindqvist", "nlp", "llama-eval-suite", gpus_per_task=8, gpu_model="NVIDIA H200")
+    suite = _submit(
+        dataset, "a-lindqvist", "nlp", "llama-eval-suite", gpus_per_task=8, gpu_model="NVIDIA H200"
+    )
     _wait(
         suite,
         81 * minute,
@@ -268,7 +270,7 @@ def _jobs(scene: Scene) -> None:
         "Needs 8 H200 on one node. The most that is free on one is 2.",
     )
     depth = _submit(
-        scene,
+        dataset,
         "m-okafor",
         "vision",
         "depth-anything-ft",
@@ -290,7 +292,7 @@ def _jobs(scene: Scene) -> None:
         },
     )
     limit = _submit(
-        scene, "s-varga", "robotics", "grasp-rl-eval", gpus_per_task=8, gpu_model="NVIDIA A100-SXM4-80GB"
+        dataset, "s-varga", "robotics", "grasp-rl-eval", gpus_per_task=8, gpu_model="NVIDIA A100-SXM4-80GB"
     )
     _wait(
         limit,
@@ -301,10 +303,10 @@ def _jobs(scene: Scene) -> None:
     )
 
     dino = _submit(
-        scene, "m-okafor", "vision", "dino-abl-b128", gpus_per_task=4, cpu_milli=16_000, memory_mib=65_536
+        dataset, "m-okafor", "vision", "dino-abl-b128", gpus_per_task=4, cpu_milli=16_000, memory_mib=65_536
     )
-    attempt = start(scene, dino, [("a100-2", [0, 1, 2, 3])], ran=3 * hour + 37 * minute)
-    _log(scene, dino, attempt, failed=True)
+    attempt = start(dataset, dino, [("a100-2", [0, 1, 2, 3])], ran=3 * hour + 37 * minute)
+    _log(dataset, dino, attempt, failed=True)
     _end(
         attempt,
         exit_code=137,
@@ -313,15 +315,15 @@ def _jobs(scene: Scene) -> None:
         oom=True,
         peak_memory_mib=65_536,
     )
-    lost = _submit(scene, "m-okafor", "vision", "typo-in-command", command=["pyhton", "train.py"])
-    attempt = start(scene, lost, [("ada-1", [4])], ran=25 * hour)
+    lost = _submit(dataset, "m-okafor", "vision", "typo-in-command", command=["pyhton", "train.py"])
+    attempt = start(dataset, lost, [("ada-1", [4])], ran=25 * hour)
     _end(attempt, exit_code=127, reason=EndReason.EXIT_CODE, ago=25 * hour)
-    done = _submit(scene, "m-okafor", "vision", "vit-h-probe-in1k")
-    attempt = start(scene, done, [("a100-2", [5])], ran=28 * hour)
+    done = _submit(dataset, "m-okafor", "vision", "vit-h-probe-in1k")
+    attempt = start(dataset, done, [("a100-2", [5])], ran=28 * hour)
     _end(attempt, exit_code=0, reason=EndReason.COMPLETED, ago=26 * hour + 13 * minute)
 
 
-def _log(scene: Scene, job: Job, attempt: Attempt, *, failed: bool = False) -> None:
+def _log(dataset: Dataset, job: Job, attempt: Attempt, *, failed: bool = False) -> None:
     folder = Path(settings.LOG_DIR) / job.public_id / str(attempt.number)
     folder.mkdir(parents=True, exist_ok=True)
     dice = random.Random(7)
@@ -344,7 +346,7 @@ def _log(scene: Scene, job: Job, attempt: Attempt, *, failed: bool = False) -> N
         Task.objects.filter(pk=task.pk).update(log_complete=failed, log_bytes=len("\n".join(lines)) + 1)
 
 
-def _minutes(scene: Scene, job: Job, attempt: Attempt) -> None:
+def _minutes(dataset: Dataset, job: Job, attempt: Attempt) -> None:
     dice = random.Random(3)
     end = timezone.now().replace(second=0, microsecond=0)
     rows = []

@@ -51,7 +51,7 @@ ACTORS = (*FIRST, "former", "deactivated")
 
 
 @dataclass
-class World:
+class FixtureData:
     """Everything a request of the suite can name."""
 
     people: dict[str, User]
@@ -86,7 +86,7 @@ LOG = (
 """What rank 1 of the running job has written, in the format k8s."""
 
 
-def make() -> World:
+def make() -> FixtureData:
     """A fresh world."""
     factories.cluster_settings()
     people = {name: factories.user(f"{name}-x", admin=name == "admin") for name in FIRST}
@@ -151,28 +151,28 @@ def make() -> World:
     }
     names = {key: row.public_id for key, row in rows.items()}
     names |= {"gpu": node.gpus.first().uuid, "colleague": "colleague-x", "newcomer": "stranger-x"}
-    return World(people, names, rows)
+    return FixtureData(people, names, rows)
 
 
-def make_wide() -> World:
+def make_wide() -> FixtureData:
     """A fresh world with a workspace that runs, a former member with work, and a person whose account is closed."""
-    world = make()
-    project, tool, batch = (world.rows[key] for key in ("project", "lab", "batch"))
-    more = open_workspace(world.people["member"], project, tool, world.rows["node"])
-    world.names |= {key: row.public_id for key, row in more.items()}
-    world.rows |= more
+    fixture_data = make()
+    project, tool, batch = (fixture_data.rows[key] for key in ("project", "lab", "batch"))
+    more = open_workspace(fixture_data.people["member"], project, tool, fixture_data.rows["node"])
+    fixture_data.names |= {key: row.public_id for key, row in more.items()}
+    fixture_data.rows |= more
     for name in ("former", "deactivated"):
-        world.people[name] = factories.user(f"{name}-x")
-        project.memberships.create(user=world.people[name], role="member")
-    former = world.people["former"]
-    node = factories.node(world.rows["pool"], gpus=4, name="node-two")
+        fixture_data.people[name] = factories.user(f"{name}-x")
+        project.memberships.create(user=fixture_data.people[name], role="member")
+    former = fixture_data.people["former"]
+    node = factories.node(fixture_data.rows["pool"], gpus=4, name="node-two")
     own = work_of(former, project, tool, batch, node) | open_workspace(former, project, tool, node)
-    world.former_names = {key: row.public_id for key, row in own.items()}
-    do_remove_member(world.people["manager"], project, former)
-    do_change_user(world.people["admin"], world.people["deactivated"], is_active=False)
+    fixture_data.former_names = {key: row.public_id for key, row in own.items()}
+    do_remove_member(fixture_data.people["manager"], project, former)
+    do_change_user(fixture_data.people["admin"], fixture_data.people["deactivated"], is_active=False)
     for name in ("former", "deactivated"):
-        world.people[name].refresh_from_db()
-    return world
+        fixture_data.people[name].refresh_from_db()
+    return fixture_data
 
 
 def open_workspace(owner: User, project: Project, tool: Environment, node: Node) -> dict[str, Any]:
@@ -235,17 +235,17 @@ def running(job: Job, node: Node) -> Job:
     gpus = list(node.gpus.filter(used_milli=0).order_by("index").values_list("pk", flat=True))
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
-        seats = [RankPlacement(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
-        start_attempt(locked, node.pool, seats, epoch=1, secret=create_attempt_secret(locked))
+        slots = [RankPlacement(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
+        start_attempt(locked, node.pool, slots, epoch=1, secret=create_attempt_secret(locked))
     write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
     return Job.objects.get(pk=job.pk)
 
 
-def job(world: World, key: str) -> Job:
+def job(fixture_data: FixtureData, key: str) -> Job:
     """A job of the world as it stands now."""
-    return Job.objects.get(pk=world.rows[key].pk)
+    return Job.objects.get(pk=fixture_data.rows[key].pk)
 
 
-def etag(world: World) -> str:
+def etag(fixture_data: FixtureData) -> str:
     """The entity tag of the world's quota as it stands now."""
-    return Quota.objects.get(pk=world.rows["quota"].pk).etag
+    return Quota.objects.get(pk=fixture_data.rows["quota"].pk).etag

@@ -25,7 +25,7 @@ from portal.gateway.access.authorization import _close_connection
 from portal.live.websocket import permission_recheck
 from portal.models import ClusterSettings, Node, User
 from tests import factories
-from tests.gateway.gateway_harness import Stand, sign_in
+from tests.gateway.gateway_harness import Testbed, sign_in
 
 
 def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
@@ -71,7 +71,7 @@ def control(node: Node, folder: Path) -> Iterator[Any]:
         yield link
 
 
-class LiveStand(Stand):
+class LiveTestbed(Testbed):
     """The web process alone."""
 
     async def _start(self) -> None:
@@ -119,29 +119,29 @@ class Browser:
     async def subscribe(self, *topics: str, **words: Any) -> list[dict[str, Any]]:
         """Subscribes and waits until that stands; what was told before. The next ``hear`` hears it again."""
         await self.say(subscribe=list(topics), **words)
-        told: list[dict[str, Any]] = []
+        reported: list[dict[str, Any]] = []
         async with asyncio.timeout(5):
-            while not told or "subscribed" not in told[-1]:
-                told.append(await self._next())
-        self.subscribed = told.pop()["subscribed"]
-        self._told.extend(told)
-        return told
+            while not reported or "subscribed" not in reported[-1]:
+                reported.append(await self._next())
+        self.subscribed = reported.pop()["subscribed"]
+        self._told.extend(reported)
+        return reported
 
     async def _next(self) -> dict[str, Any]:
         message = await self.socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"closed with {self.socket.close_code}")
-        told: dict[str, Any] = json.loads(message.data)
-        return told
+        reported: dict[str, Any] = json.loads(message.data)
+        return reported
 
     async def hear(self, within_s: float = 5.0, **wanted: Any) -> dict[str, Any]:
         """The next message; with ``kind=`` or ``topic=`` the next one like that."""
         async with asyncio.timeout(within_s):
             while True:
-                told = self._told.popleft() if self._told else await self._next()
-                found = {"topic": told.get("topic"), "kind": (told.get("data") or {}).get("kind")}
+                reported = self._told.popleft() if self._told else await self._next()
+                found = {"topic": reported.get("topic"), "kind": (reported.get("data") or {}).get("kind")}
                 if all(found[name] == value for name, value in wanted.items()):
-                    return told
+                    return reported
 
     async def closed(self, within_s: float = 5.0) -> int | None:
         """The closing code, once the socket is closed."""
@@ -151,9 +151,9 @@ class Browser:
         return self.socket.close_code
 
 
-def browser_of(stand: LiveStand, user: User) -> Browser:
+def browser_of(testbed: LiveTestbed, user: User) -> Browser:
     """A browser of this person."""
-    return Browser(stand.port, user)
+    return Browser(testbed.port, user)
 
 
 def _signed_in(user: User) -> str:
