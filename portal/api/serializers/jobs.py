@@ -241,7 +241,7 @@ class Task(ResponseSerializer):
     peak_memory_mib = serializers.IntegerField(allow_null=True)
     eviction_requested_at = serializers.DateTimeField(
         allow_null=True,
-        help_text="When only this task was evicted while the other tasks of its attempt continue.",
+        help_text="When only this task, not its whole attempt, was asked to stop; null if it was not.",
     )
     gpus = TaskGpu(many=True, source="allocations")
 
@@ -471,7 +471,7 @@ class JobDetail(Job):
     shm_mib = serializers.IntegerField()
     termination_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
-    retry_on_failure = serializers.BooleanField(help_text="true if a command that fails is retried, too.")
+    retry_on_failure = serializers.BooleanField(help_text="true if a failed command is retried too.")
     launcher = serializers.CharField(help_text="How its tasks find each other (docs/jobs.md).")
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
     env = serializers.DictField(

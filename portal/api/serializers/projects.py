@@ -39,8 +39,8 @@ class Project(Reference):
     archived_at = serializers.DateTimeField(allow_null=True)
     egress_allow = serializers.ListField(
         child=serializers.CharField(),
-        help_text="Networks and ports that jobs may connect to if the policy `egress` is `listed`; empty: as in the "
-        "parent project.",
+        help_text="Networks and ports that jobs may connect to if the policy `egress` is `listed`; empty for those "
+        "of the parent project.",
     )
     members = serializers.IntegerField(source="context.counts.members")
     running_jobs = serializers.IntegerField(source="context.counts.running_jobs")
