@@ -98,8 +98,8 @@ ROUTES = [
         "jobs_extend",
         "Request an extension of the time limit",
         "Granted at once if the scheduler confirms that no job is delayed even if the job uses all of the added "
-        "time. Otherwise the request is pending: managers of the project decide if it delays only its jobs; "
-        "administrators decide all others.",
+        "time. Otherwise the request is pending: managers of the project decide if it delays only jobs of the "
+        "project; administrators decide all others.",
         do_request_extension,
         body=ExtensionRequestBody,
         rate=rate_limits.JOB_SUBMITS,

@@ -35,7 +35,7 @@ class SchedulingCycle(ResponseSerializer):
     started_jobs = serializers.IntegerField()
     evicted_jobs = serializers.IntegerField()
     refused_commits = serializers.IntegerField(
-        help_text="Starts that were rejected at commit; planned again."
+        help_text="Starts that were rejected at commit; the next cycle plans them again."
     )
     steps = serializers.IntegerField()
     truncated = serializers.BooleanField(

@@ -320,7 +320,7 @@ class Attempt(ResponseSerializer):
     progress = TaskProgress(allow_null=True, help_text="null if it has reported no progress.")
     energy_joules = serializers.FloatField(
         allow_null=True,
-        help_text="Energy used so far by its GPUs; of a shared GPU, only its part. null if not measured.",
+        help_text="Energy used so far by its GPUs (only its part of shared GPUs); null if not measured.",
     )
     rendezvous = Rendezvous(
         allow_null=True, help_text="null if it has a single task, or its tasks have no network in common."
