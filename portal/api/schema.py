@@ -135,7 +135,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 class SchemaView(SignedInView):
-    @operation("schema", "This document", tag="schema", scope=Scope.READ, response=None)
+    @operation("schema", "Get this OpenAPI document", tag="schema", scope=Scope.READ, response=None)
     def get(self, request: Request) -> HttpResponse:
         return self.json_response(openapi_document())
 

@@ -52,7 +52,7 @@ class Alert(_Acknowledged):
 
     kind = serializers.ChoiceField(AlertKind.values)
     xid = serializers.IntegerField(
-        allow_null=True, help_text="null: not an XID alert; 0: uncorrected memory errors."
+        allow_null=True, help_text="XID; 0 for uncorrected memory errors; null if it is not an XID alert."
     )
     severity = serializers.ChoiceField(
         [*(each.value for each in XidSeverity), "foreign", "claimed"],

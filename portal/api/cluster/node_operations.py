@@ -68,7 +68,7 @@ class InterfaceBody(ReasonBody):
     """The interface of a node."""
 
     interface = StrictCharField(
-        max_length=15, allow_blank=True, help_text="Its name; blank: detected by the agent."
+        max_length=15, allow_blank=True, help_text="Name of the interface; blank if detected by the agent."
     )
 
 
@@ -259,7 +259,7 @@ class NodeOperationView(AdminView):
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
         row = _get_node(self.user, node).operations.filter(public_id=operation_id).first()
         if row is None:
-            raise NotFound("There is no such test of this node.")
+            raise NotFound("The node has no such operation.")
         return self.json_response(representations.NodeOperation.represent(row))
 
 

@@ -34,7 +34,7 @@ class NetworkBody(ReasonBody):
         default="",
         allow_blank=True,
         max_length=50,
-        help_text="Interface or network (10.9.0.0/16) by which nodes reach each other; blank: detected by agents.",
+        help_text="Interface or network (10.9.0.0/16) by which nodes reach each other; blank if detected by agents.",
     )
     fabric_network = StrictCharField(
         required=False,

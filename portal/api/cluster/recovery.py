@@ -47,7 +47,7 @@ class UnreconciledNodeDetail(ResponseSerializer):
 class RecoveryStatus(ResponseSerializer):
     """Progress of the recovery after a restore."""
 
-    recovery_mode = serializers.BooleanField(source="in_recovery", help_text="true: no job starts yet.")
+    recovery_mode = serializers.BooleanField(source="in_recovery", help_text="true while no job starts.")
     nodes = UnreconciledNodeDetail(many=True, help_text="Nodes still to be reconciled or fenced.")
 
 
@@ -67,14 +67,14 @@ class OrphanContainer(ResponseSerializer):
     job_id = serializers.CharField(source="row.job", help_text="From its labels.")
     attempt = serializers.IntegerField(source="row.attempt")
     rank = serializers.IntegerField(source="row.rank")
-    job = Reference(allow_null=True, help_text="null: the database has no such job.")
-    owner = UserReference(allow_null=True, help_text="null: the database has no such user.")
+    job = Reference(allow_null=True, help_text="null if the database has no such job.")
+    owner = UserReference(allow_null=True, help_text="null if the database has no such user.")
     project = Reference(allow_null=True)
     gpus = ContainerGpu(many=True, source="row.gpus")
     started_at = serializers.DateTimeField(source="row.started_at", allow_null=True)
     first_seen_at = serializers.DateTimeField(source="row.first_seen_at")
     decision = serializers.ChoiceField(
-        ["", "stop", "adopt"], source="row.decision", help_text="Blank: no decision yet."
+        ["", "stop", "adopt"], source="row.decision", help_text="Blank until decided."
     )
     decided_at = serializers.DateTimeField(source="row.decided_at", allow_null=True)
     removed_at = serializers.DateTimeField(

@@ -78,7 +78,7 @@ class ReservationBody(StrictSerializer):
         child=StrictCharField(max_length=63),
         required=False,
         max_length=1_000,
-        help_text="Ids or names; descendants are included. Empty: no job may start there (maintenance).",
+        help_text="Ids or names; descendants are included. If empty, no job may start there (maintenance).",
     )
     starts_at = serializers.DateTimeField()
     ends_at = serializers.DateTimeField(help_text="Exclusive.")
@@ -92,9 +92,9 @@ class ReservationBody(StrictSerializer):
 class BlockingJob(ResponseSerializer):
     """A job of another project that runs on reserved nodes."""
 
-    job = Reference(allow_null=True, help_text="null: not visible to you.")
+    job = Reference(allow_null=True, help_text="null if the job is not visible to you.")
     nodes = serializers.ListField(child=serializers.CharField())
-    until = serializers.DateTimeField(allow_null=True, help_text="End of its time limit; null: no limit.")
+    until = serializers.DateTimeField(allow_null=True, help_text="End of its time limit; null if unlimited.")
 
 
 class Reservation(ResponseSerializer):

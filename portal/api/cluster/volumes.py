@@ -78,18 +78,18 @@ class Volume(ResponseSerializer):
         help_text="node: each node has its own content; shared: all nodes have the same content.",
     )
     path = serializers.CharField(
-        allow_blank=True, help_text="Path on the nodes; blank: the path of the node's settings."
+        allow_blank=True, help_text="Path on the nodes; blank for the path in the settings of each node."
     )
     description = serializers.CharField(allow_blank=True)
     read_only = serializers.BooleanField()  # type: ignore[assignment]
     quota_mib = serializers.IntegerField(
         allow_null=True,
-        help_text="Limit per folder, where the file system enforces it; null: no limit.",
+        help_text="Limit per folder, where the file system enforces it; null if unlimited.",
     )
-    pool = Reference(allow_null=True, help_text="Only nodes of this pool have it; null: nodes of all pools.")
-    nodes = Reference(many=True, help_text="Only these nodes have it; empty: all.")
+    pool = Reference(allow_null=True, help_text="Only nodes of this pool have it; null for all pools.")
+    nodes = Reference(many=True, help_text="Only these nodes have it; empty for all.")
     projects = Reference(
-        many=True, help_text="Visible projects that may use it, with their descendants; empty: all."
+        many=True, help_text="Visible projects that may use it, with their descendants; empty for all."
     )
     created_at = serializers.DateTimeField()
 

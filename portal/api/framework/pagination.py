@@ -92,7 +92,7 @@ def _decode_cursor(cursor: str, request: Request) -> tuple[Any, int] | None:
     try:
         value, row = json.loads(decrypt(cursor, _list_signature(request)))
     except DecryptionError as wrong:
-        message = "This cursor is not one of ours, or belongs to another list."
+        message = "The cursor is invalid or belongs to another list."
         raise InvalidRequest(fields={"cursor": message}, code="invalid_cursor") from wrong
     if isinstance(value, dict):
         value = parse_datetime(value["at"])

@@ -35,12 +35,12 @@ CODES = {
     503: "unavailable",
 }
 MESSAGES = {
-    400: "The request could not be understood.",
+    400: "The request is invalid.",
     403: "This is not allowed.",
-    404: "There is nothing here under that name.",
-    413: "The request is larger than this accepts.",
-    500: "Something went wrong on our side. It has been logged.",
-    503: "Something this needs does not answer. Try again in a moment.",
+    404: "The requested object does not exist.",
+    413: "The request is too large.",
+    500: "An internal error occurred. It has been logged.",
+    503: "A required service is unavailable. Try again later.",
 }
 
 

@@ -111,7 +111,7 @@ class NonBlankCharField(StrictCharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
-            pattern=rf"{STORABLE_PATTERN}\S{STORABLE_PATTERN}", message="Say something.", **options
+            pattern=rf"{STORABLE_PATTERN}\S{STORABLE_PATTERN}", message="Must not be blank.", **options
         )
 
 
@@ -177,7 +177,7 @@ def read_query(query: QueryDict, allowed: type[StrictSerializer] | None) -> dict
         if isinstance(form.fields.get(name), serializers.ListField):
             values[name] = given
         elif len(given) > 1:
-            raise exceptions.ValidationError({name: "Give it once."})
+            raise exceptions.ValidationError({name: "Must be given only once."})
         else:
             values[name] = given[0]
     return _validate(type(form), values)
@@ -233,7 +233,7 @@ def _check_storable(value: Any) -> None:
     match value:
         case str():
             if FORBIDDEN_CHARACTERS.search(value):
-                raise exceptions.ParseError("A text holds a null character or half a surrogate pair.")
+                raise exceptions.ParseError("A string contains a null character or an unpaired surrogate.")
         case dict():
             for name, inner in value.items():
                 _check_storable(name)

@@ -56,7 +56,7 @@ _Row = TypeVar("_Row", bound=Model)
 
 
 class Problem(serializers.Serializer[Any]):
-    """RFC 9457 problem details; ``code`` is stable, ``detail`` is a message for people."""
+    """RFC 9457 problem details; ``code`` is stable, ``detail`` is a human-readable message."""
 
     type = serializers.CharField()
     title = serializers.CharField()
@@ -66,10 +66,10 @@ class Problem(serializers.Serializer[Any]):
     errors = serializers.ListField(  # type: ignore[assignment]
         child=serializers.DictField(child=serializers.CharField()),
         required=False,
-        help_text="One entry per wrong field: field, code, message.",
+        help_text="One entry per invalid field: field, code, message.",
     )
     details = serializers.DictField(
-        required=False, help_text="Numbers and nearest requests behind the refusal."
+        required=False, help_text="Details of the error, such as the nearest possible request."
     )
 
 
@@ -79,7 +79,9 @@ class ListQuery(StrictSerializer):
     limit = serializers.IntegerField(
         required=False, min_value=1, max_value=pagination.MAX_LIMIT, default=pagination.DEFAULT_LIMIT
     )
-    cursor = StrictCharField(required=False, max_length=2000, help_text="From the previous page's `next`.")
+    cursor = StrictCharField(
+        required=False, max_length=2000, help_text="Cursor from `next` of the previous page."
+    )
 
 
 @dataclass
@@ -131,16 +133,16 @@ class Operation:
 
     def _scope_line(self) -> str:
         if self.scope_by_job_kind:
-            return "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
+            return "\n\nA token needs the scope `jobs`, or `workspaces` if the job is a workspace."
         return f"\n\nA token needs the scope `{self.scope.value}`." if self.scope else ""
 
     def _headers(self) -> list[OpenApiParameter]:
         headers = []
         if self.idempotent:
-            meaning = "The same key and body give the same answer again."
+            meaning = "A repeated request with the same key and body gets the same response."
             headers.append(_header_parameter("Idempotency-Key", meaning, f"^{idempotency.KEY_PATTERN}$"))
         if self.if_match:
-            meaning = "The ETag that was read; 428 without it, 412 when it is stale."
+            meaning = "The ETag that was read; 428 if missing, 412 if outdated."
             headers.append(_header_parameter("If-Match", meaning, ENTITY_TAGS_PATTERN, required=True))
         return headers
 
@@ -150,7 +152,7 @@ class Operation:
         codes |= {413, 415} if self.body is not None else set()
         codes |= {409} if self.idempotent else set()
         codes |= {412, 428} if self.if_match else set()
-        good = OpenApiResponse(self.response or None, description="Done.")
+        good = OpenApiResponse(self.response or None, description="Success.")
         responses: dict[Any, OpenApiResponse] = {
             (self.status, self.media_type) if self.response else self.status: good
         }
@@ -233,7 +235,9 @@ class ApiView(APIView):
         """Return whether If-Match matches ``etag``. Raise PreconditionRequired without the header."""
         given = self.request.headers.get("If-Match")
         if not given:
-            raise PreconditionRequired("Send the ETag you read as If-Match.", code="if_match_required")
+            raise PreconditionRequired(
+                "If-Match with the ETag that was read is required.", code="if_match_required"
+            )
         return given.strip() == "*" or etag in re.findall(r'"[^"]*"', given)
 
     def idempotent_response(
@@ -265,7 +269,7 @@ class ApiView(APIView):
         self.perform_authentication(request)
         wanted = getattr(type(self), "access_policy", None)
         if not isinstance(wanted, AccessPolicy):
-            raise Forbidden("This route declares no policy, so nobody may use it.", code="no_policy")
+            raise Forbidden("This route declares no access policy and cannot be used.", code="no_policy")
         enforce(request.user, wanted)
         self._throttle(rate_limits.REQUESTS if request.user else rate_limits.ANONYMOUS_REQUESTS)
         word = (request.method or "").lower()
@@ -274,13 +278,15 @@ class ApiView(APIView):
             return  # DRF answers 405
         plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
-            raise Forbidden("This route declares no operation, so nobody may use it.", code="no_policy")
+            raise Forbidden("This route declares no operation and cannot be used.", code="no_policy")
         if plan.scope is not None:
             self._require_scope(plan.scope, *((Scope.WORKSPACES,) if plan.scope_by_job_kind else ()))
         if plan.rate is not None:
             self._throttle(plan.rate)
         if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
-            raise MalformedRequest("This request takes no Idempotency-Key.", code="idempotency_not_offered")
+            raise MalformedRequest(
+                "This request does not support Idempotency-Key.", code="idempotency_not_offered"
+            )
         self.query = read_query(request.query_params, plan.query)
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 
@@ -345,7 +351,7 @@ def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Ser
             "__doc__": f"One page of a list of {item.__name__}.",
             "items": item(many=True),
             "next": serializers.CharField(
-                allow_null=True, help_text="URI reference of the next page; null on the last."
+                allow_null=True, help_text="URI reference of the next page; null on the last page."
             ),
         },
     )
@@ -358,18 +364,18 @@ def _header_parameter(name: str, meaning: str, pattern: str, *, required: bool =
 
 def status_description(code: int) -> str:
     return {
-        400: "The request does not have the described shape; `errors` names the fields.",
-        401: "Nobody is signed in, or the token does not work.",
+        400: "The request does not match this document; `errors` names the fields.",
+        401: "Credentials are missing or invalid.",
         403: "Not permitted.",
-        404: "Not there, or not for you to know of.",
-        405: "The route does not know this method.",
-        409: "The object is in a state in which this cannot be done.",
-        412: "Somebody changed it since it was read; `details.current` is what stands now.",
+        404: "The object does not exist, or is not visible to you.",
+        405: "The method is not allowed.",
+        409: "The current state of the object does not allow this.",
+        412: "The object was changed since it was read; `details.current` is the current version.",
         413: "The body is too large.",
         415: "The body must be application/json.",
-        422: "The request has the described shape, but it names something that does not exist, contradicts itself, "
-        "or could never be done on this cluster; `details` may hold the nearest request that could.",
+        422: "The request is well-formed, but refers to an object that does not exist, contradicts itself, or could "
+        "never run on this cluster; `details` may contain the nearest request that could.",
         428: "If-Match is missing.",
         429: "Too many requests; see Retry-After.",
-        503: "Something this needs does not answer; see Retry-After.",
+        503: "A required service is unavailable; see Retry-After.",
     }[code]

@@ -48,12 +48,12 @@ class SignalBody(StrictSerializer):
 
 
 class IdleExemptionBody(StrictSerializer):
-    """The reason for keeping a workspace."""
+    """The reason for exempting a workspace."""
 
     reason = StrictCharField(
         min_length=MIN_REASON_LENGTH,
         max_length=500,
-        help_text="Others read it, and it is kept in the audit trail.",
+        help_text="Visible to other users, and kept in the audit trail.",
     )
 
 
@@ -70,7 +70,7 @@ def _represent_exemption(user: User, _row: object, exemption: IdleExemptionRow) 
 class IdleExemptionsView(SignedInView):
     @operation(
         "idle_exemptions_list",
-        "List the reasons that keep idle workspaces",
+        "List exemptions from idle suspension",
         tag="workspaces",
         scope=Scope.READ,
         response=[IdleExemption],
@@ -108,29 +108,29 @@ ROUTES = [
         "cancel",
         "jobs_cancel",
         "Cancel a job",
-        "It ends CANCELLED, or stays what it already was. Repeatable.",
+        "The job ends as CANCELLED; a job that has already ended keeps its state. Idempotent.",
         do_cancel_job,
     ),
-    _job_action("hold", "jobs_hold", "Hold a waiting job back", "", partial(do_hold_job, held=True)),
+    _job_action("hold", "jobs_hold", "Hold a pending job", "", partial(do_hold_job, held=True)),
     _job_action("release", "jobs_release", "Release a held job", "", partial(do_hold_job, held=False)),
     _job_action(
         "suspend",
         "jobs_suspend",
         "Suspend a job",
-        "It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
+        "The job is stopped after its termination grace period, and stays SUSPENDED until it is resumed. Idempotent.",
         do_suspend_job,
     ),
     _job_action(
         "resume",
         "jobs_resume",
         "Resume a suspended job",
-        "The same job waits again with the age that it has, and starts as a new attempt.",
+        "The job returns to the queue with its previous age, and starts as a new attempt.",
         do_resume_job,
     ),
     _job_action(
         "resubmit",
         "jobs_resubmit",
-        "Submit an ended job again",
+        "Resubmit an ended job",
         "",
         _resubmit_job,
         represent=lambda user, _old, new: represent_current_job(user, new),
@@ -143,8 +143,8 @@ ROUTES = [
         "signal",
         "jobs_signal",
         "Send a signal to a running job",
-        "It goes to every rank of the present attempt, once at most; its timeline says when a node did not pass it "
-        "on. Refused with `not_running`.",
+        "Sent to every rank of the current attempt, at most once; an event reports if a node could not deliver it. "
+        "Rejected with `not_running` if the job is not running.",
         lambda user, job, signal: do_send_signal(user, job, signal),
         represent=lambda user, job, _result: represent_job(user, job),
         body=SignalBody,
@@ -154,15 +154,15 @@ ROUTES = [
     _idle_action(
         "snooze",
         "jobs_snooze",
-        "Keep an idle workspace for a while",
-        "As long and as often as the policy says, until it is used again.",
+        "Postpone the suspension of an idle workspace",
+        "The policy sets how long, and how often until the workspace is used again.",
         do_snooze,
     ),
     _idle_action(
         "idle-exemption",
         "jobs_idle_exemption",
-        "Say why a workspace is kept although nobody uses it",
-        "It holds as long as the policy says, unless somebody who manages the project cuts it short.",
+        "Exempt a workspace from idle suspension",
+        "The exemption expires after the time that the policy sets, or when a manager of the project revokes it.",
         do_exempt_from_idle,
         represent=_represent_exemption,
         response=IdleExemption,
@@ -174,8 +174,8 @@ ROUTES = [
         get_exemption,
         "revoke",
         "idle_exemptions_revoke",
-        "Cut a reason short",
-        "For managers of the project and administrators; from then on administrators alone give another.",
+        "Revoke an exemption from idle suspension",
+        "For managers of the project and administrators. Afterwards only administrators can grant another exemption.",
         do_revoke_exemption,
         represent=_represent_exemption,
         response=IdleExemption,
@@ -189,7 +189,7 @@ ROUTES = [
         "stop",
         "workspaces_stop",
         "Stop a workspace",
-        "Its GPUs go back; its home stays. Repeatable.",
+        "Releases its GPUs and keeps its home directory. Idempotent.",
         do_cancel_job,
         represent=lambda user, job, _result: represent_workspace(user, job),
         idempotent=False,
@@ -197,7 +197,7 @@ ROUTES = [
     _workspace_action(
         "resubmit",
         "workspaces_resubmit",
-        "Start a stopped workspace again",
+        "Restart a stopped workspace",
         "",
         do_resubmit_job,
         represent=lambda user, _old, new: represent_workspace(user, new),

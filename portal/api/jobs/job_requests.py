@@ -34,43 +34,43 @@ REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies"
 
 
 class TopologyConstraintBody(StrictSerializer):
-    """How close together the tasks of a job are placed, by levels of a topology (topologies/)."""
+    """Topology levels within which the tasks of a job are placed (topologies/)."""
 
-    topology = StrictCharField(max_length=63, help_text="Its name.")
+    topology = StrictCharField(max_length=63, help_text="Name of the topology.")
     required = StrictCharField(  # type: ignore[assignment]
         required=False,
         allow_null=True,
         default=None,
         max_length=317,
-        help_text="A level: all tasks run within one domain of it, or the job waits.",
+        help_text="Level within one domain of which all tasks must run; until then the job is pending.",
     )
     preferred = StrictCharField(
         required=False,
         allow_null=True,
         default=None,
         max_length=317,
-        help_text="A level that is tried first.",
+        help_text="Level within one domain of which the tasks run if possible.",
     )
 
 
 class JobVolumeBody(StrictSerializer):
-    """A volume that a job mounts (volumes/)."""
+    """A volume mount of a job (volumes/)."""
 
-    volume = StrictCharField(max_length=63, help_text="Its name.")
+    volume = StrictCharField(max_length=63, help_text="Name of the volume.")
     target = StrictCharField(
         required=False,
         allow_null=True,
         default=None,
         max_length=1024,
-        help_text="Mount path in the container. null: /volumes/NAME.",
+        help_text="Mount path in the container; null for /volumes/NAME.",
     )
     read_only = StrictBooleanField(required=False, default=False)  # type: ignore[assignment]
 
 
 class JobSecretBody(StrictSerializer):
-    """A secret of a job: a variable, or a file in the folder that FAIRWAY_SECRETS names."""
+    """A secret of a job: an environment variable, or a file in the directory $FAIRWAY_SECRETS."""
 
-    secret = StrictCharField(max_length=63, help_text="Its name.")
+    secret = StrictCharField(max_length=63, help_text="Name of the secret.")
     owner_type = serializers.ChoiceField([USER_SCOPE, PROJECT_SCOPE], required=False, default=USER_SCOPE)
     variable = StrictCharField(required=False, allow_null=True, default=None, max_length=128)
     file = StrictCharField(required=False, allow_null=True, default=None, max_length=64)
@@ -85,22 +85,24 @@ class SubmitBody(StrictSerializer):
 
     project = StrictCharField(max_length=63, help_text=ID_OR_NAME)
     environment = StrictCharField(
-        required=False, max_length=63, help_text=ID_OR_NAME + " Needed unless the template has one."
+        required=False, max_length=63, help_text=ID_OR_NAME + " Required unless the template has one."
     )
     pool = StrictCharField(
-        required=False, allow_null=True, max_length=63, help_text=ID_OR_NAME + " null: any pool."
+        required=False, allow_null=True, max_length=63, help_text=ID_OR_NAME + " null for any pool."
     )
     template = StrictCharField(
         required=False,
         allow_null=True,
         max_length=63,
-        help_text=ID_OR_NAME + " It gives the fields that this body leaves out.",
+        help_text=ID_OR_NAME + " Provides the fields that the body omits.",
     )
-    topology_constraint = TopologyConstraintBody(required=False, allow_null=True, help_text="null: anywhere.")
+    topology_constraint = TopologyConstraintBody(
+        required=False, allow_null=True, help_text="null if unconstrained."
+    )
     env = serializers.DictField(
         required=False,
         child=StrictCharField(allow_blank=True, max_length=32_768),
-        help_text="Environment variables: names with text values.",
+        help_text="Environment variables, by name.",
     )
     volumes = JobVolumeBody(many=True, required=False)
     secrets = JobSecretBody(many=True, required=False)
@@ -108,7 +110,7 @@ class SubmitBody(StrictSerializer):
         child=StrictCharField(max_length=63),
         required=False,
         max_length=MAX_DEPENDENCIES,
-        help_text="Ids of jobs that must have completed before it starts. When one ends otherwise, it is cancelled.",
+        help_text="Ids of jobs that must complete before it starts. If one ends otherwise, the job is cancelled.",
     )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
@@ -144,12 +146,12 @@ class JobBody(SubmitBody):
         child=StrictCharField(allow_blank=True, max_length=65_536),
         required=False,
         max_length=4096,
-        help_text="Argument list; no shell reads it.",
+        help_text="Argument list; not interpreted by a shell.",
     )
     launcher = serializers.ChoiceField(
         sorted(LAUNCHERS),
         required=False,
-        help_text="How its tasks find each other (docs/jobs.md). Not for elastic jobs.",
+        help_text="How its tasks find each other (docs/jobs.md). Not allowed for elastic jobs.",
     )
 
 
@@ -206,7 +208,7 @@ def _get_template(user: User, key: str | None) -> Template | None:
     if not key:
         return None
     if not isinstance(key, str):
-        raise InvalidRequest(fields={"template": "Not a text."})
+        raise InvalidRequest(fields={"template": "Must be a string."})
     found: Template = _get_row(list_templates(user), key, "template")
     return found
 

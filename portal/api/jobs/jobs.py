@@ -62,9 +62,11 @@ class JobFilterQuery(ListQuery):
     owner = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
     pool = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
     search = StrictCharField(
-        required=False, default="", max_length=100, help_text="Part of the name, or the whole id."
+        required=False, default="", max_length=100, help_text="Part of the name, or the full id."
     )
-    live = QueryBooleanField(required=False, default=None, help_text="true: not ended; false: ended.")
+    live = QueryBooleanField(
+        required=False, default=None, help_text="true: only active jobs; false: only ended jobs."
+    )
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
 
 
@@ -137,8 +139,8 @@ class JobsView(SignedInView):
         status=201,
         rate=rate_limits.JOB_SUBMITS,
         idempotent=True,
-        detail="A request that this cluster could never serve is refused with 422 and the nearest one that it "
-        "could. After 201 the job is never lost.",
+        detail="A request that could never run on this cluster is rejected with 422 and the nearest request that "
+        "could. After 201 the job is stored durably.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new job, PENDING."""

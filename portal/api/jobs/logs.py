@@ -37,10 +37,10 @@ class TaskQuery(StrictSerializer):
 
     rank = serializers.IntegerField(required=False, default=0, min_value=0, max_value=100_000)
     attempt = serializers.IntegerField(
-        required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest."
+        required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest attempt."
     )
     timestamps = QueryBooleanField(
-        required=False, default=False, help_text="Keep time and stream before each line, where known."
+        required=False, default=False, help_text="Prefix each line with time and stream, if known."
     )
 
 
@@ -48,7 +48,7 @@ class LogQuery(TaskQuery):
     """The part of the log to return."""
 
     offset = serializers.IntegerField(
-        required=False, min_value=0, max_value=2**40, help_text="In bytes; go on at `next_offset`."
+        required=False, min_value=0, max_value=2**40, help_text="In bytes; continue at `next_offset`."
     )
     limit = serializers.IntegerField(
         required=False,
@@ -61,7 +61,7 @@ class LogQuery(TaskQuery):
         required=False,
         min_value=1,
         max_value=text.MAX_TAIL_LINES,
-        help_text="The last lines instead, as far as 256 KiB reach.",
+        help_text="Number of last lines to return, within the last 256 KiB; excludes `offset`.",
     )
 
 
@@ -78,7 +78,7 @@ class LogContext(NamedTuple):
 
 
 class LogConnectionLoss(ResponseSerializer):
-    """A lost connection to the node of a log."""
+    """A lost connection to the node that has the log."""
 
     node = serializers.CharField()
     since = serializers.DateTimeField(allow_null=True)
@@ -89,22 +89,29 @@ class LogPage(ResponseSerializer):
     """A part of a task's log, by byte offsets."""
 
     text = serializers.CharField(
-        allow_blank=True, source="context.text", help_text="Bytes that are not UTF-8 read as U+FFFD."
+        allow_blank=True,
+        source="context.text",
+        help_text="Bytes that are not valid UTF-8 are replaced by U+FFFD.",
     )
     offset = serializers.IntegerField(source="start")
     next_offset = serializers.IntegerField(source="end")
-    size = serializers.IntegerField(source="size_bytes", help_text="Bytes mirrored so far.")
-    complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
+    size = serializers.IntegerField(
+        source="size_bytes", help_text="Number of bytes copied from the node so far."
+    )
+    complete = serializers.BooleanField(
+        help_text="true if the task has ended and this is the end of its log."
+    )
     dropped = serializers.IntegerField(
-        source="context.log.truncated_bytes", help_text="Bytes after these, beyond what is kept of one log."
+        source="context.log.truncated_bytes",
+        help_text="Number of bytes that were not copied, because the log exceeds the maximum size.",
     )
     removed = serializers.BooleanField(
-        source="context.log.is_expired", help_text="It was here, and is older than logs are kept."
+        source="context.log.is_expired", help_text="true if the log was deleted after the retention period."
     )
     lost = LogConnectionLoss(
         allow_null=True,
         source="context.log.connection_loss",
-        help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
+        help_text="Set while the node is unreachable and may have more of the log; continue at `next_offset`.",
     )
     attempt = serializers.IntegerField(source="context.log.attempt")
     rank = serializers.IntegerField(source="context.log.rank")
@@ -115,15 +122,17 @@ class LogPage(ResponseSerializer):
 
 
 class LogMatch(ResponseSerializer):
-    """A matching line; ``offset`` is its start, as in ``logs/``."""
+    """A matching line; ``offset`` is the byte offset of its start, as in ``logs/``."""
 
     rank = serializers.IntegerField()
     offset = serializers.IntegerField(source="line.cursor")
     time = serializers.CharField(
-        allow_null=True, source="line.at", help_text="As the node's engine wrote it down."
+        allow_null=True,
+        source="line.at",
+        help_text="Timestamp from the container engine of the node; null if unknown.",
     )
     stream = serializers.CharField(
-        allow_blank=True, source="line.stream", help_text="stdout or stderr; blank where it is not known."
+        allow_blank=True, source="line.stream", help_text="stdout or stderr; blank if unknown."
     )
     text = serializers.CharField(allow_blank=True, source="line.text")
 
@@ -133,7 +142,8 @@ class LogMatches(ResponseSerializer):
 
     matches = LogMatch(many=True)
     next = serializers.CharField(
-        allow_null=True, help_text="Where to go on; null: all that is here was searched."
+        allow_null=True,
+        help_text="Position for `after` to continue the search; null if all available logs were searched.",
     )
 
     @staticmethod
@@ -147,12 +157,12 @@ class JobLogsView(SignedInView):
         "Read a job's log",
         query=LogQuery,
         response=LogPage,
-        detail="Without `offset` from the start. Ask again at `next_offset` until `complete`; an empty piece before "
-        "that is no end, and `lost` says when the node cannot be reached for more.",
+        detail="Starts at the beginning unless `offset` is given. Poll at `next_offset` until `complete` is true; an "
+        "empty `text` before that is not the end. `lost` is set while the node is unreachable.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         if "tail" in self.query and "offset" in self.query:
-            raise InvalidRequest(fields={"tail": "Ask for the last lines or for an offset, not both."})
+            raise InvalidRequest(fields={"tail": "Give either tail or offset."})
         log = requested_log(self.user, job, self.query)
         if "tail" in self.query:
             piece = text.read_tail(log, self.query["tail"])
@@ -170,8 +180,8 @@ class JobLogFileView(SignedInView):
         query=TaskQuery,
         response=str,
         media_type="text/plain",
-        detail="One range (`Range: bytes=`) may be asked for: 206, or 416 beyond the end. Once the log is complete "
-        "it has an `ETag` for `If-Range`. Where stamps are left out, a range is counted without them.",
+        detail="Supports a single range (`Range: bytes=`): 206, or 416 beyond the end. A complete log has an `ETag` "
+        "for `If-Range`. Without `timestamps`, ranges do not count the prefixes.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         """The whole log as mirrored so far."""
@@ -186,23 +196,23 @@ class SearchQuery(StrictSerializer):
     regex = QueryBooleanField(
         required=False,
         default=False,
-        help_text="`q` is a regular expression (Python's), matched within a line.",
+        help_text="true: `q` is a Python regular expression, matched within each line.",
     )
-    case = QueryBooleanField(required=False, default=False, help_text="Upper and lower case differ.")
+    case = QueryBooleanField(required=False, default=False, help_text="true: case-sensitive.")
     stream = serializers.ChoiceField(
         choices=["stdout", "stderr"],
         required=False,
-        help_text="Default: both. A line that does not tell is of both.",
+        help_text="Default: both. Lines of unknown stream match both.",
     )
     rank = serializers.IntegerField(
-        required=False, min_value=0, max_value=100_000, help_text="Default: all, one after the other."
+        required=False, min_value=0, max_value=100_000, help_text="Default: all ranks, in order."
     )
     attempt = serializers.IntegerField(
-        required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest."
+        required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest attempt."
     )
     limit = serializers.IntegerField(required=False, default=MAX_MATCHES, min_value=1, max_value=MAX_MATCHES)
     after = serializers.RegexField(
-        r"^\d{1,6}:\d{1,13}$", required=False, help_text="From an answer's `next`."
+        r"^\d{1,6}:\d{1,13}$", required=False, help_text="Value of `next` in the previous response."
     )
 
 
@@ -225,8 +235,8 @@ class JobLogSearchView(SignedInView):
         query=SearchQuery,
         response=LogMatches,
         error_statuses=[503],
-        detail="Also once the container is gone. A search ends after 3 s or 32 MiB: ask again with `after` = `next` "
-        "until that is null. A pattern that takes too long on a few lines is refused.",
+        detail="Also works after the container was removed. A search ends after 3 s or 32 MiB; continue with `after` "
+        "= `next` until `next` is null. Patterns that take too long to match are rejected.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         return self.json_response(LogMatches.represent(search_log(self.user, job, self.query)))

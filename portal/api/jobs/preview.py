@@ -24,7 +24,7 @@ from portal.valkey import rate_limits
 
 
 class PreviewInterval(ResponseSerializer):
-    """The expected start: 8 of 10 such intervals should contain the actual one."""
+    """Expected start. The interval from p10 to p90 should contain the actual start in 80% of cases."""
 
     p10_at = serializers.DateTimeField()
     p50_at = serializers.DateTimeField()
@@ -34,15 +34,15 @@ class PreviewInterval(ResponseSerializer):
 class PreviewVictim(ResponseSerializer):
     """A running job that would be preempted."""
 
-    job = Reference(allow_null=True, help_text="null: a job that one may not see.")
+    job = Reference(allow_null=True, help_text="null if the job is not visible to you.")
     project = Reference(allow_null=True, source="job.project")
     reason = serializers.ChoiceField(["reclaimed", "preempted", "migrated", "gang_incomplete"])
-    milli = serializers.IntegerField(help_text="What it would give back.")
+    milli = serializers.IntegerField(help_text="GPU milli that it would release.")
     lost_gpu_seconds = serializers.FloatField(
-        help_text="GPU-seconds since it last saved, else since it started."
+        help_text="GPU-seconds since its last checkpoint, or since its start if it has reported none."
     )
     checkpoint_at = serializers.DateTimeField(
-        allow_null=True, help_text="When it last saved its work; null: it has not said so."
+        allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
     )
 
 
@@ -50,40 +50,47 @@ class JobPreview(ResponseSerializer):
     """Whether a request fits this cluster, and whether it would start now."""
 
     feasible = serializers.BooleanField(
-        help_text="This cluster could run it. What no node could ever hold gets 422 with the nearest request."
+        help_text="Always true: a request that could never run here gets 422, with the nearest one that could."
     )
     starts_now = serializers.BooleanField(
-        allow_null=True, help_text="null: the scheduler did not answer within a second."
+        allow_null=True, help_text="null if the scheduler did not respond within a second."
     )
-    nodes = serializers.ListField(child=serializers.CharField(), help_text="Nodes it would start on.")
-    verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, message, details.")
+    nodes = serializers.ListField(
+        child=serializers.CharField(), help_text="Names of the nodes on which it would start."
+    )
+    verdict = serializers.DictField(
+        allow_null=True,
+        help_text="Why it would be pending: code, message, details. null if it would start now.",
+    )
     interval = PreviewInterval(
         allow_null=True,
-        help_text="When it would start otherwise; null: it starts now, or there is no estimate.",
+        help_text="Expected start; null if it would start now, or there is no forecast.",
     )
     interval_missing = serializers.CharField(
-        allow_null=True, help_text="Why it would wait without an estimate; null: there is one, or no answer."
+        allow_null=True,
+        help_text="Why there is no forecast; null if there is one, it would start now, or there was no response.",
     )
-    victims = PreviewVictim(many=True, help_text="Running jobs that would be asked to leave for it.")
+    victims = PreviewVictim(many=True, help_text="Running jobs that would be preempted for it.")
     lost_gpu_seconds = serializers.FloatField(
-        allow_null=True, help_text="GPU-seconds of work that they would lose together; null: no answer."
+        allow_null=True,
+        help_text="GPU-seconds that all victims would lose; null if the scheduler did not respond.",
     )
     alternatives = serializers.ListField(
-        child=serializers.DictField(), help_text="Changes of the request that would start now."
+        child=serializers.DictField(), help_text="Changes of the request with which it would start now."
     )
 
 
 class JobPreviewView(SignedInView):
     @operation(
         "jobs_preview",
-        "Would this start now",
+        "Preview the start of a job",
         tag="jobs",
         scope=Scope.READ,
         body=JobPreviewBody,
         response=JobPreview,
         rate=rate_limits.JOB_SUBMITS,
         error_statuses=[404, 422],
-        detail="Takes what a submit takes, and submits nothing.",
+        detail="Takes the same body as a submission, but submits nothing.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The scheduler's answer, or null when it takes longer than a second."""

@@ -34,25 +34,25 @@ class QueueQuery(StrictSerializer):
 
 
 class QueuedJob(ResponseSerializer):
-    """A pending job. Name, project, person and message are null where the reader may not see it."""
+    """A pending job. Job, project, owner and message are null if the job is not visible to you."""
 
     position = serializers.IntegerField(
         allow_null=True,
-        help_text="1 is next in its pool; 0: others make room for it; null: it is in no queue.",
+        help_text="Position in its pool: 1 is next, 0 while other jobs are evicted for it, null if not queued.",
     )
     job = Reference(allow_null=True)
     project = Reference(allow_null=True)
     owner = UserReference(allow_null=True)
-    pool = Reference(allow_null=True, help_text="null: any pool.")
+    pool = Reference(allow_null=True, help_text="Requested pool; null for any pool.")
     total_milli = serializers.IntegerField()
     priority = serializers.IntegerField()
     held = serializers.BooleanField()
     code = serializers.CharField(
-        allow_null=True, help_text="Its verdict; null: no cycle has looked at it yet."
+        allow_null=True, help_text="Code of its verdict; null if no cycle has considered it yet."
     )
     message = serializers.CharField(allow_null=True)
     submitted_at = serializers.DateTimeField()
-    interval = StartInterval(allow_null=True, help_text="null: no estimate yet.")
+    interval = StartInterval(allow_null=True, help_text="Expected start; null if there is no forecast.")
 
     @staticmethod
     def get_position(row: Job, visibility: NameVisibility) -> int | None:
@@ -95,20 +95,20 @@ class QueuePage(ResponseSerializer):
     total = serializers.IntegerField()
     items = QueuedJob(many=True)
     next = serializers.CharField(
-        allow_null=True, help_text="URI reference of the next page; null on the last."
+        allow_null=True, help_text="URI reference of the next page; null on the last page."
     )
 
 
 class QueueView(SignedInView):
     @operation(
         "queue",
-        "Who comes next",
+        "List pending jobs in queue order",
         tag="jobs",
         scope=Scope.READ,
         query=QueueQuery,
         response=QueuePage,
-        detail="Every waiting job, project by project and person by person, in the order of the newest cycle. "
-        "Jobs of projects that one may not see stand there without a name.",
+        detail="All pending jobs, grouped by project and user, in the order of the newest scheduling cycle. "
+        "Jobs that are not visible to you have no names.",
     )
     def get(self, request: Request) -> HttpResponse:
         visibility, limit, offset = visibility_of(self.user), self.query["limit"], self.query["offset"]

@@ -30,14 +30,14 @@ _read = partial(operation, tag="jobs", scope=Scope.READ)
 
 
 class ExtensionRequestBody(StrictSerializer):
-    """A request for more time."""
+    """A request to extend the time limit."""
 
     extra_s = StrictIntegerField(min_value=MIN_EXTENSION_S, max_value=MAX_TIME_LIMIT_S)
     reason = StrictCharField(required=False, allow_blank=True, default="", max_length=500)
 
 
 class ExtensionDecisionBody(StrictSerializer):
-    """A decision on a request."""
+    """A decision on an extension request."""
 
     answer = StrictCharField(required=False, allow_blank=True, default="", max_length=500)
 
@@ -49,7 +49,7 @@ class ExtensionsQuery(ListQuery):
         required=False,
         allow_null=True,
         default=None,
-        help_text="true: nobody has decided yet; false: the others.",
+        help_text="true: only pending requests; false: only others.",
     )
 
 
@@ -64,16 +64,14 @@ def _represent_result(user: User, _row: object, extension: TimeLimitExtension) -
 
 
 class ExtensionsView(SignedInView):
-    @_read(
-        "extensions_list", "List requests for more time", query=ExtensionsQuery, response=[ExtensionSummary]
-    )
+    @_read("extensions_list", "List extension requests", query=ExtensionsQuery, response=[ExtensionSummary])
     def get(self, request: Request) -> HttpResponse:
         rows = list_extensions(self.user, pending_only=self.query["waiting"])
         return self.paginated_response(rows, ExtensionSummary.represent)
 
 
 class ExtensionView(SignedInView):
-    @_read("extensions_get", "Get a request for more time", response=ExtensionDetail)
+    @_read("extensions_get", "Get an extension request", response=ExtensionDetail)
     def get(self, request: Request, extension: str) -> HttpResponse:
         return self.json_response(represent_extension(self.user, get_extension(self.user, extension)))
 
@@ -98,14 +96,26 @@ ROUTES = [
         get_job,
         "extend",
         "jobs_extend",
-        "Ask for more time",
-        "Granted at once when the scheduler says that it delays nobody, counted as if the job used all of it. Else "
-        "the request waits: managers of the project decide when it delays jobs of the project only, administrators "
-        "on all others.",
+        "Request an extension of the time limit",
+        "Granted at once if the scheduler confirms that no job is delayed even if the job uses all of the added "
+        "time. Otherwise the request is pending: managers of the project decide if it delays only jobs of the "
+        "project; administrators decide all others.",
         do_request_extension,
         body=ExtensionRequestBody,
         rate=rate_limits.JOB_SUBMITS,
     ),
-    _decide("grant", "extensions_grant", "Grant more time", "", partial(do_decide_extension, grant=True)),
-    _decide("refuse", "extensions_refuse", "Refuse more time", "", partial(do_decide_extension, grant=False)),
+    _decide(
+        "grant",
+        "extensions_grant",
+        "Grant an extension request",
+        "",
+        partial(do_decide_extension, grant=True),
+    ),
+    _decide(
+        "refuse",
+        "extensions_refuse",
+        "Refuse an extension request",
+        "",
+        partial(do_decide_extension, grant=False),
+    ),
 ]

@@ -72,8 +72,9 @@ class WorkspaceOpenView(SignedInView):
         body=EmptyBody,
         response=representations.WorkspaceAccess,
         error_statuses=[409],
-        detail="With a session: a single-use ticket for the browser to post. A ticket is bound to a session, so a "
-        "token gets the address of the page that hands a signed-in browser over. Only the owner gets in.",
+        detail="With a session: a single-use ticket that the browser posts. Tickets are bound to a session, so "
+        "requests with a token get only the portal page that opens the workspace in a signed-in browser. Only the "
+        "owner can open a workspace.",
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
         """A ticket, or the URL to open."""

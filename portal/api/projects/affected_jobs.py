@@ -18,13 +18,13 @@ class AffectedJobsFields(StrictSerializer):
         [choice.value for choice in QueuedJobs],
         required=False,
         default=QueuedJobs.HOLD.value,
-        help_text="What becomes of queued jobs that lose a right they need. None starts without it.",
+        help_text="What happens to pending jobs that lose a permission they need; none of them starts without it.",
     )
     running_jobs = serializers.ChoiceField(
         [choice.value for choice in RunningJobs],
         required=False,
         default=RunningJobs.FINISH.value,
-        help_text="What becomes of running jobs that lose a right they need.",
+        help_text="What happens to running jobs that lose a permission they need.",
     )
 
 

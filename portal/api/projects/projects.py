@@ -74,21 +74,21 @@ class ProjectChangeBody(AffectedJobsFields):
     name = NameField(required=False)
     title = StrictCharField(required=False, max_length=200, allow_blank=True)
     parent = StrictCharField(  # type: ignore[assignment]
-        required=False, allow_null=True, max_length=63, help_text="Id or name; null: top level."
+        required=False, allow_null=True, max_length=63, help_text="Id or name; null for a top-level project."
     )
     archived = StrictBooleanField(required=False)
     egress_allow = serializers.ListField(
         child=StrictCharField(max_length=60),
         required=False,
         max_length=200,
-        help_text="Where jobs may connect while the policy `egress` is listed: `10.1.0.0/16`, `10.1.2.3 443`, "
-        "`10.1.0.0/16 8000-8100/udp`, or `dns` for the nodes' name servers. Administrators only; empty: the list of "
-        "the project above.",
+        help_text="Networks and ports that jobs may connect to if the policy `egress` is `listed`: `10.1.0.0/16`, "
+        "`10.1.2.3 443`, `10.1.0.0/16 8000-8100/udp`, or `dns` for the name servers of the nodes. For administrators "
+        "only; empty for the list of the parent project.",
     )
 
 
 class MemberBody(AffectedJobsFields):
-    """A role; viewers may not run jobs."""
+    """The role of a member; viewers cannot run jobs."""
 
     role = serializers.ChoiceField(ROLES)
 
@@ -130,12 +130,12 @@ class ProjectsView(SignedInView):
 
     @_write(
         "projects_create",
-        "Make a project",
+        "Create a project",
         body=ProjectBody,
         response=representations.Project,
         status=201,
         idempotent=True,
-        detail="Administrators make top-level projects; managers make projects below their own.",
+        detail="Administrators create top-level projects; managers create projects below their own.",
     )
     def post(self, request: Request) -> HttpResponse:
         def work() -> dict[str, Any]:
@@ -161,7 +161,7 @@ class ProjectView(SignedInView):
         partial=True,
         response=representations.Project,
         error_statuses=[409],
-        detail="Managers change the title; administrators also rename, move and archive, and set "
+        detail="Managers can change the title; administrators can also rename, move and archive the project, and set "
         "`egress_allow`.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
@@ -186,7 +186,7 @@ class MembersView(SignedInView):
 
 
 class MemberView(SignedInView):
-    @_write("members_put", "Set a person's role", body=MemberBody, response=representations.Member)
+    @_write("members_put", "Set the role of a member", body=MemberBody, response=representations.Member)
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
         """The member with this role, added if new."""
         row = get_project(self.user, project)
@@ -198,11 +198,11 @@ class MemberView(SignedInView):
 
     @_write(
         "members_delete",
-        "Take a person out",
+        "Remove a member",
         query=AffectedJobsFields,
         response=None,
         status=204,
-        detail="By default queued jobs of this person are held and running ones finish.",
+        detail="By default, pending jobs of the user are held, and running jobs finish.",
     )
     def delete(self, request: Request, project: str, user: str) -> HttpResponse:
         """Empty. Jobs of the user follow the choice; their open workspaces close within seconds."""
@@ -210,6 +210,6 @@ class MemberView(SignedInView):
         require_permission(self.user, Permission.MANAGE, row)
         found = list_members(row).filter(Q(user__public_id=user) | Q(user__username=user)).first()
         if found is None:
-            raise NotFound("This person is not a member of the project.")
+            raise NotFound("This user is not a member of the project.")
         do_remove_member(self.user, row, found.user, choice=parse_job_choice(self.query))
         return self.no_content()

@@ -43,11 +43,11 @@ class QuotasQuery(ListQuery):
 
 
 class QuotaBody(StrictSerializer):
-    """The values of a quota; GPUs in thousandths."""
+    """The values of a quota; GPUs in thousandths (milli)."""
 
     guaranteed_milli = StrictIntegerField(min_value=0, max_value=MAX_MILLI)
     limit_milli = StrictIntegerField(
-        min_value=0, max_value=MAX_MILLI, allow_null=True, help_text="null: no limit."
+        min_value=0, max_value=MAX_MILLI, allow_null=True, help_text="null if unlimited."
     )
     weight = StrictFloatField(min_value=MIN_WEIGHT, max_value=MAX_WEIGHT)
     priority = StrictIntegerField(min_value=-1000, max_value=1000)
@@ -56,10 +56,14 @@ class QuotaBody(StrictSerializer):
         min_value=0,
         max_value=MAX_MILLI,
         allow_null=True,
-        help_text="What one person may hold at once, here and in projects below; null: no limit. Left out, it stays.",
+        help_text="GPU milli that one user may hold at once in the project and its descendants; null if unlimited. "
+        "If omitted, it does not change.",
     )
     reason = StrictCharField(
-        required=False, max_length=500, allow_blank=True, help_text="Why; kept in the history."
+        required=False,
+        max_length=500,
+        allow_blank=True,
+        help_text="Reason of the change; kept in its history.",
     )
 
 
@@ -129,8 +133,8 @@ class QuotasView(SignedInView):
         "List quotas",
         query=QuotasQuery,
         response=[QuotaDetail],
-        detail="Quotas of the projects you may see. Where none was set, defaults stand: nothing guaranteed, "
-        "no limit, weight 1.",
+        detail="Quotas of projects that are visible to you. The default where no quota was set: no guarantee, no "
+        "limit, weight 1.",
     )
     def get(self, request: Request) -> HttpResponse:
         rows = list_quotas(self.user, project=self.query["project"], pool=self.query["pool"])
@@ -138,7 +142,7 @@ class QuotasView(SignedInView):
 
 
 class ProjectQuotasView(SignedInView):
-    @_read("project_quotas_list", "List a project's quotas, one for each pool", response=[QuotaDetail])
+    @_read("project_quotas_list", "List the quotas of a project, one per pool", response=[QuotaDetail])
     def get(self, request: Request, project: str) -> HttpResponse:
         """A quota for every pool; defaults where none was set."""
         found = get_project(self.user, project)
@@ -154,8 +158,8 @@ _WRITE: dict[str, Any] = {
     "scope": Scope.QUOTAS,
     "response": QuotaDetail,
     "if_match": True,
-    "detail": "Needs If-Match with the ETag you read. Effective at the next scheduling cycle; lowering it "
-    "below what is used stops nothing, it only keeps more from starting.",
+    "detail": "Requires If-Match with the ETag that was read. Effective from the next scheduling cycle on. A quota "
+    "below the current usage stops no running jobs; it only prevents new starts.",
 }
 
 
@@ -181,7 +185,7 @@ def _quota_route(route: str, name: str, what: str) -> URLPattern:
 
 
 class QuotaChangesView(BaseQuotaView):
-    @_read("quota_changes", "List a quota's changes", response=[QuotaChangeDetail])
+    @_read("quota_changes", "List the changes of a quota", response=[QuotaChangeDetail])
     def get(self, request: Request, quota: str) -> HttpResponse:
         """Changes, newest first; they are never deleted."""
         changes = list_quota_changes(self.get_quota(quota=quota))

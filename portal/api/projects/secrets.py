@@ -32,8 +32,8 @@ class Secret(ResponseSerializer):
     """A secret, without its value."""
 
     id = serializers.CharField(source="public_id")
-    name = serializers.CharField(help_text="Jobs refer to it by this name.")
-    project = Reference(allow_null=True, help_text="null: a personal secret.")
+    name = serializers.CharField(help_text="Name by which jobs refer to it.")
+    project = Reference(allow_null=True, help_text="null for a personal secret.")
     created_at = serializers.DateTimeField()
     changed_at = serializers.DateTimeField(help_text="When the value was last written.")
     changed_by = serializers.CharField()
@@ -101,7 +101,7 @@ ROUTES = [
         "people",
         "personal",
         "",
-        "Replaces a secret of that name. Jobs get the new value with their next attempt.",
+        "Creates or replaces the secret of this name. Jobs get the new value with their next attempt.",
         Scope.ADMIN,
         lambda user: user,
     ),
@@ -111,7 +111,7 @@ ROUTES = [
         "projects",
         "a project's",
         " of a project",
-        "For managers of the project; every job of the project may use it.",
+        "For managers of the project. All jobs of the project can use the secret.",
         Scope.PROJECTS,
         lambda user, project: get_project(user, project),
     ),

@@ -24,7 +24,7 @@ GROUPINGS = [word.value for word in UsageGrouping]
 class UsageQuery(StrictSerializer):
     """The period, filters and grouping of a usage report."""
 
-    start = serializers.DateTimeField(required=False, help_text="Default: 30 days before the end.")
+    start = serializers.DateTimeField(required=False, help_text="Default: 30 days before `end`.")
     end = serializers.DateTimeField(required=False, help_text="Default: now.")
     by = serializers.ChoiceField(GROUPINGS, required=False, default=UsageGrouping.PROJECT.value)
     project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
@@ -32,9 +32,9 @@ class UsageQuery(StrictSerializer):
 
 
 class UsageItem(ResponseSerializer):
-    """One group with its total."""
+    """The GPU-hours of one group."""
 
-    key = serializers.CharField(help_text="Public id, or the date of a day of UTC.")
+    key = serializers.CharField(help_text="Public id, or the date (UTC) if grouped by day.")
     name = serializers.CharField()
     gpu_hours = serializers.FloatField()
     jobs = serializers.IntegerField()
@@ -53,22 +53,22 @@ class UsageReport(ResponseSerializer):
 class UsageView(SignedInView):
     @operation(
         "usage",
-        "GPU-hours by project, person, pool or day",
+        "Get GPU-hours by project, user, pool or day",
         tag="usage",
         scope=Scope.READ,
         query=UsageQuery,
         response=UsageReport,
-        detail="Your own use, and that of projects you manage; all of it for administrators. GPUs held "
-        "now count up to now.",
+        detail="Your own usage and that of projects that you manage; for administrators, all usage. GPUs that are "
+        "still held count up to now.",
     )
     def get(self, request: Request) -> HttpResponse:
         """GPU-hours from the ledger; a past period always gives the same result."""
         end = self.query.get("end") or timezone.now()
         start = self.query.get("start") or _before(end)
         if not start < end:
-            raise InvalidRequest(fields={"start": "The start must lie before the end."})
+            raise InvalidRequest(fields={"start": "The start must be before the end."})
         if end - start > MAX_PERIOD:
-            raise InvalidRequest(fields={"start": f"At most {MAX_PERIOD.days} days at once."})
+            raise InvalidRequest(fields={"start": f"The period is longer than {MAX_PERIOD.days} days."})
         by = UsageGrouping(self.query["by"])
         rows = gpu_hours_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
         total = round(sum(row.gpu_hours for row in rows), 6)
@@ -81,4 +81,4 @@ def _before(end: dt.datetime) -> dt.datetime:
     try:
         return end - DEFAULT_PERIOD
     except OverflowError as wrong:
-        raise InvalidRequest(fields={"end": "That is before the calendar begins."}) from wrong
+        raise InvalidRequest(fields={"end": "The date is too early."}) from wrong

@@ -27,7 +27,7 @@ _write = partial(operation, tag="tokens", scope=Scope.TOKENS)
 
 
 class CurrentUserView(SignedInView):
-    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=CurrentUser)
+    @operation("me", "Get the current user", tag="me", scope=Scope.READ, response=CurrentUser)
     def get(self, request: Request) -> HttpResponse:
         """Account, projects with roles, and the scopes of this authentication."""
         return self.json_response(
@@ -53,11 +53,11 @@ class NewTokenBody(StrictSerializer):
 class TokensView(SignedInView):
     @operation(
         "tokens_list",
-        "List my tokens",
+        "List your tokens",
         tag="tokens",
         scope=Scope.READ,
         response=[Token],
-        detail="With a token: only tokens whose scopes it has too.",
+        detail="Requests with a token list only tokens whose scopes it has too.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Tokens, newest first, including revoked and expired ones."""
@@ -65,7 +65,7 @@ class TokensView(SignedInView):
 
     @_write(
         "tokens_create",
-        "Make a token",
+        "Create a token",
         body=NewTokenBody,
         response=NewToken,
         status=201,

@@ -75,14 +75,16 @@ class PolicySetting(ResponseSerializer):
 
     name = serializers.CharField()
     value = serializers.JSONField(help_text="The effective value: a number, or one of the options.")
-    own = serializers.JSONField(source="own_value", help_text="null: the value is inherited.")
+    own = serializers.JSONField(source="own_value", help_text="Value set here; null if inherited.")
     inherited = serializers.JSONField(source="inherited_value", help_text="The value without an own value.")
     inherited_from = serializers.ChoiceField(["default", "cluster"])
     default = serializers.JSONField()
     unit = serializers.CharField(allow_blank=True)
-    low = serializers.FloatField(allow_null=True, help_text="null for a choice.")
-    high = serializers.FloatField(allow_null=True)
-    options = serializers.ListField(child=serializers.CharField(), help_text="Empty for a number.")
+    low = serializers.FloatField(allow_null=True, help_text="Minimum; null for a choice.")
+    high = serializers.FloatField(allow_null=True, help_text="Maximum; null for a choice.")
+    options = serializers.ListField(
+        child=serializers.CharField(), help_text="Allowed values; empty for a number."
+    )
     message = serializers.CharField(source="description")
 
     @staticmethod
@@ -101,7 +103,7 @@ class PolicySetting(ResponseSerializer):
 class PolicyDocument(ResponseSerializer):
     """The settings of the cluster, or of one pool."""
 
-    pool = Reference(allow_null=True, help_text="null: the cluster's.")
+    pool = Reference(allow_null=True, help_text="null for the settings of the cluster.")
     version = serializers.IntegerField()
     etag = serializers.CharField()
     settings = PolicySetting(many=True)
@@ -118,10 +120,10 @@ class ProjectSetting(ResponseSerializer):
 
     name = serializers.CharField()
     own = serializers.JSONField(
-        source="own_value", help_text="null: the value is inherited from the parent project or the pool."
+        source="own_value", help_text="Value set here; null if inherited from the parent project or the pool."
     )
     loosest_effective = serializers.JSONField(
-        help_text="The least strict value that would take effect in any pool; null: there is no pool."
+        help_text="The least strict value that would take effect in any pool; null if there is no pool."
     )
     pools = ProjectPoolSetting(many=True, source="rules")
 

@@ -20,7 +20,7 @@ from portal.services.cluster.failed_cycles import do_export_failed_cycle
 
 _admin = partial(operation, tag="scheduler", scope=Scope.ADMIN)
 
-STOPPED_MESSAGE = "The scheduler has stopped; administrators see why."
+STOPPED_MESSAGE = "The scheduler has stopped; administrators can see the reason."
 
 
 class SchedulingCycle(ResponseSerializer):
@@ -35,7 +35,7 @@ class SchedulingCycle(ResponseSerializer):
     started_jobs = serializers.IntegerField()
     evicted_jobs = serializers.IntegerField()
     refused_commits = serializers.IntegerField(
-        help_text="Starts that were rejected at commit; planned again."
+        help_text="Starts that were rejected at commit; the next cycle plans them again."
     )
     steps = serializers.IntegerField()
     truncated = serializers.BooleanField(
@@ -61,7 +61,8 @@ class SchedulerStatus(ResponseSerializer):
     """Status of the scheduler."""
 
     alert = serializers.CharField(
-        allow_blank=True, help_text="Why no jobs are started, in full for administrators; blank: no alert."
+        allow_blank=True,
+        help_text="Why no jobs are started; only administrators see the reason. Blank if there is no alert.",
     )
     alert_since = serializers.DateTimeField(allow_null=True, source="alarm.scheduler_alert_at")
     last_cycle = SchedulingCycle(allow_null=True)

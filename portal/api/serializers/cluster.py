@@ -53,18 +53,20 @@ class GpuSummary(ResponseSerializer):
     used_milli = serializers.IntegerField(help_text="1000 is the whole GPU.")
     nvlink_island = serializers.IntegerField(
         allow_null=True,
-        help_text="GPUs of a node with equal numbers are connected by NVLink; null: unknown.",
+        help_text="GPUs of a node with equal numbers are connected by NVLink; null if unknown.",
     )
-    compute_capability = serializers.FloatField(allow_null=True, help_text="Such as 9.0; null: unknown.")
+    compute_capability = serializers.FloatField(
+        allow_null=True, help_text="CUDA compute capability, such as 9.0; null if unknown."
+    )
     mig_profile = serializers.CharField(
-        allow_blank=True, help_text="Of a MIG instance, such as 1g.10gb; blank: a whole GPU."
+        allow_blank=True, help_text="Profile of a MIG instance, such as 1g.10gb; blank for a whole GPU."
     )
     driver_reserved_mib = serializers.IntegerField(
-        allow_null=True, help_text="GPU memory reserved by the driver; null: unknown."
+        allow_null=True, help_text="GPU memory reserved by the driver; null if unknown."
     )
-    bus_id = serializers.CharField(allow_blank=True, help_text="PCIe address; blank: unknown.")
+    bus_id = serializers.CharField(allow_blank=True, help_text="PCIe address; blank if unknown.")
     numa_node = serializers.IntegerField(
-        allow_null=True, help_text="NUMA node; null: unknown, or the node has only one."
+        allow_null=True, help_text="NUMA node; null if unknown, or if the node has only one."
     )
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Visible jobs on it.")
 
@@ -91,7 +93,7 @@ class Pool(Reference):
     allow_host_network = serializers.BooleanField(help_text="Gangs may use the host network of its nodes.")
     fabric_interface = serializers.CharField(
         allow_blank=True,
-        help_text="Interface or network by which its nodes reach each other; blank: detected by each agent.",
+        help_text="Interface or network by which its nodes reach each other; blank if detected by each agent.",
     )
     fabric_network = serializers.CharField(
         allow_blank=True, help_text="Container network that gang tasks join instead of the host network."
@@ -121,7 +123,7 @@ class NodeBreaker(ResponseSerializer):
     since = serializers.DateTimeField(allow_null=True, source="breaker_since")
     probe_at = serializers.DateTimeField(
         allow_null=True,
-        help_text="Start of the probation; null: not quarantined, or until the cause is removed.",
+        help_text="Start of the probation; null if not quarantined, or if quarantined until the cause is removed.",
     )
     trip_count = serializers.IntegerField(
         help_text="Number of recent quarantines; each is twice as long as the previous one."
@@ -140,13 +142,13 @@ class Node(Reference):
     breaker = NodeBreaker(source="*")
     clock_skew_s = serializers.FloatField(
         allow_null=True,
-        help_text="Clock of the node minus clock of the portal; null: unknown. Pages warn above 2 s.",
+        help_text="Clock of the node minus clock of the portal; null if unknown. Pages warn above 2 s.",
     )
     simulated = serializers.BooleanField()
     runtime = serializers.ChoiceField(RUNTIMES)
     agent_version = serializers.CharField(allow_blank=True)
     agent_program = serializers.CharField(
-        allow_null=True, help_text="SHA-256 of the running agent; null: not reported."
+        allow_null=True, help_text="SHA-256 of the running agent; null if not reported."
     )
     agent_newer = serializers.BooleanField(help_text="The portal has a newer agent for it.")
     last_seen_at = serializers.DateTimeField(allow_null=True)
@@ -157,7 +159,7 @@ class Node(Reference):
     )
     interface = serializers.CharField(
         allow_null=True,
-        help_text="Interface by which ranks on other nodes reach ranks on this one; null: unknown.",
+        help_text="Interface by which ranks on other nodes reach ranks on this one; null if unknown.",
     )
     address = serializers.CharField(allow_null=True, help_text="Address of this interface.")
     interface_chosen = serializers.BooleanField(help_text="Whether an administrator chose the interface.")
@@ -211,7 +213,8 @@ class ReturningNode(Node):
     """A node that returns to service."""
 
     operation = serializers.CharField(
-        allow_null=True, help_text="The check that decides, under operations/; null: the node is in service."
+        allow_null=True,
+        help_text="The check that decides, under operations/; null if the node is already in service.",
     )
 
 
@@ -229,7 +232,7 @@ class NodeOperation(ResponseSerializer):
 
     id = serializers.CharField(source="public_id")
     kind = serializers.ChoiceField([act.value for act in OperationKind])
-    ok = serializers.BooleanField(allow_null=True, help_text="null: not finished.")
+    ok = serializers.BooleanField(allow_null=True, help_text="null while in progress.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     steps = OperationStep(many=True)
@@ -249,7 +252,7 @@ class AgentRollout(ResponseSerializer):
     """An upgrade of many nodes: first one node, then several in parallel, until one fails."""
 
     id = serializers.CharField(source="public_id")
-    ok = serializers.BooleanField(allow_null=True, help_text="null: not finished.")
+    ok = serializers.BooleanField(allow_null=True, help_text="null while in progress.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     message = serializers.CharField(allow_blank=True)
@@ -264,7 +267,7 @@ class ImageClaim(ResponseSerializer):
     """The image that nodes report under an environment's tag."""
 
     image_digest = serializers.CharField()
-    nodes = serializers.ListField(child=serializers.CharField(), help_text="Names.")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="Names of the nodes.")
 
 
 class Environment(Reference):
@@ -277,7 +280,7 @@ class Environment(Reference):
     image_digest = serializers.CharField(
         allow_blank=True,
         help_text="Image of new jobs: name@sha256:... from a registry, or sha256:... (the digest of its "
-        "configuration) if it was loaded. Blank: nodes have not agreed on it yet; each job runs the image that the "
+        "configuration) if it was loaded. Blank until nodes agree on it; each job runs the image that the "
         "tag names on the node of its first start.",
     )
     image_resolved_at = serializers.DateTimeField(allow_null=True)
@@ -292,22 +295,24 @@ class Environment(Reference):
     )
     min_driver = serializers.CharField(
         allow_blank=True,
-        help_text="Oldest NVIDIA driver of nodes for jobs with GPUs; blank: any.",
+        help_text="Oldest NVIDIA driver of nodes for jobs with GPUs; blank for any.",
     )
     image_cuda = serializers.CharField(
         allow_blank=True,
-        help_text="CUDA version that the image requires of drivers; blank: none, or not known yet.",
+        help_text="CUDA version that the image requires of drivers; blank if none, or not known yet.",
     )
     min_cuda = serializers.CharField(
         allow_blank=True,
-        help_text="Override of image_cuda by an administrator: a version, or none; blank: not overridden.",
+        help_text="Override of image_cuda by an administrator: a version, or none; blank if not overridden.",
     )
-    tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch jobs only.")
+    tool = serializers.CharField(
+        allow_blank=True, help_text="Tool of workspaces; blank if for batch jobs only."
+    )
     enabled = serializers.BooleanField()
     projects = Reference(
         many=True,
         allow_null=True,
-        help_text="Visible projects that may run it, with their descendants; null: all.",
+        help_text="Visible projects that may run it, with their descendants; null for all.",
     )
     present_nodes = serializers.IntegerField(help_text="Number of nodes that have the image.")
     known_nodes = serializers.IntegerField(help_text="Number of nodes that reported whether they have it.")

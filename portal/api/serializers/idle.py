@@ -11,7 +11,7 @@ from portal.selectors.scheduling.project_settings import EffectiveRule
 
 
 class IdleExemption(ResponseSerializer):
-    """Why an idle workspace is kept."""
+    """An exemption of a workspace from idle suspension."""
 
     id = serializers.CharField(source="public_id")
     job = Reference()
@@ -20,7 +20,7 @@ class IdleExemption(ResponseSerializer):
     at = serializers.DateTimeField(source="created_at")
     until = serializers.DateTimeField(source="expires_at")
     revoked_at = serializers.DateTimeField(
-        allow_null=True, help_text="When somebody cut it short; null: nobody did."
+        allow_null=True, help_text="When it was revoked; null if it was not."
     )
 
 
@@ -32,7 +32,7 @@ class IdleSettingDetail(ResponseSerializer):
     set_by = serializers.ChoiceField(
         ["project", "above", "pool", "cluster", "default"],
         source="source",
-        help_text="Where the value is set; above: in a project above this one.",
+        help_text="Where the value is set; above: in an ancestor of the project.",
     )
     loosest_allowed = serializers.JSONField(help_text="The least strict value that the pool allows.")
     is_clamped = serializers.BooleanField(
@@ -41,32 +41,38 @@ class IdleSettingDetail(ResponseSerializer):
 
 
 class IdleDetail(ResponseSerializer):
-    """Activity of a running workspace, and the action when it stays idle."""
+    """Activity of a running workspace, and the action of the policy when it is idle."""
 
-    action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
+    action = serializers.ChoiceField(
+        ["off", "notify", "suspend"], help_text="Action when the workspace is idle."
+    )
     idle_after_s = serializers.IntegerField()
     last_active_at = serializers.DateTimeField(
-        source="row.last_active_at", allow_null=True, help_text="When it was last known to be used."
+        source="row.last_active_at", allow_null=True, help_text="When it was last active; null if unknown."
     )
     inactive_since = serializers.DateTimeField(
         source="row.inactive_since",
         allow_null=True,
-        help_text="Since when nobody used it; null: it is not called idle.",
+        help_text="Start of its inactivity; null if it is not idle.",
     )
     idle_notified_at = serializers.DateTimeField(
-        source="row.idle_notified_at", allow_null=True, help_text="Since when its people are told."
+        source="row.idle_notified_at",
+        allow_null=True,
+        help_text="When its users were notified that it is idle; null if they were not.",
     )
     suspend_at = serializers.DateTimeField(
         source="row.suspend_at",
         allow_null=True,
-        help_text="When it is suspended unless it is used or kept; null: it is not.",
+        help_text="When it will be suspended unless it is used or exempted; null if no suspension is scheduled.",
     )
     snoozed_until = serializers.DateTimeField(
-        source="row.snoozed_until", allow_null=True, help_text="It may have passed."
+        source="row.snoozed_until",
+        allow_null=True,
+        help_text="End of the last snooze, possibly in the past; null if it was not snoozed.",
     )
     snoozes_left = serializers.IntegerField()
-    rules = IdleSettingDetail(many=True, help_text="Each rule as it holds for it, and whose word that is.")
-    exemption = IdleExemption(allow_null=True, help_text="The reason that keeps it now.")
+    rules = IdleSettingDetail(many=True, help_text="Effective idle settings of the workspace.")
+    exemption = IdleExemption(allow_null=True, help_text="The exemption in force; null if there is none.")
 
     @staticmethod
     def get_rules(found: IdleStatus, context: object) -> list[EffectiveRule]:

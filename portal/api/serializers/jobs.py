@@ -75,14 +75,19 @@ class VerdictSummary(ResponseSerializer):
 
 
 class VerdictDetail(VerdictSummary):
-    """Why a job is pending, with the numbers behind it."""
+    """Why a job is pending, in detail."""
 
     details = serializers.DictField()
     jobs_ahead = serializers.ListField(
-        child=serializers.CharField(), help_text="Jobs ahead of it, of those you may see."
+        child=serializers.CharField(), help_text="Ids of the jobs ahead of it that are visible to you."
     )
-    jobs_ahead_count = serializers.IntegerField(help_text="All jobs ahead of it that the verdict names.")
-    suggestion = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
+    jobs_ahead_count = serializers.IntegerField(
+        help_text="Number of jobs ahead of it that the verdict lists, including those not visible to you."
+    )
+    suggestion = serializers.DictField(
+        allow_null=True,
+        help_text="The smallest change of the request that would start the job; null if none is known.",
+    )
     decided_at = serializers.DateTimeField()
 
     @staticmethod
@@ -95,7 +100,7 @@ class VerdictDetail(VerdictSummary):
 
 
 class StartInterval(ResponseSerializer):
-    """Expected start: 8 of 10 intervals from p10 to p90 should contain the actual one."""
+    """Expected start of a job. The interval from p10 to p90 should contain the actual start in 80% of cases."""
 
     made_at = serializers.DateTimeField(source="forecast_at")
     p10_at = serializers.DateTimeField()
@@ -104,31 +109,42 @@ class StartInterval(ResponseSerializer):
 
 
 class StartForecast(ResponseSerializer):
-    """One forecast of the history."""
+    """A past or current start forecast of a job."""
 
     made_at = serializers.DateTimeField(source="forecast.made_at")
     p10_at = serializers.DateTimeField(source="forecast.p10_at")
     p50_at = serializers.DateTimeField(source="forecast.p50_at")
     p90_at = serializers.DateTimeField(source="forecast.p90_at")
     is_first = serializers.BooleanField(
-        source="forecast.is_first", help_text="The first one: it is scored when the job starts."
+        source="forecast.is_first",
+        help_text="true for the first forecast of the job, which is scored when the job starts.",
     )
-    code = serializers.CharField(allow_blank=True, source="forecast.code", help_text="Its verdict then.")
+    code = serializers.CharField(
+        allow_blank=True, source="forecast.code", help_text="Code of the verdict at that time."
+    )
     moved_s = serializers.FloatField(
-        allow_null=True, source="shift_s", help_text="By how much the median moved; null on the first."
+        allow_null=True,
+        source="shift_s",
+        help_text="Change of the median since the previous forecast, in seconds; null for the first forecast.",
     )
     jobs_ahead_added = serializers.ListField(
-        child=serializers.CharField(), help_text="Jobs ahead that were not, of those you may see."
+        child=serializers.CharField(),
+        help_text="Ids of visible jobs that are ahead now and were not at the previous forecast.",
     )
     jobs_ahead_removed = serializers.ListField(
-        child=serializers.CharField(), help_text="Jobs that are not ahead any more."
+        child=serializers.CharField(),
+        help_text="Ids of visible jobs that were ahead at the previous forecast and are not now.",
     )
     started_at = serializers.DateTimeField(allow_null=True, source="forecast.started_at")
     covered = serializers.BooleanField(
-        allow_null=True, source="forecast.covered", help_text="null: not scored."
+        allow_null=True,
+        source="forecast.covered",
+        help_text="Whether the job started between p10_at and p90_at; null if not scored.",
     )
     score_s = serializers.FloatField(
-        allow_null=True, source="forecast.score_s", help_text="Winkler's interval score, alpha 0.2."
+        allow_null=True,
+        source="forecast.score_s",
+        help_text="Interval score (Winkler, alpha 0.2) in seconds; lower is better; null if not scored.",
     )
 
     @staticmethod
@@ -144,19 +160,21 @@ class FairShareStep(ResponseSerializer):
     """One step of the calculation of a fair share."""
 
     kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
-    amount_milli = serializers.FloatField(help_text="What it adds.")
-    details = serializers.DictField(help_text="What it was made of.")
+    amount_milli = serializers.FloatField(help_text="GPU milli that the step adds to the fair share.")
+    details = serializers.DictField(help_text="Values that the amount is calculated from.")
 
 
 class FairShareBreakdownDetail(ResponseSerializer):
-    """How the fair share of a project in a pool was calculated in the newest cycle; the steps add up."""
+    """Fair share of a project in a pool in the newest cycle: the sum of its steps."""
 
     project = Reference()
     pool = Reference()
     guaranteed_milli = serializers.IntegerField()
     limit_milli = serializers.IntegerField(allow_null=True)
     allocated_milli = serializers.IntegerField()
-    requested_milli = serializers.IntegerField(help_text="What it holds and asks for, cut at its limit.")
+    requested_milli = serializers.IntegerField(
+        help_text="GPU milli allocated and requested, capped by the limits of project and users."
+    )
     fair_share_milli = serializers.FloatField()
     steps = FairShareStep(many=True)
 
@@ -167,20 +185,21 @@ class Job(Reference):
     kind = serializers.ChoiceField(KINDS)
     state = serializers.ChoiceField(STATES)
     held = serializers.BooleanField()
-    reason = serializers.CharField(allow_blank=True, help_text="Code of the last move.")
-    message = serializers.CharField(allow_blank=True, help_text="The reason, for people.")
+    reason = serializers.CharField(allow_blank=True, help_text="Reason code of the last state change.")
+    message = serializers.CharField(allow_blank=True, help_text="The reason as a human-readable message.")
     project = Reference()
     owner = UserReference()
-    pool = Reference(allow_null=True, help_text="The pool that was asked for; null: any.")
+    pool = Reference(allow_null=True, help_text="Requested pool; null for any pool.")
     environment = Reference()
     tasks = serializers.IntegerField()
     min_tasks = serializers.IntegerField(
         allow_null=True,
-        help_text="With so many tasks it runs, and grows to `tasks` while it does; null: with all.",
+        help_text="Minimum number of tasks of an elastic job, which starts with them and scales up to `tasks`; "
+        "null if all tasks must start together.",
     )
     gpus_per_task = serializers.IntegerField()
-    milli_per_gpu = serializers.IntegerField(help_text="1000 is a whole GPU.")
-    total_milli = serializers.IntegerField(help_text="GPU milli of the whole gang.")
+    milli_per_gpu = serializers.IntegerField(help_text="Thousandths of each GPU; 1000 is a whole GPU.")
+    total_milli = serializers.IntegerField(help_text="GPU milli of all tasks.")
     priority = serializers.IntegerField()
     preemptible = serializers.BooleanField()
     time_limit_s = serializers.IntegerField(allow_null=True)
@@ -212,22 +231,25 @@ class Task(ResponseSerializer):
     rank = serializers.IntegerField()
     node = Reference()
     state = serializers.ChoiceField(ATTEMPT_STATES)
-    status_message = serializers.CharField(allow_blank=True, help_text="What holds it up, as a message.")
+    status_message = serializers.CharField(
+        allow_blank=True, help_text="Why its start is delayed, as a message."
+    )
     running_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     out_of_memory = serializers.BooleanField(source="oom")
     peak_memory_mib = serializers.IntegerField(allow_null=True)
     eviction_requested_at = serializers.DateTimeField(
-        allow_null=True, help_text="When it alone was asked to leave, while the others of its attempt go on."
+        allow_null=True,
+        help_text="When only this task, not its whole attempt, was asked to stop; null if it was not.",
     )
     gpus = TaskGpu(many=True, source="allocations")
 
 
 class RelatedJob(ResponseSerializer):
-    """A related job; its names are null where the reader may not see it."""
+    """A related job. Job and project are null if the job is not visible to you."""
 
-    job = Reference(allow_null=True, help_text="null: a job that you may not see.")
+    job = Reference(allow_null=True, help_text="null if the job is not visible to you.")
     project = Reference(allow_null=True)
 
     @staticmethod
@@ -240,7 +262,7 @@ class RelatedJob(ResponseSerializer):
 
 
 class DependencyJob(RelatedJob):
-    """A job before or after this one."""
+    """A dependency or a dependent of a job."""
 
     state = serializers.ChoiceField(STATES)
 
@@ -249,10 +271,13 @@ class PreemptedJob(RelatedJob):
     """An attempt of another job that was preempted for this one."""
 
     reason = serializers.CharField(
-        source="stop_reason", help_text="preempted: inside the project; reclaimed: from another one."
+        source="stop_reason",
+        help_text="preempted: for a job of the same project; reclaimed: for a job of another project.",
     )
     requested_at = serializers.DateTimeField(source="stop_requested_at")
-    ended_at = serializers.DateTimeField(allow_null=True, help_text="null: it has not let go yet.")
+    ended_at = serializers.DateTimeField(
+        allow_null=True, help_text="null while the attempt still holds its resources."
+    )
 
     @staticmethod
     def get_job(row: AttemptRow, context: JobContext) -> JobRow | None:
@@ -264,11 +289,16 @@ class PreemptedJob(RelatedJob):
 
 
 class Rendezvous(ResponseSerializer):
-    """Where the ranks of a gang connect."""
+    """Rendezvous address of the ranks of a gang."""
 
-    address = serializers.CharField(allow_blank=True, help_text="Blank: all stand on its node, which knows.")
+    address = serializers.CharField(
+        allow_blank=True,
+        help_text="Address of the node of rank 0; blank if all ranks run in containers on one node.",
+    )
     port = serializers.IntegerField()
-    node_network = serializers.BooleanField(help_text="true: on the network of their nodes.")
+    node_network = serializers.BooleanField(
+        help_text="true if the ranks use the host network instead of the network of their job."
+    )
 
 
 class Attempt(ResponseSerializer):
@@ -281,20 +311,24 @@ class Attempt(ResponseSerializer):
     pool = Reference()
     created_at = serializers.DateTimeField()
     running_at = serializers.DateTimeField(allow_null=True)
-    ready_at = serializers.DateTimeField(allow_null=True, help_text="A workspace's server answered.")
-    checkpoint_at = serializers.DateTimeField(
-        allow_null=True, help_text="When it last said that it saved its work; null: it has not."
+    ready_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the server of a workspace first responded; null if it has not."
     )
-    progress = TaskProgress(allow_null=True, help_text="null: it told none.")
+    checkpoint_at = serializers.DateTimeField(
+        allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
+    )
+    progress = TaskProgress(allow_null=True, help_text="null if it has reported no progress.")
     energy_joules = serializers.FloatField(
         allow_null=True,
-        help_text="What its GPUs used so far, of each the part that it held; null: not measured.",
+        help_text="Energy used so far by its GPUs (only its part of shared GPUs); null if not measured.",
     )
     rendezvous = Rendezvous(
-        allow_null=True, help_text="null: its tasks cannot reach each other, or it has one."
+        allow_null=True, help_text="null if it has a single task, or its tasks have no network in common."
     )
     stop_requested_at = serializers.DateTimeField(allow_null=True)
-    preempted_for = RelatedJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
+    preempted_for = RelatedJob(
+        allow_null=True, help_text="The pending job that it was preempted for; null if it was not preempted."
+    )
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True, source="task_rows")
@@ -328,7 +362,7 @@ class TimelineEvent(ResponseSerializer):
 
 
 class ExtensionSummary(ResponseSerializer):
-    """A request for more time of a running job."""
+    """A request to extend the time limit of a running job."""
 
     id = serializers.CharField(source="public_id")
     job = Reference()
@@ -339,13 +373,16 @@ class ExtensionSummary(ResponseSerializer):
     requested_by = UserReference()
     requested_at = serializers.DateTimeField()
     impact_known = serializers.BooleanField(
-        help_text="false: the scheduler did not say in time whom it delays."
+        help_text="false if the scheduler did not report in time which jobs it would delay."
     )
-    delayed_count = serializers.IntegerField(help_text="Waiting jobs that would start later.")
+    delayed_count = serializers.IntegerField(help_text="Number of pending jobs that would start later.")
     reservations = serializers.ListField(
-        child=serializers.CharField(), help_text="Reservations for others in the time that is added."
+        child=serializers.CharField(), help_text="Names of reservations that the added time would delay."
     )
-    decided_by = UserReference(allow_null=True, help_text="null: nobody, or the scheduler at once.")
+    decided_by = UserReference(
+        allow_null=True,
+        help_text="null if it was not decided by a user: pending, lapsed, or granted at once.",
+    )
     decided_at = serializers.DateTimeField(allow_null=True)
     answer = serializers.CharField(allow_blank=True)
 
@@ -353,14 +390,14 @@ class ExtensionSummary(ResponseSerializer):
 class StartDelay(ResponseSerializer):
     """A pending job that would start later."""
 
-    job = serializers.CharField(allow_null=True, help_text="null: a job that you may not see.")
-    by_s = serializers.FloatField(allow_null=True, help_text="null: nobody knows by how much.")
+    job = serializers.CharField(allow_null=True, help_text="Id of the job; null if it is not visible to you.")
+    by_s = serializers.FloatField(allow_null=True, help_text="Delay in seconds; null if unknown.")
 
 
 class ExtensionDetail(ExtensionSummary):
-    """A request for more time with the jobs that it delays."""
+    """A request to extend a time limit, with the jobs that it would delay."""
 
-    delays = StartDelay(many=True, help_text="The longest first, at most 20.")
+    delays = StartDelay(many=True, help_text="Longest delay first, at most 20.")
 
     @staticmethod
     def get_delays(row: TimeLimitExtension, seen: Collection[str]) -> list[dict[str, Any]]:
@@ -369,7 +406,7 @@ class ExtensionDetail(ExtensionSummary):
 
 
 class TopologyConstraint(ResponseSerializer):
-    """How close together the tasks of a job are placed, by levels of a topology."""
+    """Topology levels within which the tasks of a job are placed."""
 
     topology = serializers.CharField()
     required = serializers.CharField(allow_null=True)  # type: ignore[assignment]
@@ -377,22 +414,24 @@ class TopologyConstraint(ResponseSerializer):
 
 
 class JobVolume(ResponseSerializer):
-    """A volume that a job mounts."""
+    """A volume mount of a job."""
 
-    volume = serializers.CharField(help_text="Its name.")
-    target = serializers.CharField(help_text="Where it stands in the container.")
+    volume = serializers.CharField(help_text="Name of the volume.")
+    target = serializers.CharField(help_text="Mount path in the container.")
     read_only = serializers.BooleanField(  # type: ignore[assignment]
-        help_text="Asked for; a volume that is read only is so anyway."
+        help_text="Whether the job requests a read-only mount; a read-only volume is always mounted read-only."
     )
 
 
 class JobSecret(ResponseSerializer):
-    """A secret of a job, by name."""
+    """A reference of a job to a secret."""
 
     optional_fields = frozenset({"variable", "file"})
 
     secret = serializers.CharField()
-    owner_type = serializers.CharField(help_text="me or project.")
+    owner_type = serializers.CharField(
+        help_text="me: a secret of the owner of the job; project: a secret of its project."
+    )
     variable = serializers.CharField()
     file = serializers.CharField()
 
@@ -401,87 +440,94 @@ class JobDetail(Job):
     """A job with all details."""
 
     verdict = VerdictDetail(allow_null=True)
-    interval = StartInterval(allow_null=True, help_text="null: it does not wait, or no start is foreseen.")
+    interval = StartInterval(
+        allow_null=True, help_text="Expected start; null if the job is not pending, or has no forecast."
+    )
     interval_missing = serializers.CharField(
-        allow_null=True, help_text="Why no start is foreseen; null: one is, or it was not worked out yet."
+        allow_null=True,
+        help_text="Why there is no forecast; null if there is one, or if none was calculated yet.",
     )
     fair_share_breakdowns = FairShareBreakdownDetail(
         many=True,
         source="context.breakdowns",
-        help_text="While it waits: of its project, then of those above it that you may see.",
+        help_text="For a pending job: of its project, then of the ancestors visible to you, nearest first.",
     )
     forecasts = StartForecast(many=True, source="context.revisions", help_text="Newest first, at most 20.")
     desired_state = serializers.ChoiceField([word.value for word in DesiredState])
     image_digest = serializers.CharField(
         allow_blank=True,
-        help_text="The image of all its attempts; blank: its first start sets it, or it has none.",
+        help_text="Image of all attempts; blank if the first start sets it, or the job has no image.",
     )
     template = Reference(allow_null=True)
     gpu_model = serializers.CharField(allow_blank=True)
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
-    mig_profile = serializers.CharField(allow_blank=True, help_text="Blank: whole GPUs.")
+    mig_profile = serializers.CharField(
+        allow_blank=True, help_text="MIG profile of its GPU slices; blank for whole GPUs."
+    )
     min_compute_capability = serializers.FloatField(allow_null=True)
-    topology_constraint = TopologyConstraint(allow_null=True, help_text="null: anywhere.")
-    cpu_milli = serializers.IntegerField(help_text="For each task.")
-    memory_mib = serializers.IntegerField(help_text="For each task.")
+    topology_constraint = TopologyConstraint(allow_null=True, help_text="null if unconstrained.")
+    cpu_milli = serializers.IntegerField(help_text="Per task.")
+    memory_mib = serializers.IntegerField(help_text="Per task.")
     shm_mib = serializers.IntegerField()
     termination_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
-    retry_on_failure = serializers.BooleanField(help_text="true: a command that fails is tried again too.")
-    launcher = serializers.CharField(help_text="How its tasks are told of each other.")
+    retry_on_failure = serializers.BooleanField(help_text="true if a failed command is retried too.")
+    launcher = serializers.CharField(help_text="How its tasks find each other (docs/jobs.md).")
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
     env = serializers.DictField(
         child=serializers.CharField(allow_blank=True),
         allow_null=True,
         source="context.private.env",
-        help_text="null for those who may not control the job: values may be secret.",
+        help_text="null unless you may control the job, since values may be secret.",
     )
     volumes = JobVolume(many=True)
     secrets = JobSecret(
         many=True,
         allow_null=True,
         source="context.private.secrets",
-        help_text="null for those who may not control the job.",
+        help_text="null unless you may control the job.",
     )
     version = serializers.IntegerField()
     is_placeholder = serializers.BooleanField(
-        help_text="Known only by its container, which was kept after a restore: its request is not known."
+        help_text="true for a job created from a container that was adopted after a restore: its request is unknown."
     )
     attempts = Attempt(many=True, source="context.attempts")
     layouts = MeasuredLayout(
         many=True,
         source="context.layouts",
-        help_text="Where jobs like it ran faster, fastest first; empty where no two layouts are known to differ.",
+        help_text="GPU layouts of comparable jobs, fastest first; empty unless the speed of two layouts is known.",
     )
     preempted_jobs = PreemptedJob(
         many=True,
         source="context.preempted_attempts",
-        help_text="Who was asked to leave for it, newest first, at most 20.",
+        help_text="Attempts of other jobs that were preempted for it, newest first, at most 20.",
     )
     dependencies = DependencyJob(
-        many=True, source="context.chain.dependencies", help_text="The jobs after which it starts."
+        many=True, source="context.chain.dependencies", help_text="Jobs that must end before it starts."
     )
-    ignore_dependency_failure = serializers.BooleanField(help_text="It starts after them however they end.")
+    ignore_dependency_failure = serializers.BooleanField(
+        help_text="true if it also starts when its dependencies fail or are cancelled."
+    )
     dependents = DependencyJob(
         many=True,
         source="context.chain.dependents",
-        help_text="The jobs that start after it, newest first, at most 20.",
+        help_text="Jobs that depend on it, newest first, at most 20.",
     )
     ends_at = serializers.DateTimeField(
-        allow_null=True, help_text="When its time limit ends it; null: no limit, or it does not run."
+        allow_null=True, help_text="When its time limit expires; null if it has no limit or is not running."
     )
     idle = IdleDetail(
-        allow_null=True, source="context.idle", help_text="null: no workspace that runs on GPUs."
+        allow_null=True, source="context.idle", help_text="null unless it is a running workspace with GPUs."
     )
     extensions = ExtensionSummary(
         many=True,
         source="context.extensions",
-        help_text="More time that was asked for, newest first, at most 20.",
+        help_text="Requests to extend its time limit, newest first, at most 20.",
     )
     timeline = TimelineEvent(
         many=True,
         source="context.events",
-        help_text="The newest 100 events, oldest first; all of them under events/.",
+        help_text="The newest 100 events, oldest first; events/ lists all.",
     )
 
     @staticmethod
@@ -501,15 +547,15 @@ class JobDetail(Job):
 class Workspace(Job):
     """A workspace: a job with a tool that opens in a browser."""
 
-    ready = serializers.BooleanField(help_text="Its server answers: it can be opened.")
+    ready = serializers.BooleanField(help_text="true if its server responds, so that it can be opened.")
     ready_at = serializers.DateTimeField(allow_null=True, source="ready_since")
     suspend_at = serializers.DateTimeField(
         allow_null=True,
         source="suspends_at",
-        help_text="It is idle, and suspended then unless somebody uses or keeps it.",
+        help_text="When it will be suspended unless it is used or exempted; null if no suspension is scheduled.",
     )
     tool = serializers.CharField(allow_blank=True, source="environment.tool")
-    address = serializers.CharField(help_text="Its own origin, for browsers that were handed over.")
+    address = serializers.CharField(help_text="Origin of the workspace; browsers get access through `open/`.")
 
     @staticmethod
     def get_ready(row: Any, context: None) -> bool:
@@ -524,7 +570,12 @@ class WorkspaceAccess(ResponseSerializer):
     """How to open a workspace."""
 
     post_to = serializers.CharField(
-        allow_null=True, help_text="A browser posts the form field `ticket` to this address."
+        allow_null=True,
+        help_text="Address to which the browser posts the form field `ticket`; null for requests with a token.",
     )
-    ticket = serializers.CharField(allow_null=True, help_text="Single use, 30 s; null when a token asked.")
-    page = serializers.CharField(help_text="The portal's page that hands a signed-in browser over.")
+    ticket = serializers.CharField(
+        allow_null=True, help_text="Single-use ticket, valid for 30 s; null for requests with a token."
+    )
+    page = serializers.CharField(
+        help_text="Page of the portal that opens the workspace in a signed-in browser."
+    )

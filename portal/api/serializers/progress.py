@@ -10,34 +10,43 @@ from portal.api.framework.responses import ResponseSerializer
 class Layout(ResponseSerializer):
     """The layout of the GPUs of a gang."""
 
-    gpu_model = serializers.CharField(help_text="Of several models all of them, joined by a plus sign.")
+    gpu_model = serializers.CharField(
+        help_text="Model of the GPUs; several models are joined by a plus sign."
+    )
     nodes = serializers.IntegerField()
     islands = serializers.IntegerField(
-        help_text="NVLink islands, over all nodes; a node that tells none counts as one."
+        help_text="Number of NVLink islands on all nodes; a node that reports none counts as one."
     )
-    levels = serializers.IntegerField(help_text="Levels of the fabric that it crosses.")
+    levels = serializers.IntegerField(
+        help_text="Number of topology levels that the layout crosses; 0 within one innermost domain, or if unknown."
+    )
 
 
 class TaskProgress(ResponseSerializer):
     """Progress that the program of an attempt reported, in its own units."""
 
     done = serializers.FloatField(source="completed_units")
-    at = serializers.DateTimeField(source="reported_at", help_text="When it wrote that.")
+    at = serializers.DateTimeField(source="reported_at", help_text="When the program reported this progress.")
     previous_done = serializers.FloatField(
-        source="start_units", help_text="Where it began, or last began anew."
+        source="start_units", help_text="Progress at its start, or at its last restart."
     )
     previous_at = serializers.DateTimeField(source="start_at")
     per_s = serializers.FloatField(
-        allow_null=True, help_text="Units a second between the two; null until they are a minute apart."
+        allow_null=True,
+        help_text="Units per second between `previous_at` and `at`; null until these are a minute apart.",
     )
-    gpus = serializers.IntegerField(help_text="GPUs in all.")
+    gpus = serializers.IntegerField(help_text="Total number of GPUs.")
     layout = Layout()
 
 
 class MeasuredLayout(ResponseSerializer):
-    """How fast jobs of the same project that do the same work ran on one layout."""
+    """Speed of comparable jobs of the same project on one layout."""
 
     layout = Layout()
-    per_s = serializers.FloatField(help_text="The median.")
-    percent = serializers.IntegerField(help_text="Of the fastest that is known, in steps of 5.")
-    attempts = serializers.IntegerField(help_text="Of so many attempts, the latest.")
+    per_s = serializers.FloatField(help_text="Median of the attempts, in units per second.")
+    percent = serializers.IntegerField(
+        help_text="Speed in percent of the fastest known layout, in steps of 5."
+    )
+    attempts = serializers.IntegerField(
+        help_text="Number of attempts that the median is calculated from; the latest ones."
+    )

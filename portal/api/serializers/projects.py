@@ -30,19 +30,23 @@ class Project(Reference):
     title = serializers.CharField(allow_blank=True)
     parent = Reference(allow_null=True)
     role = serializers.ChoiceField(
-        ROLES, allow_null=True, source="context.role", help_text="My role in effect; null for admins."
+        ROLES,
+        allow_null=True,
+        source="context.role",
+        help_text="Your effective role; null if you have none, as an administrator.",
     )
     created_at = serializers.DateTimeField()
     archived_at = serializers.DateTimeField(allow_null=True)
     egress_allow = serializers.ListField(
         child=serializers.CharField(),
-        help_text="Where jobs may connect while the policy is listed; its own list.",
+        help_text="Networks and ports that jobs may connect to if the policy `egress` is `listed`; empty for those "
+        "of the parent project.",
     )
     members = serializers.IntegerField(source="context.counts.members")
     running_jobs = serializers.IntegerField(source="context.counts.running_jobs")
     pending_jobs = serializers.IntegerField(source="context.counts.pending_jobs")
     running_milli = serializers.IntegerField(
-        source="context.counts.running_milli", help_text="GPU milli asked for by running jobs."
+        source="context.counts.running_milli", help_text="GPU milli requested by running jobs."
     )
 
 
@@ -55,14 +59,14 @@ class Member(ResponseSerializer):
 
 
 class QuotaValues(ResponseSerializer):
-    """The values of a quota; GPUs in thousandths."""
+    """The values of a quota; GPUs in thousandths (milli)."""
 
     guaranteed_milli = serializers.IntegerField()
-    limit_milli = serializers.IntegerField(allow_null=True, help_text="null: no limit.")
+    limit_milli = serializers.IntegerField(allow_null=True, help_text="null if unlimited.")
     weight = serializers.FloatField()
     priority = serializers.IntegerField()
     user_limit_milli = serializers.IntegerField(
-        allow_null=True, help_text="What one person may hold at once; null: no limit."
+        allow_null=True, help_text="GPU milli that one user may hold at once; null if unlimited."
     )
 
 
@@ -77,15 +81,15 @@ class _QuotaKey(ResponseSerializer):
 
 
 class QuotaDetail(_QuotaKey, QuotaValues):
-    """What a project may use of a pool. ``id`` and ``updated_at`` are null for defaults."""
+    """The quota of a project in a pool. ``id`` and ``updated_at`` are null if no quota was set."""
 
-    version = serializers.IntegerField(help_text="0 where no quota was ever set.")
+    version = serializers.IntegerField(help_text="0 if no quota was ever set.")
     etag = serializers.CharField()
     updated_at = serializers.DateTimeField(allow_null=True)
 
 
 class QuotaChangeDetail(ResponseSerializer):
-    """One edit of a quota."""
+    """A change of a quota."""
 
     number = serializers.IntegerField(source="pk")
     at = serializers.DateTimeField()
@@ -94,7 +98,9 @@ class QuotaChangeDetail(ResponseSerializer):
     after = QuotaValues()
     reason = serializers.CharField(allow_blank=True)
     undoes = serializers.IntegerField(
-        allow_null=True, source="undoes_id", help_text="Number of the change this one undid."
+        allow_null=True,
+        source="undoes_id",
+        help_text="Number of the change that this one undid; null if it is not an undo.",
     )
 
     @staticmethod

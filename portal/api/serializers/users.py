@@ -51,7 +51,7 @@ class CurrentUser(ResponseSerializer):
     token = serializers.CharField(
         allow_null=True,
         source="context.token.public_id",
-        help_text="Id of the token in use; null for a session.",
+        help_text="Id of the token of this request; null for a session.",
     )
 
     @staticmethod
@@ -72,6 +72,6 @@ class Token(ResponseSerializer):
 
 
 class NewToken(Token):
-    """A token with its text, which is shown only once."""
+    """A new token with its text, which no other response contains."""
 
     token = serializers.CharField(source="context")
