@@ -241,10 +241,12 @@ def test_two_teams_share_two_nodes(
     # -- suspend and resume: the same workspace with the same home ------------------------------------
     assert run_cell(lab, "open('kept.txt', 'w').write('kept'); print('written')") == "written"
     vera.take_token()
-    looked_at = eventually(
-        lambda: vera.api.get(f"/jobs/{notebook}/").json()["idle"]["last_active_at"], 90, "its use"
+    submitted_at = answer.json()["submitted_at"]
+    eventually(
+        lambda: (vera.api.get(f"/jobs/{notebook}/").json()["idle"]["last_active_at"] or "") > submitted_at,
+        90,
+        "its use after that",
     )
-    assert looked_at > answer.json()["submitted_at"]
     page = vera.go(f"/jobs/{notebook}/")
     page.get_by_role("button", name="Suspend").click()
     vera.reaches(notebook, "SUSPENDED")

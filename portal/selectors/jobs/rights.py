@@ -180,11 +180,14 @@ def read_rights(usages: Iterable[JobUsage]) -> RightsSnapshot:
         found = frozenset(rows.values_list("name", "owner_id", "project_id"))
     accounts = User.objects.filter(pk__in=owners).values_list("id", "username", "is_active", "is_admin")
     members = Membership.objects.filter(user__in=owners, role__in=_JOB_ROLES)
-    projects = Project.objects.values_list("id", "name", "parent_id", "archived_at")
+    # The database compares: it may hold a time that Python cannot represent.
+    projects = Project.objects.annotate(archived=Q(archived_at__isnull=False)).values_list(
+        "id", "name", "parent_id", "archived"
+    )
     return RightsSnapshot(
         accounts={id_: AccountStatus(name, active, admin) for id_, name, active, admin in accounts},
         members=frozenset(members.values_list("user_id", "project_id")),
-        projects={id_: (name, parent, archived is not None) for id_, name, parent, archived in projects},
+        projects={id_: (name, parent, archived) for id_, name, parent, archived in projects},
         environments={
             id_: EnvironmentAccess(title, enabled, offered.get(id_, frozenset()))
             for id_, title, enabled in Environment.objects.values_list("id", "title", "enabled")
