@@ -38,7 +38,7 @@ from portal.services.accounts.tokens import Scope, do_create_token
 from tests import factories
 from tests.gateway.gateway_harness import sign_in
 from portal.services.jobs.logs import write_log_bytes
-from tests.api.world import running
+from tests.api.fixture_data import running
 owner = factories.user("ada")
 project = factories.project(member=owner)
 environment = factories.environment(tool=False)

@@ -401,6 +401,10 @@ def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, job
             measured_s = [dataset.dispatch_s(timed) for _ in range(jobs_timed)]
             wait_for(f"{frames} frames", lambda: dataset.agent.sent >= frames, frames / 40)
             wait_for("ticks", lambda: len(attacked.gaps_s) >= 3)
+            wait_for(
+                "its images are read",
+                lambda: ImagePresence.objects.filter(node=dataset.hostile).exists(),
+            )
         after = rows.others()
         changed = {
             key: (before.get(key), after.get(key))
@@ -409,7 +413,6 @@ def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, job
         }
         changed = {key: pair for key, pair in changed.items() if not _is_of(pair, timed)}
         assert not changed, changed
-        assert ImagePresence.objects.filter(node=dataset.hostile).exists(), "its images were read"
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
