@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from portal.models.columns import one_of, optional_time, set_together
+from portal.models.columns import one_of, optional_time, required_with
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -50,7 +50,7 @@ class GpuAlert(models.Model):
         ordering = ["-id"]
         constraints = [
             one_of("kind", AlertKind, "gpu_alert_kind"),
-            set_together("acknowledged_at", "acknowledged_by", "gpu_alert_acknowledged_by"),
+            required_with("acknowledged_at", "acknowledged_by", "gpu_alert_acknowledged_by"),
             models.UniqueConstraint(
                 fields=["gpu", "kind", "code", "claimant"],
                 condition=Q(acknowledged_at__isnull=True),
@@ -87,7 +87,7 @@ class InvalidRow(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            set_together("acknowledged_at", "acknowledged_by", "invalid_row_acknowledged_by"),
+            required_with("acknowledged_at", "acknowledged_by", "invalid_row_acknowledged_by"),
             models.UniqueConstraint(
                 fields=["kind", "row"], condition=Q(resolved_at__isnull=True), name="invalid_row_open_once"
             ),

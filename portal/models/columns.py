@@ -23,9 +23,9 @@ def one_of(column: str, values: type[Enum], name: str) -> models.CheckConstraint
     return models.CheckConstraint(condition=Q((f"{column}__in", [each.value for each in values])), name=name)
 
 
-def set_together(column: str, other: str, name: str) -> models.CheckConstraint:
-    """Return the constraint ``name``: ``other`` is set if ``column`` is."""
-    unset, known = Q((f"{column}__isnull", True)), Q((f"{other}__isnull", False))
+def required_with(column: str, required: str, name: str) -> models.CheckConstraint:
+    """Return the constraint ``name``: ``required`` is set if ``column`` is."""
+    unset, known = Q((f"{column}__isnull", True)), Q((f"{required}__isnull", False))
     return models.CheckConstraint(condition=unset | known, name=name)
 
 

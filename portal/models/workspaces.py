@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from portal.models.columns import optional_number, optional_time, set_together
+from portal.models.columns import optional_number, optional_time, required_with
 from portal.models.public_id import PublicIdField
 
 
@@ -95,7 +95,7 @@ class WorkspaceActivity(models.Model):
 
     class Meta:
         constraints = [
-            set_together("suspend_at", "idle_notified_at", "activity_suspends_after_notice"),
+            required_with("suspend_at", "idle_notified_at", "activity_suspends_after_notice"),
         ]
 
     @property

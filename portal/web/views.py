@@ -16,8 +16,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
 from portal.access import AccessPolicy, access_policy, require_user
-from portal.errors import FairwayError, InvalidRequest, NotFound
+from portal.errors import FairwayError, InvalidRequest
 from portal.models import User
+from portal.selectors.lookup import get_first
 from portal.services.lifecycle.rights_changes import ChoiceRequired
 
 Parameters = ParamSpec("Parameters")
@@ -71,12 +72,9 @@ def refusals_as_messages(request: HttpRequest) -> Iterator[None]:
         messages.error(request, refusal.message)
 
 
-def find_row(rows: Manager[Row] | QuerySet[Row], message: str = NotFound().message, **lookup: Any) -> Row:
+def find_row(rows: Manager[Row] | QuerySet[Row], message: str | None = None, **lookup: Any) -> Row:
     """Return the row. Raise NotFound with the message when there is none."""
-    row = rows.filter(**lookup).first()
-    if row is None:
-        raise NotFound(message)
-    return row
+    return get_first(rows.filter(**lookup), message)
 
 
 def posted_values(request: HttpRequest, *names: str) -> dict[str, str]:

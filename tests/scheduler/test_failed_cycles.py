@@ -54,13 +54,13 @@ def nothing_changed(waiting: Job) -> bool:
 
 
 def broken(monkeypatch):
-    """Photographs of a moment that is none: no row is to blame, so nothing can be left out."""
+    """Take snapshots whose time is not a number: no row is invalid, so that no row can be left out."""
 
-    def photograph(settings, row_cache):
+    def snapshot_without_time(settings, row_cache):
         inputs = take_snapshot(settings, row_cache)
         return dataclasses.replace(inputs, snapshot=dataclasses.replace(inputs.snapshot, now_s=math.nan))
 
-    monkeypatch.setattr(cycle, "take_snapshot", photograph)
+    monkeypatch.setattr(cycle, "take_snapshot", snapshot_without_time)
 
 
 def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
@@ -108,9 +108,9 @@ def test_a_fault_of_ours_is_kept_with_its_case(dataset, waiting, tmp_path) -> No
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)  # without the fault the same case has a plan, and the same each time
     outer = json.loads(gzip.decompress(row.content))
-    photograph = snapshot_from_json(gzip.decompress(row.content).decode())
+    snapshot_without_time = snapshot_from_json(gzip.decompress(row.content).decode())
     assert status == 0 and lines[-1] == plan_to_json(
-        decide(photograph, take_snapshot(factories.cluster_settings()).policy)
+        decide(snapshot_without_time, take_snapshot(factories.cluster_settings()).policy)
     )
     assert [job["job"] for job in outer["snapshot"]["pending"]] == [waiting.public_id]
 

@@ -114,7 +114,7 @@ def _page(
     values: dict[str, str] | None = None,
     **link: Any,
 ) -> HttpResponse:
-    """Render the page; ``link`` is a new one-time link and for whom it is."""
+    """Render the page; ``link`` is a new one-time link and its recipient."""
     search = request.GET.get("q", "").strip()
     everybody = User.objects.prefetch_related("memberships__project").order_by("username")
     if search:
