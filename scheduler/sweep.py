@@ -21,7 +21,7 @@ from portal.services.jobs import time_limits
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
-from portal.services.nodes import nodes, operations, quarantine
+from portal.services.nodes import network_links, nodes, operations, quarantine
 from portal.services.workspaces.terminals import delete_old_terminals
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
@@ -51,6 +51,7 @@ def sweep() -> None:
     mark_unreachable_nodes()
     operations.fail_overdue_operations()
     operations.request_due_gc()
+    network_links.update_slow_nodes()
     quarantine.evaluate_breakers()
     reservations.drain_started_reservations()
     recovery.end_recovery_if_complete()

@@ -19,6 +19,7 @@ from agents.engines.interface import (
     InvalidEventsReceived,
     LogChunk,
     PollResult,
+    RendezvousCheck,
     StartResult,
     StopResult,
     TaskKey,
@@ -225,11 +226,14 @@ class AgentEngine:
     def network_info(self) -> dict[str, Any]:
         return self._request("hello", lambda row: parse_network_info(row["hello"]), timeout_s=REPLY_TIMEOUT_S)
 
-    def check_rendezvous(self, key: TaskKey, address: str, port: int, *, timeout_s: float) -> str | None:
-        place = {"address": address, "port": port, "within_s": timeout_s}
+    def check_rendezvous(
+        self, key: TaskKey, address: str, port: int, *, timeout_s: float, measure_s: float
+    ) -> RendezvousCheck:
+        place = {"address": address, "port": port, "within_s": timeout_s, "measure_s": measure_s}
         fields = {"job": key.job, "attempt": key.attempt, **place}
-        read = lambda row: FieldReader(row).text_or_none("reason", 500)  # noqa: E731
-        return self._request("check_rendezvous", read, timeout_s=REPLY_TIMEOUT_S, **fields)
+        return self._request(
+            "check_rendezvous", RendezvousCheck.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields
+        )
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

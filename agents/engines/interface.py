@@ -171,6 +171,15 @@ class LogChunk(Message):
 
 
 @dataclass(frozen=True)
+class RendezvousCheck(Message):
+    """Why a node cannot connect to a rendezvous, None when it can; the bandwidth of one stream if measured."""
+
+    reason: LineOrNone = None
+    seconds: Quantity = None
+    mib_per_s: Quantity = None
+
+
+@dataclass(frozen=True)
 class CheckResult(Message):
     """Result of one check that a node ran on itself."""
 
@@ -363,8 +372,10 @@ class NodeEngine(Protocol):
     def deny_egress(self, networks: Sequence[str]) -> None:
         """Block connections from all containers, including running ones, to these addresses or networks."""
 
-    def check_rendezvous(self, key: TaskKey, address: str, port: int, *, timeout_s: float) -> str | None:
-        """Return why the node cannot connect to the rendezvous of the gang of ``key``; None when it can.
+    def check_rendezvous(
+        self, key: TaskKey, address: str, port: int, *, timeout_s: float, measure_s: float
+    ) -> RendezvousCheck:
+        """Connect to the rendezvous of the gang of ``key``, and send data for ``measure_s`` (0: none).
 
         Requires ``agents.node.spec.task_spec.CAN_CHECK_RENDEZVOUS``.
         """

@@ -18,6 +18,7 @@ RETRYABLE_REASONS = frozenset(
         EndReason.IMAGE_MISSING,
         EndReason.DISK_FULL,
         EndReason.RENDEZVOUS_UNREACHABLE,
+        EndReason.CLOCK_SKEW,
     }
 )
 """Failures of the cluster: the job is requeued until its attempts are used up."""
@@ -47,6 +48,7 @@ END_STATES: dict[EndReason, AttemptState] = dict.fromkeys(EndReason, AttemptStat
     EndReason.SUSPENDED: AttemptState.SUSPENDED,
     EndReason.DEPENDENCY_FAILED: AttemptState.CANCELLED,
     EndReason.RENDEZVOUS_UNREACHABLE: AttemptState.NODE_FAIL,
+    EndReason.CLOCK_SKEW: AttemptState.NODE_FAIL,
     EndReason.OWNER_NOT_PERMITTED: AttemptState.CANCELLED,
 }
 
@@ -85,5 +87,6 @@ NOT_TASK_FAILURES = PREEMPTION_REASONS | {
     EndReason.GPU_LOST,
     EndReason.MPS_DAEMON_LOST,
     EndReason.RENDEZVOUS_UNREACHABLE,
+    EndReason.CLOCK_SKEW,
 }
 """Ends that a task did not cause; they do not count as failures of its job."""

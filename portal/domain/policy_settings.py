@@ -198,6 +198,26 @@ _DECISION_NUMBERS = (
 # Notices to running jobs and their end, clean-up of nodes, limits of tasks.
 _OTHER_NUMBERS = (
     NumberSetting(
+        "gang_min_bandwidth_mib_s",
+        "MiB/s",
+        0.0,
+        1_000_000.0,
+        0.0,
+        "Bandwidth of one TCP stream that two nodes of a gang need before it starts, in MiB/s; default "
+        "0, which accepts any. Set it so that gangs do not train over a broken or wrong network.",
+        affects_decisions=False,
+    ),
+    NumberSetting(
+        "gang_max_clock_skew_s",
+        "s",
+        0.0,
+        DAY_S,
+        10.0,
+        "Difference of the clocks of two nodes above which a gang does not start on both, in seconds; "
+        "default 10, 0 accepts any. Lower it for programs that compare times of their ranks.",
+        affects_decisions=False,
+    ),
+    NumberSetting(
         "time_limit_warning_s",
         "s",
         0.0,

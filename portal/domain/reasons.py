@@ -72,6 +72,7 @@ class EndReason(StrEnum):
     GPU_MEMORY_LIMIT_EXCEEDED = "gpu_memory_limit_exceeded"
     MPS_DAEMON_LOST = "mps_daemon_lost"
     RENDEZVOUS_UNREACHABLE = "rendezvous_unreachable"
+    CLOCK_SKEW = "clock_skew"
     OWNER_NOT_PERMITTED = "owner_not_permitted"
 
 
@@ -101,7 +102,11 @@ END_MESSAGES: dict[EndReason, str] = {
     "for {seconds} s, but its "
     "share is {share}. Other jobs share that GPU.",
     EndReason.MPS_DAEMON_LOST: "The MPS daemon of a GPU that it shared on {node} stopped.",
-    EndReason.RENDEZVOUS_UNREACHABLE: "{node} cannot reach {first} ({place}): {why}. None of its tasks started.",
+    EndReason.CLOCK_SKEW: (
+        "The clocks of {node} and {first} differ by {skew} s, more than the {limit} s that the pool allows. "
+        "None of its tasks started."
+    ),
+    EndReason.RENDEZVOUS_UNREACHABLE: "{node} {verb} {first} ({place}): {why}. None of its tasks started.",
     EndReason.OWNER_NOT_PERMITTED: "Its owner may no longer run it: {detail}",
     EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }

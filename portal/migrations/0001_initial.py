@@ -382,6 +382,7 @@ class Migration(migrations.Migration):
                 ('labels', models.JSONField(blank=True, default=dict, help_text='Label keys and values, such as its position in a topology.')),
                 ('gang_interface', models.CharField(blank=True, db_default='', default='', help_text='Interface for the rendezvous of gangs; blank: detected by the agent.', max_length=15)),
                 ('missing_requirements', models.CharField(blank=True, db_default='', default='', help_text='Requirements of its pool for multi-node gangs that it does not meet, as a message.', max_length=1000)),
+                ('slow_network', models.BooleanField(db_default=False, default=False, help_text='Its measured links are much slower than those of its pool; gangs prefer other nodes.')),
                 ('simulated', models.BooleanField(default=False)),
                 ('reachable', models.BooleanField(default=False)),
                 ('unreachable_since', models.DateTimeField(blank=True, null=True)),
@@ -1070,6 +1071,20 @@ class Migration(migrations.Migration):
             ],
             options={
                 'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['nvlink', 'pcie'])), name='gpu_link_kind'), models.UniqueConstraint(fields=('kind', 'gpu_a', 'gpu_b'), name='gpu_link_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='NodeLink',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('mib_per_s', models.FloatField(help_text='Bandwidth of one TCP stream.')),
+                ('connect_ms', models.FloatField(help_text='Time to connect and be greeted.', null=True)),
+                ('measured_at', models.DateTimeField()),
+                ('node_a', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
+                ('node_b', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
+            ],
+            options={
+                'constraints': [models.CheckConstraint(condition=models.Q(('node_a__lt', models.F('node_b'))), name='node_link_order'), models.UniqueConstraint(fields=('node_a', 'node_b'), name='node_link_once')],
             },
         ),
         migrations.CreateModel(

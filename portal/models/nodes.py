@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib.postgres.constraints import ExclusionConstraint
 from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from portal.domain.gang_fabric import GangFabric, InterfaceAddress, node_address
 from portal.domain.node_breaker import BreakerState, accepts_another_job
@@ -76,6 +76,9 @@ class Node(models.Model):
     gang_interface = optional_text(15, "Interface for the rendezvous of gangs; blank: detected by the agent.")
     missing_requirements = optional_text(
         1000, "Requirements of its pool for multi-node gangs that it does not meet, as a message."
+    )
+    slow_network = flag(
+        "Its measured links are much slower than those of its pool; gangs prefer other nodes."
     )
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
@@ -234,6 +237,22 @@ class GpuLink(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(kind__in=["nvlink", "pcie"]), name="gpu_link_kind"),
             models.UniqueConstraint(fields=["kind", "gpu_a", "gpu_b"], name="gpu_link_once"),
+        ]
+
+
+class NodeLink(models.Model):
+    """The network between two nodes, as last measured before a gang started on both; ``node_a`` has the lower id."""
+
+    node_a = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="+")
+    node_b = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="+")
+    mib_per_s = models.FloatField(help_text="Bandwidth of one TCP stream.")
+    connect_ms = models.FloatField(null=True, help_text="Time to connect and be greeted.")
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(node_a__lt=F("node_b")), name="node_link_order"),
+            models.UniqueConstraint(fields=["node_a", "node_b"], name="node_link_once"),
         ]
 
 

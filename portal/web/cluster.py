@@ -7,6 +7,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 
 from portal.access import AccessPolicy, visible_nodes
 from portal.domain.node_operations import IMAGE_STORE_STEP, IMAGES_STEP, OperationKind
@@ -15,6 +16,7 @@ from portal.models import AgentRollout, ClusterSettings, Node, User
 from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
 from portal.selectors.nodes.alerts import claimed_gpu_alerts
 from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
+from portal.selectors.nodes.network_links import link_matrices
 from portal.selectors.nodes.nodes import latest_finished_operation
 from portal.selectors.nodes.topologies import gpu_link_matrix
 from portal.selectors.scheduling.reservations import node_reservations
@@ -49,6 +51,12 @@ def cluster(request: HttpRequest, user: User) -> HttpResponse:
             "rollout": AgentRollout.objects.order_by("-id").first(),
         }
     return render_live(request, "cluster/page.html", "cluster/live.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def network(request: HttpRequest, user: User) -> HttpResponse:
+    """Show the measured bandwidth between the nodes of each pool."""
+    return render(request, "cluster/network.html", {"matrices": link_matrices(user)})
 
 
 @page(AccessPolicy.SIGNED_IN)

@@ -60,6 +60,7 @@ urlpatterns = [
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
+    path("cluster/network/", cluster.network, name="network"),
     path("", include("portal.web.admin.urls")),  # before the node page, since "add" is not a node id
     path("nodes/<slug:public_id>/", cluster.node, name="node"),
     path("nodes/<slug:public_id>/series/", metrics.node_series, name="node-series"),

@@ -147,7 +147,7 @@ def _fetch_nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
         "labels", "breaker_state", "probation_attempt", "agent_info__driver", "agent_info__gpu_sharing__enforced",
-        "agent_info__max_cuda_version", "missing_requirements", "agent_info__egress", named=True,
+        "agent_info__max_cuda_version", "missing_requirements", "agent_info__egress", "slow_network", named=True,
     ):  # fmt: skip
         yield node.id, node
 
@@ -182,6 +182,7 @@ def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, mem
         labels=tuple(sorted(node.labels.items())),
         missing_requirements=node.missing_requirements,
         driver_cuda=node.agent_info__max_cuda_version,
+        slow_network=node.slow_network,
     )
 
 

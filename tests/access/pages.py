@@ -106,6 +106,7 @@ PAGES = [
     Page("queue", "get", "/queue/", EVERYBODY),
     Page("search", "get", "/search/?q=runs", EVERYBODY),
     Page("cluster", "get", "/cluster/", EVERYBODY),
+    Page("network", "get", "/cluster/network/", EVERYBODY),
     Page("node", "get", "/nodes/{node}/", EVERYBODY),
     Page("node-series", "get", "/nodes/{node}/series/", EVERYBODY),
     Page("projects", "get", "/projects/", EVERYBODY),

@@ -258,6 +258,7 @@ ROWS = [
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),
     Row("nodes_list", "get", "nodes/", EVERYBODY),
     Row("nodes_get", "get", "nodes/{node}/", EVERYBODY),
+    Row("node_links_list", "get", "node-links/", EVERYBODY),
     Row("nodes_cordon", "post", "nodes/{node}/cordon/", ADMIN, {"reason": "a fan"}, hidden=403),
     # it has never answered; it answers; it runs something; a second of these is in test_node_acts
     Row("nodes_uncordon", "post", "nodes/{node}/uncordon/", ADMIN, {}, 409, hidden=403),

@@ -90,6 +90,8 @@ CASES = [
 ]  # fmt: skip
 
 TESTED_ELSEWHERE = {
+    "gang_min_bandwidth_mib_s": "scheduler/test_gangs.py",
+    "gang_max_clock_skew_s": "scheduler/test_gangs.py",
     "usage_half_life_s": "scheduler/test_snapshot.py",
     "usage_weight": "core/test_fairshare.py",
     "max_steps_per_cycle": "core/test_laws.py",

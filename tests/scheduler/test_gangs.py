@@ -12,7 +12,7 @@ import pytest
 
 from agents.engines.agent_engine import AgentEngine
 from portal.domain.states import JobState
-from portal.models import Allocation, Job, Node, NodeIncident, NodePool, Rendezvous
+from portal.models import Allocation, Job, Node, NodeIncident, NodeLink, NodePool, Rendezvous
 from portal.selectors.logs.lines import log_file, read_lines
 from tests.engine_harness import held_milli, wait_for
 from tests.two_local_nodes import TwoLocalNodes
@@ -135,6 +135,42 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(testbed) -> None:
     again = testbed.submit(tasks=2)
     testbed.reach(again, lambda: set(testbed.run(again)) == {0, 1})
     wait_for("both began", lambda: begun(testbed) == ["begun-1-0", "begun-1-1"])
+
+
+def test_the_network_of_two_nodes_is_measured_before_their_ranks_start(testbed) -> None:
+    job = testbed.submit(tasks=2)
+    testbed.reach(job, lambda: len(met(testbed, 1)) == 2)
+    link = NodeLink.objects.get()
+    assert {link.node_a_id, link.node_b_id} == {node.pk for node in testbed.nodes}
+    assert link.mib_per_s > 1 and link.connect_ms is not None
+
+
+def test_a_gang_does_not_start_over_a_network_below_the_minimum_of_its_pool(testbed) -> None:
+    testbed.command = BEGINS.replace("{folder}", str(testbed.folder))
+    NodePool.objects.filter(pk=testbed.pool.pk).update(policy={"gang_min_bandwidth_mib_s": 1_000_000.0})
+    job = testbed.submit(tasks=2, max_attempts=1)
+    testbed.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
+    attempt = job.attempts.order_by("number").first()
+    assert attempt.stop_reason == "rendezvous_unreachable" and attempt.all_prepared_at is None
+    assert f"{testbed.names[1]} has a slow network to {testbed.names[0]} (" in attempt.message
+    assert "and the pool requires 1000000 MiB/s" in attempt.message
+    assert begun(testbed) == []
+
+
+def test_a_gang_does_not_start_on_nodes_whose_clocks_differ(testbed) -> None:
+    testbed.command = BEGINS.replace("{folder}", str(testbed.folder))
+    NodePool.objects.filter(pk=testbed.pool.pk).update(policy={"gang_max_clock_skew_s": 30.0})
+    job = testbed.submit(tasks=2, max_attempts=1)
+
+    def ended_with_skewed_clock() -> bool:
+        Node.objects.filter(pk=testbed.nodes[1].pk).update(clock_skew_s=60.0)
+        return job.attempts.filter(state="NODE_FAIL").exists()
+
+    testbed.reach(job, ended_with_skewed_clock)
+    attempt = job.attempts.order_by("number").first()
+    assert attempt.stop_reason == "clock_skew" and attempt.all_prepared_at is None
+    assert "differ by" in attempt.message and "the 30 s that the pool allows" in attempt.message
+    assert begun(testbed) == []
 
 
 @pytest.mark.long

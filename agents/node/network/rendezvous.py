@@ -1,6 +1,9 @@
-"""Rendezvous of a gang: port check, placeholder listener, and connectivity check.
+"""Rendezvous of a gang: port check, placeholder listener, connectivity check and bandwidth measurement.
 
 Until rank 0 starts, its node's agent listens on the port, so that the other nodes can check their connection.
+A client that sends ``MEASURE`` after the greeting waits for ``GO``, then sends data until it shuts down its side,
+and gets the number of bytes received. The listener serves one measurement at a time, so that nodes that check
+together do not share the bandwidth.
 The listener in charge is the one whose token is in the file ``rendezvous`` of rank 0's folder: an agent
 process that was replaced without notice finds another token there and releases the port.
 """
@@ -29,6 +32,11 @@ _MAX_LISTEN_S = 900.0
 _CLIENT_TIMEOUT_S = 1.0
 """How long a greeted client may take to close; the side that closes first gets the TIME_WAIT."""
 _MAX_CHECK_TIMEOUT_S = 10.0
+_MEASURE, _GO = b"measure\n", b"go\n"
+_MAX_MEASURE_S = 2.0
+_MEASURE_TIMEOUT_S = 5.0
+"""How long the listener waits for the data of one measurement."""
+_CHUNK_BYTES = 256 * 1024
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 _ERRNO_REASONS = {
@@ -128,11 +136,16 @@ class _Listener:
 
     def _run(self) -> None:
         until_s = time.monotonic() + _MAX_LISTEN_S
-        greeted: Dict[socket.socket, float] = {}
+        clients: Dict[socket.socket, _Client] = {}
         with selectors.DefaultSelector() as ready, self._server, self._stop_read:
             ready.register(self._server, selectors.EVENT_READ)
             ready.register(self._stop_read, selectors.EVENT_READ)
-            while time.monotonic() < until_s and read_text(self._marker) == self._token:
+            marker_due_s = 0.0
+            while time.monotonic() < until_s:
+                if time.monotonic() >= marker_due_s:
+                    if read_text(self._marker) != self._token:
+                        break
+                    marker_due_s = time.monotonic() + _POLL_INTERVAL_S
                 for key, _ in ready.select(_POLL_INTERVAL_S):
                     if key.fileobj is self._stop_read:
                         until_s = 0.0
@@ -141,50 +154,115 @@ class _Listener:
                             client, _ = self._server.accept()
                             client.setblocking(False)
                             client.send(self._greeting)
-                            greeted[client] = time.monotonic() + _CLIENT_TIMEOUT_S
+                            clients[client] = _Client(time.monotonic() + _CLIENT_TIMEOUT_S)
                             ready.register(client, selectors.EVENT_READ)
                     else:
-                        greeted[key.fileobj] = _read_deadline_s(key.fileobj, greeted)  # type: ignore[index,arg-type]
-                for client in [each for each, until in greeted.items() if until <= time.monotonic()]:
+                        _read_client(key.fileobj, clients[key.fileobj])  # type: ignore[index,arg-type]
+                for client in [each for each, row in clients.items() if row.until_s <= time.monotonic()]:
                     ready.unregister(client)
-                    del greeted[client]
+                    del clients[client]
                     client.close()
-            for client in greeted:
+                _start_next_measurement(clients)
+            for client in clients:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
                 client.close()
 
 
-def _read_deadline_s(client: socket.socket, greeted: Dict[socket.socket, float]) -> float:
-    """Return until when a client that sent data may stay; 0 when it closed."""
-    with contextlib.suppress(OSError):
-        if client.recv(512):
-            return greeted[client]
-    return 0.0
+class _Client:
+    """A connected client: greeted, then waiting for its measurement, then measured."""
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        self.waits = False
+        self.received_bytes: Optional[int] = None
+
+
+def _read_client(client: socket.socket, row: _Client) -> None:
+    """Read what a client sent; set ``until_s`` to 0 when it is done or broken."""
+    try:
+        data = client.recv(_CHUNK_BYTES)
+        if data and row.received_bytes is not None:
+            row.received_bytes += len(data)
+        elif data == _MEASURE:
+            row.waits, row.until_s = True, time.monotonic() + _MAX_LISTEN_S
+        elif not data:
+            if row.received_bytes is not None:
+                client.send(b"%d\n" % row.received_bytes)
+            row.until_s = 0.0
+    except BlockingIOError:
+        pass
+    except OSError:
+        row.until_s = 0.0
+
+
+def _start_next_measurement(clients: Dict[socket.socket, _Client]) -> None:
+    if any(row.received_bytes is not None for row in clients.values()):
+        return
+    for client, row in clients.items():
+        if row.waits:
+            row.waits, row.received_bytes = False, 0
+            row.until_s = time.monotonic() + _MEASURE_TIMEOUT_S
+            try:
+                client.send(_GO)
+            except OSError:
+                row.until_s = 0.0
+            return
 
 
 def check_rendezvous(fields: Dict[str, Any], cluster: str) -> Dict[str, Any]:
-    """Check the connection to a rendezvous: ``why`` it failed, None on success; and ``seconds``.
+    """Check the connection to a rendezvous: ``reason`` why it failed, None on success; and ``seconds``.
 
-    Only the agent of rank 0's node knows the greeting.
+    With ``measure_s`` above 0, also measure the bandwidth of one stream for that time: ``mib_per_s``, None when
+    the listener did not measure it. Only the agent of rank 0's node knows the greeting.
     """
     address, port = parse_ip_address(fields.get("address")), parse_integer(fields, "port")
     expected = rendezvous_greeting(cluster, parse_public_id(fields, "job"), parse_integer(fields, "attempt"))
     within_s = min(parse_seconds(fields.get("within_s"), 3.0), _MAX_CHECK_TIMEOUT_S)
+    measure_s = min(parse_seconds(fields.get("measure_s"), 0.0), _MAX_MEASURE_S)
     begun_s = time.monotonic()
-    why: Optional[str] = None
+    seconds, mib_per_s, why = 0.0, None, None
     try:
         with socket.create_connection((address, port), timeout=within_s) as there:
-            heard = b""
-            while len(heard) < len(expected):
-                there.settimeout(max(0.01, begun_s + within_s - time.monotonic()))
-                piece = there.recv(512)
-                if not piece:
-                    break
-                heard += piece
+            heard = _receive(there, len(expected), begun_s + within_s)
             if heard != expected:
                 why = "another service responds there"
+            seconds = time.monotonic() - begun_s
+            if why is None and measure_s > 0.0:
+                with contextlib.suppress(OSError, ValueError):
+                    mib_per_s = _measure_mib_per_s(there, measure_s, begun_s + _MAX_CHECK_TIMEOUT_S)
     except socket.timeout:
         why = f"no response in {within_s:g} s"
     except OSError as error:
         why = _ERRNO_REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
-    return {"reason": why, "seconds": round(time.monotonic() - begun_s, 4)}
+    return {
+        "reason": why,
+        "seconds": round(seconds or time.monotonic() - begun_s, 4),
+        "mib_per_s": mib_per_s,
+    }
+
+
+def _receive(there: socket.socket, size: int, until_s: float) -> bytes:
+    """Return up to ``size`` bytes; fewer when the other side closes. Raise socket.timeout."""
+    heard = b""
+    while len(heard) < size:
+        there.settimeout(max(0.01, until_s - time.monotonic()))
+        piece = there.recv(size - len(heard))
+        if not piece:
+            break
+        heard += piece
+    return heard
+
+
+def _measure_mib_per_s(there: socket.socket, measure_s: float, until_s: float) -> Optional[float]:
+    """Send for ``measure_s`` and divide what arrived by the time until the other side confirmed it."""
+    there.sendall(_MEASURE)
+    if _receive(there, len(_GO), until_s) != _GO:
+        return None
+    chunk = bytes(_CHUNK_BYTES)
+    begun_s = time.monotonic()
+    there.settimeout(max(0.01, until_s - begun_s))
+    while time.monotonic() - begun_s < measure_s:
+        there.sendall(chunk)
+    there.shutdown(socket.SHUT_WR)
+    received = int(_receive(there, 20, until_s))
+    return round(received / (time.monotonic() - begun_s) / 1024**2, 1)

@@ -20,6 +20,7 @@ from portal.api.serializers import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node, User
 from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.network_links import visible_links
 from portal.selectors.nodes.nodes import (
     gpu_holders,
     list_environments,
@@ -118,6 +119,13 @@ class NodeView(SignedInView):
         return self.json_response(represent_nodes(self.user, [get_by_key(list_nodes(self.user), node)])[0])
 
 
+class NodeLinksView(SignedInView):
+    @_read("node_links_list", "List measured links", response=[representations.NodeLink])
+    def get(self, request: Request) -> HttpResponse:
+        """The bandwidth between pairs of nodes, as measured when a gang last started on both."""
+        return self.paginated_response(visible_links(self.user), representations.NodeLink.represent)
+
+
 class GpusView(SignedInView):
     @_read("gpus_list", "List GPUs", query=GpusQuery, response=[representations.Gpu])
     def get(self, request: Request) -> HttpResponse:
@@ -144,6 +152,7 @@ ROUTES = [
     *_named_routes("pools", "a pool", list_pools, representations.Pool),
     path("nodes/", NodesView.as_view()),
     path("nodes/<slug:node>/", NodeView.as_view()),
+    path("node-links/", NodeLinksView.as_view()),
     path("gpus/", GpusView.as_view()),
     path("gpus/<slug:uuid>/", GpuView.as_view()),
     *_named_routes("environments", "an environment", list_environments, representations.Environment),

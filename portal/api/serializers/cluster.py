@@ -108,6 +108,16 @@ class Pool(Reference):
         return sorted(row.gpu_models or [])
 
 
+class NodeLink(ResponseSerializer):
+    """The network between two nodes, as last measured."""
+
+    node_a = serializers.CharField(source="node_a.name")
+    node_b = serializers.CharField(source="node_b.name")
+    mib_per_s = serializers.FloatField(help_text="Bandwidth of one TCP stream.")
+    connect_ms = serializers.FloatField(allow_null=True, help_text="Time to connect and be greeted.")
+    measured_at = serializers.DateTimeField()
+
+
 class NodeBreaker(ResponseSerializer):
     """State of a node's circuit breaker."""
 

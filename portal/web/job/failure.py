@@ -79,6 +79,7 @@ BY_REASON: dict[EndReason, tuple[str, list[SuggestedFix]]] = {
     EndReason.START_REFUSED: NOT_STARTED,
     EndReason.DISK_FULL: NOT_STARTED,
     EndReason.RENDEZVOUS_UNREACHABLE: ("Its nodes could not reach each other", [CONTACT, RESUBMIT]),
+    EndReason.CLOCK_SKEW: ("The clocks of its nodes differ", [CONTACT, RESUBMIT]),
     EndReason.NODE_REBOOTED: NODE_FAILED,
     EndReason.NODE_FENCED: NODE_FAILED,
     EndReason.CONTAINER_LOST: NODE_FAILED,

@@ -134,6 +134,7 @@ class NodeRow:
     max_tasks: int | None = None  # None is no limit
     missing_requirements: str = ""  # of its pool for multi-node gangs, as a message
     driver_cuda: str | None = None  # newest CUDA version that its driver supports; None is unknown
+    slow_network: bool = False  # measured links much slower than those of its pool
 
 
 @dataclass(frozen=True, slots=True)

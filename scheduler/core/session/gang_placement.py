@@ -153,6 +153,11 @@ class GangPlacer:
             here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
             if here and self._place_alike(shape, tasks[:here], nodes):
                 tasks = tasks[here:]
+        fast = self._pool_state.fast_network_nodes
+        if fast is not None and len(tasks) > 1:
+            nodes = fast if within.nodes is None else fast & within.nodes
+            if self._place_alike(shape, tasks, nodes):
+                return True
         return not tasks or self._place_alike(shape, tasks, within.nodes)
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
 
+import numpy as np
+
+from scheduler.core.capacity.node_capacity import Bools
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.plan import FairShareBreakdown
 from scheduler.core.model.policy import Policy
@@ -98,6 +101,12 @@ class PoolState:
         self._sibling_keys: dict[tuple[ProjectId, ResourceVector], SiblingKey[ProjectId]] = {}
         self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
         self._cached_version = 0  # the version that both are valid for
+
+    @cached_property
+    def fast_network_nodes(self) -> Bools | None:
+        """The nodes that gangs prefer, by index; None if no network of the pool is slow."""
+        fast = np.array([not node.slow_network for node in self._available.nodes], dtype=bool)
+        return None if fast.all() else fast
 
     def _current_placer(self) -> NodePlacer:
         """Return the placer of the last decision, brought up to date, if its nodes are the same; else a new one."""

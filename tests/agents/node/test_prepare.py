@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -126,6 +128,33 @@ def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_rep
     assert prepare(link, again)["state"] == "created" and why("jtwo") is None
     link.request("stop", timeout_s=20, epoch=1, job="jtwo", attempt=1, grace_s=0)
     assert why("jtwo") == "connection refused"
+
+
+def test_bandwidth_is_measured_for_one_client_at_a_time(node: LoneNode) -> None:
+    port = free_port()
+    prepare(node.open(), node.spec("jone", "true", rendezvous_port=port, hold_rendezvous_port=True))
+    measure = place(port) | {"within_s": 5, "measure_s": 0.3}
+    links = [node.open() for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        begun_s = time.monotonic()
+        results = list(
+            pool.map(lambda link: link.request("check_rendezvous", timeout_s=20, **measure), links)
+        )
+    assert time.monotonic() - begun_s >= 3 * 0.3
+    assert all(row["reason"] is None and row["mib_per_s"] > 1 for row in results), results
+    plain = links[0].request("check_rendezvous", timeout_s=5, **place(port))
+    assert plain["mib_per_s"] is None and plain["reason"] is None
+
+
+def test_a_client_that_breaks_off_its_measurement_does_not_block_the_next(node: LoneNode) -> None:
+    link, port = node.open(), free_port()
+    prepare(link, node.spec("jone", "true", rendezvous_port=port, hold_rendezvous_port=True))
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+        stranger.recv(512)
+        stranger.sendall(b"measure\n")
+        assert stranger.recv(8) == b"go\n"
+    row = link.request("check_rendezvous", timeout_s=20, **place(port) | {"within_s": 5, "measure_s": 0.1})
+    assert row["mib_per_s"] > 1
 
 
 def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) -> None:
