@@ -15,7 +15,7 @@ from portal.access import AccessPolicy, Permission, can
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
-from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
+from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
@@ -44,9 +44,6 @@ from portal.web.views import page, render_live
 
 TIMELINE_EVENTS = 60
 EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
-FAILED_ATTEMPT_STATES = frozenset(
-    {AttemptState.FAILED, AttemptState.OUT_OF_MEMORY, AttemptState.NODE_FAIL, AttemptState.TIMEOUT}
-)
 
 
 @dataclass(frozen=True)
