@@ -18,14 +18,13 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
-from portal.selectors.logs.lines import LogLine
+from portal.selectors.logs.lines import LogLine, displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
 from portal.web import job_list as job_list
 from portal.web.display.formatting import NBSP, rate
 from portal.web.display.job_rows import job_rows
 from portal.web.job.failure import exit_name
-from portal.web.job.logs import displayed_text
 from tests import factories
 
 

@@ -24,7 +24,7 @@ from portal.domain.states import FAILED_ATTEMPT_STATES
 from portal.models import Allocation, Attempt, Task, User
 from portal.models.alerts import AlertKind
 from portal.selectors.failure_rules import enabled_failure_rules
-from portal.selectors.logs.lines import log_file, tail
+from portal.selectors.logs.lines import displayed_text, log_file, tail
 from portal.services.lifecycle.state_events import record_event
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def identify_failure(attempt: Attempt, rules: Sequence[FailureRule]) -> None:
     if match is not None:
         fields |= {
             "failure_rule": match.rule.code,
-            "failure_line": match.line.replace("\0", ""),
+            "failure_line": match.line,
             "failure_rank": match.rank,
         }
     with transaction.atomic():
@@ -117,7 +117,7 @@ def _match(attempt: Attempt, rules: Sequence[FailureRule]) -> FailureMatch | Non
     for task in tasks[:MAX_RANKS]:
         file = log_file(attempt.job.public_id, attempt.number, task.rank, complete=True)
         try:
-            matcher.add_lines(task.rank, (line.text for line in tail(file, TAIL_LINES).lines))
+            matcher.add_lines(task.rank, map(displayed_text, tail(file, TAIL_LINES).lines))
         except OSError as unreadable:
             log.warning("the log of %s, rank %d, cannot be read: %s", attempt.job, task.rank, unreadable)
     return matcher.best

@@ -62,7 +62,8 @@ def do_retry_with_fix(user: User, job: Job) -> Job:
 
 def failed_node(attempt: Attempt) -> Node | None:
     """Return the node of the rank that the rule names, else of the task that failed first."""
-    tasks = list(attempt.task_rows.select_related("node").order_by("ended_at", "rank"))
-    named = [task for task in tasks if task.rank == attempt.failure_rank]
-    task = next(iter([*named, *(task for task in tasks if task.exit_code), *tasks]), None)
+    tasks = sorted(
+        attempt.task_rows.all(), key=lambda task: (not task.exit_code, task.ended_at is None, task.ended_at)
+    )
+    task = next((task for task in tasks if task.rank == attempt.failure_rank), next(iter(tasks), None))
     return task.node if task else None

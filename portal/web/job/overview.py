@@ -17,6 +17,7 @@ from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
 from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
+from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -109,7 +110,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "preempted_jobs": [(one, RelatedJob.visible_to(one.job, visible)) for one in preempted_jobs],
         "dependencies": [RelatedJob.visible_to(one, visible) for one in chain.dependencies],
         "dependents": [RelatedJob.visible_to(one, visible) for one in chain.dependents],
-        "failure": build_failure_summary(found, last),
+        "failure": build_failure_summary(found, last, identified_failure(user, found, last)),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
         "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
