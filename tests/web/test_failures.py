@@ -76,7 +76,7 @@ def test_the_line_is_shown_to_readers_of_the_log_only(dataset, failed, client_of
         "none",
     )
     Job.objects.filter(pk=failed.pk).update(kind="workspace")  # only its owner reads the log of a workspace
-    viewer = client_of("manager")
+    viewer = client_of("s-varga")
     assert line not in page_of(viewer.get(address))
     assert viewer.get(rest).json()["failure"]["line"] is None
 
