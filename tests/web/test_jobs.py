@@ -107,11 +107,11 @@ def test_the_failure_box_names_the_exit_and_says_what_to_do(dataset, client_of):
         .get(reverse("job", args=[dataset.jobs["dino-abl-b128"].public_id]))
         .content.decode()
     )
-    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 128"):
+    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 96"):
         assert words in page
     (link,) = re.findall(r'href="(/launch/[^"]*memory_mib[^"]*)"', page)
     form = client_of("member").get(html.unescape(link)).context["form"]
-    assert form["memory_gib"].value() == "128"
+    assert form["memory_gib"].value() == "96"
     assert form["name"].value() == "dino-abl-b128"
     page = (
         client_of("member")

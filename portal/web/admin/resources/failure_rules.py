@@ -36,8 +36,8 @@ TEXT_FIELDS = ("code", "title", "cause", "fix", "action", "pattern", "exit_codes
 ACTION_LABELS = {
     FailureAction.NONE: "none",
     FailureAction.RETRY: "retry",
-    FailureAction.RETRY_WITH_MORE_MEMORY: "retry with more memory",
-    FailureAction.EXCLUDE_NODE: "retry without the node",
+    FailureAction.RETRY_WITH_MORE_MEMORY: "more memory",
+    FailureAction.EXCLUDE_NODE: "other node",
 }
 
 
