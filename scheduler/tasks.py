@@ -17,6 +17,7 @@ from portal.config.celery import app
 from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.jobs.failures import identify_failures
 from scheduler import leases, sweep
 from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
@@ -149,6 +150,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.sweep": sweep.sweep,
     "scheduler.idle": run_idle_pass,
     "scheduler.outbox": sweep.send_outbox,
+    "scheduler.failures": identify_failures,
     "scheduler.demo": replenish_demo_jobs,
     "scheduler.trim": sweep.delete_old_rows,
 }

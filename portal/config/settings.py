@@ -247,5 +247,7 @@ LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
 TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
 """A terminal without input for this many seconds is closed."""
+SUPPORT_ADDRESS = env.str("FAIRWAY_SUPPORT_ADDRESS", "")
+"""The mail address of "Ask for help" on a job's page; blank: no mail button."""
 LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
 """Logs of jobs that ended more days ago are removed; 0 keeps them forever."""

@@ -52,6 +52,9 @@ class DesiredState(StrEnum):
     SUSPENDED = "suspended"
 
 
+FAILED_ATTEMPT_STATES = frozenset(
+    {AttemptState.FAILED, AttemptState.OUT_OF_MEMORY, AttemptState.NODE_FAIL, AttemptState.TIMEOUT}
+)
 TERMINAL_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 LIVE_JOB_STATES = frozenset(JobState) - TERMINAL_JOB_STATES
 

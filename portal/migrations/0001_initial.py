@@ -47,6 +47,10 @@ class Migration(migrations.Migration):
                 ('exit_code', models.IntegerField(blank=True, null=True)),
                 ('failed_tasks', models.PositiveIntegerField(db_default=0, default=0, help_text='Tasks of an elastic job that failed while the other tasks kept running.')),
                 ('scale_up_after', models.DateTimeField(blank=True, help_text='Missing tasks are not started before this time, after a failure.', null=True)),
+                ('failure_checked_at', models.DateTimeField(blank=True, help_text='When the failure rules were applied to its logs; null: not yet.', null=True)),
+                ('failure_rule', models.CharField(blank=True, db_default='', default='', help_text='Code of the failure rule that matched best; blank: none.', max_length=63)),
+                ('failure_line', models.CharField(blank=True, db_default='', default='', help_text='The line of the log that matched; blank: the exit signature did.', max_length=1000)),
+                ('failure_rank', models.PositiveIntegerField(blank=True, help_text='Rank of that line.', null=True)),
             ],
             options={
                 'ordering': ['job_id', 'number'],
@@ -122,6 +126,27 @@ class Migration(migrations.Migration):
                 ('fabric_adapters', models.CharField(blank=True, db_default='', default='', help_text='Value of NCCL_IB_HCA for gang tasks.', max_length=200)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
             ],
+        ),
+        migrations.CreateModel(
+            name='FailureRule',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('code', models.CharField(max_length=63, unique=True)),
+                ('title', models.CharField(max_length=200)),
+                ('cause', models.CharField(max_length=500)),
+                ('fix', models.CharField(max_length=500)),
+                ('action', models.CharField(default='none', max_length=32)),
+                ('pattern', models.CharField(blank=True, db_default='', default='', help_text='RE2 pattern of a line of the log; blank: any log.', max_length=1000)),
+                ('exit_codes', models.JSONField(default=list, help_text='Exit codes of the attempt; empty: any.')),
+                ('reasons', models.JSONField(default=list, help_text='End reasons; empty: failures of the program.')),
+                ('priority', models.PositiveIntegerField(default=50)),
+                ('enabled', models.BooleanField(default=True)),
+                ('changed_at', models.DateTimeField(auto_now=True)),
+                ('changed_by', models.CharField(max_length=200)),
+            ],
+            options={
+                'constraints': [models.CheckConstraint(condition=models.Q(('action__in', ['none', 'retry', 'retry_with_more_memory', 'exclude_node'])), name='failure_rule_action')],
+            },
         ),
         migrations.CreateModel(
             name='RegistryLogin',
@@ -315,6 +340,14 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ['-id'],
             },
+        ),
+        migrations.AddIndex(
+            model_name='attempt',
+            index=models.Index(condition=models.Q(('failure_checked_at__isnull', True), ('state__in', ['FAILED', 'NODE_FAIL', 'OUT_OF_MEMORY', 'TIMEOUT'])), fields=['id'], name='attempt_failure_unchecked'),
+        ),
+        migrations.AddIndex(
+            model_name='attempt',
+            index=models.Index(condition=models.Q(('failure_rule', ''), _negated=True), fields=['ended_at'], name='attempt_by_failure_rule'),
         ),
         migrations.AddField(
             model_name='attempt',

@@ -3,6 +3,7 @@
 from portal.models.alerts import GpuAlert, InvalidRow
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
 from portal.models.environments import Environment, ImagePresence, Template
+from portal.models.failure_rules import FailureRule
 from portal.models.job_requests import JobSignal, TimeLimitExtension
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.node_incidents import NodeIncident, OrphanContainer

@@ -12,7 +12,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from portal.domain.job_spec import JobSpec
-from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
+from portal.domain.states import FAILED_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
 from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 
@@ -244,6 +244,10 @@ class Attempt(models.Model):
         help_text="Tasks of an elastic job that failed while the other tasks kept running.",
     )
     scale_up_after = optional_time("Missing tasks are not started before this time, after a failure.")
+    failure_checked_at = optional_time("When the failure rules were applied to its logs; null: not yet.")
+    failure_rule = optional_text(63, "Code of the failure rule that matched best; blank: none.")
+    failure_line = optional_text(1000, "The line of the log that matched; blank: the exit signature did.")
+    failure_rank = optional_number("Rank of that line.")
 
     class Meta:
         ordering = ["job_id", "number"]
@@ -255,6 +259,17 @@ class Attempt(models.Model):
                 name="attempt_one_live",
                 condition=Q(state__in=["CONFIGURING", "RUNNING", "COMPLETING"]),
             ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["id"],
+                name="attempt_failure_unchecked",
+                condition=Q(
+                    state__in=sorted(state.value for state in FAILED_ATTEMPT_STATES),
+                    failure_checked_at__isnull=True,
+                ),
+            ),
+            models.Index(fields=["ended_at"], name="attempt_by_failure_rule", condition=~Q(failure_rule="")),
         ]
 
 

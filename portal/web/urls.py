@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import include, path
 
 from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
-from portal.web.job import actions, metrics, overview, terminal
+from portal.web.job import actions, help_page, metrics, overview, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -53,6 +53,8 @@ urlpatterns = [
     path("jobs/<slug:public_id>/exempt/", actions.exempt, name="job-exempt"),
     path("jobs/<slug:public_id>/signal/", actions.send_signal, name="job-signal"),
     path("jobs/<slug:public_id>/resubmit/", actions.resubmit, name="job-resubmit"),
+    path("jobs/<slug:public_id>/retry/", actions.retry, name="job-retry"),
+    path("jobs/<slug:public_id>/help/", help_page.help_page, name="job-help"),
     path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
     path("approvals/", approvals.approvals, name="approvals"),
     path("approvals/<slug:public_id>/decide/", approvals.decide_extension, name="decide-extension"),

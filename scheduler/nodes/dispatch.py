@@ -10,29 +10,29 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from django.db.models import Count, QuerySet
+from django.db.models import QuerySet
 
 from agents.engines.interface import AgentError, Container, NodeEngine, OutcomeUnknownError, TaskKey
 from agents.node.spec.egress import OPEN
 from agents.node.spec.task_spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
 from portal.domain.formatting import format_distinct_memories, format_memory
-from portal.domain.node_breaker import STUCK_AFTER_KILL_S, BreakerState, IncidentKind
+from portal.domain.node_breaker import STUCK_AFTER_KILL_S, IncidentKind
 from portal.domain.policy_settings import TASK_DISK_LIMIT
 from portal.domain.reasons import EndReason, end_message
-from portal.domain.states import LIVE_ATTEMPT_STATES, NodeState, RuntimeKind
+from portal.domain.states import LIVE_ATTEMPT_STATES, RuntimeKind
 from portal.failpoints import failpoint
-from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.selectors.jobs.rights import job_denial
 from portal.selectors.nodes.network_policy import network_policy
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.images.pins import pin_job
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
+from portal.services.jobs.retries import exclude_node
 from portal.services.lifecycle import elastic, job_control
 from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
 from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler import leases
-from scheduler.core.model.snapshot import WHOLE_MILLI
 from scheduler.leases import HeldLease
 from scheduler.nodes.task_spec import (
     OPTIONAL_CAPABILITIES,
@@ -220,21 +220,6 @@ def fail_task(
     image = job.image_digest or image_reference(job.environment) or "the environment"
     message = end_message(reason, node=node.name, detail=detail, image=image)
     elastic.end_tasks([task.pk], reason, message=message)
-
-
-def exclude_node(job: Job, node: Node) -> None:
-    """Keep the job's next attempt off a node, unless the remaining nodes would be too few for its tasks."""
-    others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
-    others = others.filter(breaker_state=BreakerState.HEALTHY.value)
-    if job.pool_id is not None:
-        others = others.filter(pool=job.pool_id)
-    left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
-    each = job.gpus_per_task * job.milli_per_gpu
-    task_counts = [
-        count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
-    ]
-    if sum(task_counts) >= job.required_tasks:
-        job.avoid_nodes.add(node)
 
 
 # -- stop ------------------------------------------------------------------------------------------

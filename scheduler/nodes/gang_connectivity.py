@@ -11,9 +11,10 @@ from portal.domain.reasons import EndReason, end_message
 from portal.failpoints import failpoint
 from portal.models import Job, Node, Task
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
+from portal.services.jobs.retries import exclude_node
 from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.nodes import network_links, quarantine
-from scheduler.nodes.dispatch import NodeConnection, exclude_node
+from scheduler.nodes.dispatch import NodeConnection
 
 log = logging.getLogger(__name__)
 

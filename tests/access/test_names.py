@@ -44,7 +44,8 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     )
     | dict.fromkeys(("env", "secrets"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
-    models.Attempt: {"message": INSIDE},
+    models.Attempt: {"message": INSIDE, "failure_line": INSIDE},
+    models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
     models.Task: {"status_message": INSIDE},
     models.JobVerdict: dict.fromkeys(("message", "details", "suggestion"), INSIDE),
     models.IdleExemption: {"reason": INSIDE},
@@ -69,6 +70,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
 """Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
 
 SHOWN_NOWHERE = {
+    (models.Attempt, "failure_line"),
     (models.GpuAlert, "subject"),
     (models.Invitation, "email"),
     (models.OrphanContainer, "owner"),
@@ -91,13 +93,14 @@ OTHERS: dict[str, str] = {
     # words of the program, numbers, ids, hashes and sealed values
     "Allocation": "proof",
     "ApiToken": "secret_sha256 scopes",
-    "Attempt": "state reason secret stop_reason stop_requested_by",
+    "Attempt": "state reason secret stop_reason stop_requested_by failure_rule",
     "AuditEntry": "action object_kind object_id",
     "BrowserSession": "session_data session_key",
     "Cycle": "trigger fair_share_breakdown",
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
     "TimeLimitExtension": "state delays reservations",
     "FailedCycle": "kind trigger",
+    "FailureRule": "action exit_codes reasons",
     "Forecast": "code jobs_ahead",
     "GpuAlert": "kind",
     "Invitation": "code_sha256",

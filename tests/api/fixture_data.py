@@ -15,6 +15,7 @@ from portal.models import (
     AgentRollout,
     Environment,
     FailedCycle,
+    FailureRule,
     GpuAlert,
     IdleExemption,
     InvalidRow,
@@ -115,6 +116,9 @@ def make() -> FixtureData:
     )
     do_save_secret(owner, owner, "own", "never shown")
     registry = do_save_login(people["admin"], "registry.example.org", "fairway", "never shown")
+    rule = FailureRule.objects.create(
+        code="site_rule", title="t", cause="c.", fix="f.", pattern="license", changed_by="admin-x"
+    )
     do_save_secret(people["manager"], project, "shared", "never shown")
     rows: dict[str, Any] = {
         "reservation": reservation,
@@ -150,6 +154,7 @@ def make() -> FixtureData:
         **work,
     }
     names = {key: row.public_id for key, row in rows.items()}
+    names["rule"] = rule.code
     names |= {"gpu": node.gpus.first().uuid, "colleague": "colleague-x", "newcomer": "stranger-x"}
     return FixtureData(people, names, rows)
 

@@ -58,6 +58,7 @@ VOLUME = {
 }
 VALUE = {"value": "never shown"}
 LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password": "never shown"}
+RULE = {"title": "No licence", "cause": "c.", "fix": "f.", "pattern": "license server"}
 KNOBS = {"settings": {"usage_weight": 0.5, "usage_half_life_s": None}}
 IDLE_KNOBS = {"settings": {"idle_after_s": 1800, "idle_snooze_limit": None}}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
@@ -233,6 +234,9 @@ ROWS = [
         scope=BY_KIND,
     ),
     Row("jobs_resubmit", "post", "jobs/{ended}/resubmit/", CONTROLLERS, {}, 201, scope=BY_KIND),
+    # it was cancelled, so there is no failure to fix
+    Row("jobs_retry", "post", "jobs/{ended}/retry/", CONTROLLERS, {}, 409, scope=BY_KIND),
+    Row("jobs_support_text", "get", "jobs/{running}/support-text/", INSIDE),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
@@ -310,6 +314,11 @@ ROWS = [
     Row("volumes_get", "get", "volumes/{volume}/", INSIDE),
     Row("volumes_put", "put", "volumes/{volume}/", ADMIN, {"path": "/data/other"}),
     Row("volumes_remove", "delete", "volumes/{volume}/", ADMIN, status=204),
+    Row("failure_rules_list", "get", "failure-rules/", ADMIN, hidden=403),
+    Row("failure_rules_try", "post", "failure-rules/try/", ADMIN, RULE, hidden=403),
+    Row("failure_rules_get", "get", "failure-rules/{rule}/", ADMIN, hidden=403),
+    Row("failure_rules_put", "put", "failure-rules/new_rule/", ADMIN, RULE, hidden=403),
+    Row("failure_rules_remove", "delete", "failure-rules/{rule}/", ADMIN, status=204, hidden=403),
     Row("registries_list", "get", "registries/", ADMIN, hidden=403),
     Row("registries_save", "post", "registries/", ADMIN, LOGIN, hidden=403),
     Row("registries_remove", "delete", "registries/{registry}/", ADMIN, status=204, hidden=403),

@@ -16,7 +16,7 @@ from portal.web.admin.audit import changed_fields
 from tests import factories
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
-FOR_ADMINS = ["users", "audit", "add-node", "registries"]
+FOR_ADMINS = ["users", "audit", "add-node", "registries", "failure-rules"]
 
 
 @pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])

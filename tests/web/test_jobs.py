@@ -18,14 +18,13 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
-from portal.selectors.logs.lines import LogLine
+from portal.selectors.logs.lines import LogLine, displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
 from portal.web import job_list as job_list
 from portal.web.display.formatting import NBSP, rate
 from portal.web.display.job_rows import job_rows
 from portal.web.job.failure import exit_name
-from portal.web.job.logs import displayed_text
 from tests import factories
 
 
@@ -108,11 +107,11 @@ def test_the_failure_box_names_the_exit_and_says_what_to_do(dataset, client_of):
         .get(reverse("job", args=[dataset.jobs["dino-abl-b128"].public_id]))
         .content.decode()
     )
-    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 128"):
+    for words in ("It ran out of memory", "exit 137 (SIGKILL)", "Request more memory, such as 96"):
         assert words in page
     (link,) = re.findall(r'href="(/launch/[^"]*memory_mib[^"]*)"', page)
     form = client_of("member").get(html.unescape(link)).context["form"]
-    assert form["memory_gib"].value() == "128"
+    assert form["memory_gib"].value() == "96"
     assert form["name"].value() == "dino-abl-b128"
     page = (
         client_of("member")

@@ -24,6 +24,7 @@ from portal.models import Job, User
 from portal.selectors.jobs.idle import active_exemptions, get_exemption
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
 from portal.services.jobs.submission import (
     do_cancel_job,
@@ -138,6 +139,18 @@ ROUTES = [
         rate=rate_limits.JOB_SUBMITS,
         idempotent=True,
         error_statuses=[],
+    ),
+    _job_action(
+        "retry",
+        "jobs_retry",
+        "Retry a failed job with the fix of its failure",
+        "Submits the request again as `failure.action` says: unchanged, with 1.5 times the memory, or without "
+        "the node. Rejected with `no_fix`, `no_more_memory` or `no_other_node` if that is not possible.",
+        do_retry_with_fix,
+        represent=lambda user, _old, new: represent_current_job(user, new),
+        status=201,
+        rate=rate_limits.JOB_SUBMITS,
+        idempotent=True,
     ),
     _job_action(
         "signal",

@@ -16,6 +16,7 @@ from portal.api.jobs.job_requests import JobBody, submit_response
 from portal.api.serializers import jobs as representations
 from portal.domain.states import JobKind, JobState
 from portal.models import Job, User
+from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     JobFilter,
@@ -105,6 +106,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
     context = representations.JobContext(
         seen=visible_job_ids(user, ahead) | visible_related_jobs(user, attempts, preempted_attempts, chain),
         attempts=attempts,
+        failure=identified_failure(user, row, attempts[0] if attempts else None),
         layouts=compare_job_layouts(row),
         preempted_attempts=preempted_attempts,
         chain=chain,

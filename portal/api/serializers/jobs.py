@@ -16,11 +16,13 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.idle import IdleDetail
 from portal.api.serializers.progress import MeasuredLayout, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
+from portal.domain.failure_rules import FailureAction
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
 from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLimitExtension
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
+from portal.selectors.failure_rules import IdentifiedFailure
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
@@ -42,6 +44,7 @@ class JobContext:
 
     seen: Collection[str]
     attempts: list[AttemptRow]
+    failure: IdentifiedFailure | None
     layouts: list[MeasuredLayoutRow]
     preempted_attempts: list[AttemptRow]
     chain: DependencyChain
@@ -436,6 +439,24 @@ class JobSecret(ResponseSerializer):
     file = serializers.CharField()
 
 
+class Failure(ResponseSerializer):
+    """Why a job failed, by a failure rule."""
+
+    rule = serializers.CharField(source="rule.code")
+    title = serializers.CharField(source="rule.title")
+    cause = serializers.CharField(source="rule.cause")
+    fix = serializers.CharField(source="rule.fix")
+    action = serializers.ChoiceField(
+        [action.value for action in FailureAction], source="rule.action", help_text="What `retry/` does."
+    )
+    line = serializers.CharField(
+        allow_null=True,
+        allow_blank=True,
+        help_text="The line of the log that matched; blank: none, the exit signature did; null: not visible to you.",
+    )
+    rank = serializers.IntegerField(allow_null=True, help_text="Rank of that line.")
+
+
 class JobDetail(Job):
     """A job with all details."""
 
@@ -492,6 +513,11 @@ class JobDetail(Job):
         help_text="true for a job created from a container that was adopted after a restore: its request is unknown."
     )
     attempts = Attempt(many=True, source="context.attempts")
+    failure = Failure(
+        allow_null=True,
+        source="context.failure",
+        help_text="null unless its newest attempt failed and a failure rule matches.",
+    )
     layouts = MeasuredLayout(
         many=True,
         source="context.layouts",

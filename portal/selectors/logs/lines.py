@@ -7,6 +7,7 @@ or P for full or partial before each piece) and ``raw`` (bytes as the process wr
 from __future__ import annotations
 
 import datetime as dt
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,10 @@ MAX_LINES = 2_000
 MAX_READ_BYTES = 1024 * 1024
 MAX_LINE_CHARACTERS = 16_384
 TAIL_BLOCK_BYTES = 64 * 1024
+_TERMINAL_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
+)
+"""Terminal escape sequences. No match extends past the next escape, so malformed lines need one pass."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,12 @@ def _split(data: bytes) -> list[bytes]:
 def _decode_text(piece: bytes) -> str:
     text = piece.rstrip(b"\n").decode("utf-8", "replace")
     return text if len(text) <= MAX_LINE_CHARACTERS else text[:MAX_LINE_CHARACTERS] + " … (cut)"
+
+
+def displayed_text(line: LogLine) -> str:
+    """Return the text that a terminal would show: after the last carriage return, without escapes."""
+    text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
+    return _TERMINAL_ESCAPES.sub("", text)
 
 
 def open_log(log: LogFile) -> BinaryIO:

@@ -46,6 +46,7 @@ class JobRequest(JobSpec):
     pool: NodePool | None = None
     template: Template | None = None
     dependencies: Sequence[Job] = ()
+    avoid_nodes: Sequence[Node] = ()
 
 
 def validate_request(user: User, request: JobRequest) -> None:
@@ -148,6 +149,7 @@ def do_submit_job(user: User, request: JobRequest) -> Job:
         pin = request.environment.image_digest
         job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
         Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in dependencies)
+        job.avoid_nodes.add(*request.avoid_nodes)
         job_control.record_submitted(job, actor=user.username)
         return job
 
@@ -207,6 +209,12 @@ def do_resubmit_job(user: User, job: Job) -> Job:
     Dependencies are not copied, and dependents of the old job have already started or were cancelled.
     """
     require_permission(user, Permission.CONTROL, job)  # because its variables are copied
+    check_resubmission(user, job)
+    return do_submit_job(user, request_from_job(job))
+
+
+def check_resubmission(user: User, job: Job) -> None:
+    """Raise Conflict or Forbidden unless the user may submit the request of the ended job again."""
     if job.state not in TERMINAL_JOB_STATES:
         raise Conflict("It has not ended.", code="job_not_ended")
     if job.is_placeholder:
@@ -214,7 +222,6 @@ def do_resubmit_job(user: User, job: Job) -> Job:
         raise Conflict(message, code="job_unknown")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
         raise Forbidden("Only its owner can restart a workspace.")
-    return do_submit_job(user, request_from_job(job))
 
 
 def request_from_job(job: Job) -> JobRequest:
@@ -225,7 +232,8 @@ def request_from_job(job: Job) -> JobRequest:
 
 def _job_columns(request: JobRequest) -> dict[str, Any]:
     """Return the request as columns of Job, with lists and dictionaries copied."""
-    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "dependencies"}
+    rows = ("dependencies", "avoid_nodes")
+    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key not in rows}
     return columns | {
         "command": list(request.command),
         "env": dict(request.env),

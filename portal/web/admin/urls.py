@@ -7,7 +7,7 @@ from django.urls import path
 from portal.web.admin import audit
 from portal.web.admin.nodes import alerts, node_operations, nodes, recovery, topologies
 from portal.web.admin.projects import projects, quotas, users
-from portal.web.admin.resources import environments, registries, volumes
+from portal.web.admin.resources import environments, failure_rules, registries, volumes
 from portal.web.admin.scheduling import policy, reservations, scheduler
 
 urlpatterns = [
@@ -56,6 +56,10 @@ urlpatterns = [
     path("volumes/", volumes.volumes_page, name="volumes"),
     path("volumes/save/", volumes.save_volume, name="save-volume"),
     path("volumes/<slug:name>/remove/", volumes.remove_volume, name="remove-volume"),
+    path("failure-rules/", failure_rules.failure_rules_page, name="failure-rules"),
+    path("failure-rules/save/", failure_rules.save_failure_rule, name="save-failure-rule"),
+    path("failure-rules/<slug:code>/enable/", failure_rules.enable_failure_rule, name="enable-failure-rule"),
+    path("failure-rules/<slug:code>/remove/", failure_rules.remove_failure_rule, name="remove-failure-rule"),
     path("registries/", registries.registries_page, name="registries"),
     path("registries/save/", registries.save_registry, name="save-registry"),
     path("registries/<slug:public_id>/remove/", registries.remove_registry, name="remove-registry"),

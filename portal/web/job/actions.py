@@ -11,6 +11,7 @@ from portal.domain.states import JobState
 from portal.models import TimeLimitExtension, User
 from portal.selectors.jobs.idle import get_exemption
 from portal.selectors.jobs.jobs import get_job
+from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
 from portal.services.jobs.submission import (
     do_cancel_job,
@@ -65,6 +66,16 @@ def resubmit(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     fresh = do_resubmit_job(user, get_job(user, public_id))
     messages.success(request, f"{fresh.name} is submitted again.")
     return redirect("job", fresh.public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def retry(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Submit a failed job again with the action of its failure rule."""
+    job = get_job(user, public_id)
+    with refusals_as_messages(request):
+        job = do_retry_with_fix(user, job)
+        messages.success(request, f"{job.name} is submitted again with the fix of its failure.")
+    return redirect("job", job.public_id)
 
 
 @action(AccessPolicy.SIGNED_IN)

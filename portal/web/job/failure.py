@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from portal.domain.failure_rules import FailureAction
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
+from portal.selectors.failure_rules import IdentifiedFailure, more_memory_mib
+from portal.services.jobs.retries import failed_node
 from portal.web.display.formatting import memory
 
 SIGNAL_NAMES = {
@@ -25,12 +28,14 @@ EXIT_CODE_MEANINGS = {
 class SuggestedFix:
     """A suggested fix: text, a note, and the page for it (empty: text only).
 
-    ``changes`` are launch form values that differ from the job's, by API name.
+    ``changes`` are launch form values that differ from the job's, by API name. ``button`` labels the view
+    ``retry``, which submits the job again with the action of its failure rule.
     """
 
     title: str
     description: str
     view: str = ""
+    button: str = ""
     changes: dict[str, int] = field(default_factory=dict)
 
 
@@ -40,6 +45,8 @@ class FailureSummary:
     cause: str
     exit_name: str
     fixes: list[SuggestedFix]
+    identified: IdentifiedFailure | None = None
+    """The failure rule that matched."""
 
 
 READ_LOG = SuggestedFix(
@@ -98,12 +105,18 @@ def exit_name(code: int | None) -> str:
     return f"exit {code} ({EXIT_CODE_MEANINGS[code]})" if code in EXIT_CODE_MEANINGS else f"exit {code}"
 
 
-def build_failure_summary(job: Job, last: Attempt | None) -> FailureSummary | None:
+def build_failure_summary(
+    job: Job, last: Attempt | None, identified: IdentifiedFailure | None
+) -> FailureSummary | None:
     """Return the box of a job that failed or timed out; None for others."""
     if job.state not in (JobState.FAILED, JobState.TIMEOUT):
         return None
     reason = EndReason(job.reason) if job.reason in set(EndReason) else EndReason.EXIT_CODE
     code = job.exit_code if job.exit_code is not None else (last.exit_code if last else None)
+    if identified is not None:
+        rule = identified.rule
+        fixes = _fixes_of_rule(job, last, identified)
+        return FailureSummary(rule.title, f"{rule.cause} {job.message}", exit_name(code), fixes, identified)
     title, fixes = _title_and_fixes(job, last, reason, code)
     return FailureSummary(title, job.message, exit_name(code), fixes)
 
@@ -127,10 +140,35 @@ def _title_and_fixes(
     return "The command failed", [READ_LOG, EDIT, RESUBMIT]
 
 
-def _more_memory(job: Job, last: Attempt | None) -> SuggestedFix:
+def _fixes_of_rule(job: Job, last: Attempt | None, identified: IdentifiedFailure) -> list[SuggestedFix]:
+    """Return the fix of the rule, with its action if that is possible, then what is always possible."""
+    fix = identified.rule.fix
+    match identified.rule.action:
+        case FailureAction.RETRY:
+            first = SuggestedFix("Start it again", fix, "retry", "Retry")
+        case FailureAction.RETRY_WITH_MORE_MEMORY if more := more_memory_mib(job):
+            title = f"Start it again with {memory(more)} of memory"
+            first = SuggestedFix(
+                title, f"{_memory_used(job, last)} {fix}", "retry", f"Retry with {memory(more)}"
+            )
+            return [first, replace(EDIT, changes={"memory_mib": more}), READ_LOG]
+        case FailureAction.EXCLUDE_NODE if last and (node := failed_node(last)):
+            title = f"Start it again without {node.name}"
+            first = SuggestedFix(title, fix, "retry", f"Retry without {node.name}")
+        case _:
+            first = SuggestedFix(fix, "")
+    return [first, EDIT, RESUBMIT, READ_LOG]
+
+
+def _memory_used(job: Job, last: Attempt | None) -> str:
     peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
     had = memory(job.memory_mib)
-    used = f"it used {memory(peak)} of {had}" if peak else f"it had {had}"
-    more = job.memory_mib * 2
+    return f"Per task it used {memory(peak)} of {had}." if peak else f"Per task it had {had}."
+
+
+def _more_memory(job: Job, last: Attempt | None) -> SuggestedFix:
+    more = more_memory_mib(job)
+    if more is None:
+        return SuggestedFix("Use less memory", f"{_memory_used(job, last)} No node has more.", "launch")
     title = f"Request more memory, such as {memory(more)}"
-    return SuggestedFix(title, f"Per task {used}.", "launch", {"memory_mib": more})
+    return SuggestedFix(title, _memory_used(job, last), "launch", changes={"memory_mib": more})

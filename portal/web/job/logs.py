@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -16,7 +15,7 @@ from portal.models import Attempt, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import lines as log_lines
 from portal.selectors.logs import search as log_search
-from portal.selectors.logs.lines import LogFile, LogLine
+from portal.selectors.logs.lines import LogFile, LogLine, displayed_text
 from portal.selectors.logs.search import LogSearchQuery, SearchCursor
 from portal.web.display.formatting import parse_whole_number
 from portal.web.job.overview import job_page_context
@@ -24,10 +23,6 @@ from portal.web.views import page
 
 MAX_LINES = 1000
 MAX_LINE_CHARACTERS = 4000
-_TERMINAL_ESCAPES = re.compile(
-    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
-)
-"""Terminal escape sequences. No match extends past the next escape, so malformed lines need one pass."""
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -93,15 +88,9 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     )
 
 
-def displayed_text(line: LogLine) -> str:
-    """Return the text that a terminal would show: after the last carriage return, without escapes."""
-    text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
-    return _TERMINAL_ESCAPES.sub("", text)[:MAX_LINE_CHARACTERS]
-
-
 def _line_json(line: LogLine) -> list[Any]:
     """Return time, text, and whether it is an error message, as the page reads them."""
-    return [line.at or "", displayed_text(line), line.stream == "stderr"]
+    return [line.at or "", displayed_text(line)[:MAX_LINE_CHARACTERS], line.stream == "stderr"]
 
 
 def _get_log(request: HttpRequest, user: User, public_id: str) -> LogFile:

@@ -15,8 +15,9 @@ from portal.access import AccessPolicy, Permission, can
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
-from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
+from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
+from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -44,9 +45,6 @@ from portal.web.views import page, render_live
 
 TIMELINE_EVENTS = 60
 EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
-FAILED_ATTEMPT_STATES = frozenset(
-    {AttemptState.FAILED, AttemptState.OUT_OF_MEMORY, AttemptState.NODE_FAIL, AttemptState.TIMEOUT}
-)
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "preempted_jobs": [(one, RelatedJob.visible_to(one.job, visible)) for one in preempted_jobs],
         "dependencies": [RelatedJob.visible_to(one, visible) for one in chain.dependencies],
         "dependents": [RelatedJob.visible_to(one, visible) for one in chain.dependents],
-        "failure": build_failure_summary(found, last),
+        "failure": build_failure_summary(found, last, identified_failure(user, found, last)),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
         "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,

@@ -1,0 +1,69 @@
+"""Retries failed jobs with the action of their failure rule, and keeps jobs off nodes that failed them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from django.db.models import Count
+
+from portal.access import Permission, require_permission
+from portal.domain.failure_rules import FailureAction
+from portal.domain.feasibility import WHOLE_MILLI
+from portal.domain.node_breaker import BreakerState
+from portal.domain.states import NodeState
+from portal.errors import Conflict
+from portal.models import Attempt, Job, Node, User
+from portal.selectors.failure_rules import identified_failure, more_memory_mib
+from portal.services.jobs.submission import check_resubmission, do_submit_job, request_from_job
+
+
+def exclude_node(job: Job, node: Node) -> None:
+    """Keep the job's next attempt off a node, unless the remaining nodes would be too few for its tasks."""
+    if enough_other_nodes(job, node):
+        job.avoid_nodes.add(node)
+
+
+def enough_other_nodes(job: Job, node: Node) -> bool:
+    """Return whether the job could run without the node and those that it avoids already."""
+    others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
+    others = others.filter(breaker_state=BreakerState.HEALTHY.value)
+    if job.pool_id is not None:
+        others = others.filter(pool=job.pool_id)
+    left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
+    each = job.gpus_per_task * job.milli_per_gpu
+    task_counts = [
+        count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
+    ]
+    return sum(task_counts) >= job.required_tasks
+
+
+def do_retry_with_fix(user: User, job: Job) -> Job:
+    """Submit a failed job again with the action of its failure rule. Raise Conflict if it has none."""
+    require_permission(user, Permission.CONTROL, job)  # because its variables are copied
+    check_resubmission(user, job)
+    last = Attempt.objects.filter(job=job).order_by("number").last()
+    failure = identified_failure(user, job, last)
+    if last is None or failure is None or failure.rule.action is FailureAction.NONE:
+        raise Conflict("Its failure has no fix that can be applied for you.", code="no_fix")
+    request = request_from_job(job)
+    if failure.rule.action is FailureAction.RETRY_WITH_MORE_MEMORY:
+        memory_mib = more_memory_mib(job)
+        if memory_mib is None:
+            raise Conflict("No node has more memory than it requests for each task.", code="no_more_memory")
+        request = replace(request, memory_mib=memory_mib)
+    elif failure.rule.action is FailureAction.EXCLUDE_NODE:
+        node = failed_node(last)
+        if node is None or not enough_other_nodes(job, node):
+            message = "No other node can run it. Resubmit it to use the same node again."
+            raise Conflict(message, code="no_other_node")
+        request = replace(request, avoid_nodes=[*job.avoid_nodes.all(), node])
+    return do_submit_job(user, request)
+
+
+def failed_node(attempt: Attempt) -> Node | None:
+    """Return the node of the rank that the rule names, else of the task that failed first."""
+    tasks = sorted(
+        attempt.task_rows.all(), key=lambda task: (not task.exit_code, task.ended_at is None, task.ended_at)
+    )
+    task = next((task for task in tasks if task.rank == attempt.failure_rank), next(iter(tasks), None))
+    return task.node if task else None

@@ -1,0 +1,34 @@
+"""The page that shows the text with which a user asks for help with a job."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from portal.access import AccessPolicy
+from portal.models import User
+from portal.selectors.jobs.jobs import get_job
+from portal.selectors.jobs.support_text import support_text
+from portal.web.job.overview import job_page_context
+from portal.web.views import page
+
+MAX_MAIL_CHARACTERS = 1500
+"""Mail programs cut longer addresses."""
+
+
+@page(AccessPolicy.SIGNED_IN)
+def help_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    found = get_job(user, public_id)
+    text = support_text(user, found)
+    subject = f"Help with job {found.name} ({found.public_id})"
+    address = f"mailto:{quote(settings.SUPPORT_ADDRESS, safe='@')}?subject={quote(subject)}&body="
+    context = job_page_context(user, found) | {
+        "tab": "help",
+        "text": text,
+        "mail": address + quote(text[:MAX_MAIL_CHARACTERS]) if settings.SUPPORT_ADDRESS else "",
+        "is_cut": len(text) > MAX_MAIL_CHARACTERS,
+    }
+    return render(request, "job/help.html", context)
