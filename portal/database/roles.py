@@ -62,6 +62,8 @@ def grant_service_privileges() -> None:
             "GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
             "REVOKE UPDATE, DELETE ON {histories} FROM {role}",
             "REVOKE INSERT, UPDATE, DELETE ON django_migrations FROM {role}",
+            "CREATE SCHEMA IF NOT EXISTS mlflow",  # the tracking server creates its tables there
+            "GRANT USAGE, CREATE ON SCHEMA mlflow TO {role}",
         ):
             cursor.execute(sql.SQL(statement).format(role=role, histories=histories).as_string(None))
 
