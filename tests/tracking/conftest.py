@@ -17,7 +17,6 @@ from django.db import connection
 from portal.models import Project, User
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.tracking import tracking_url
-from portal.tracking import client
 from tests import factories
 
 START_LIMIT_S = 90
@@ -45,20 +44,13 @@ def tracking_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
             [sys.executable, "-m", "portal.tracking.server"], env=environment, stdout=log, stderr=log
         )
     deadline = time.monotonic() + START_LIMIT_S
-    while not _answers():
+    while not socket.exists():  # it listens once MLflow is loaded and its tables exist
         assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
         time.sleep(0.1)
     yield folder
     server.terminate()
     server.wait(20)
     del os.environ["FAIRWAY_TRACKING_SOCKET"]
-
-
-def _answers() -> bool:
-    try:
-        return client.send("none", "GET", "/health").status == 200
-    except client.TrackingUnavailable:
-        return False
 
 
 class TrackingWorld:
