@@ -8,9 +8,10 @@ import pytest
 from mlflow import MlflowException
 
 from portal.domain.states import JobState
+from portal.domain.tracking import JOB_TAG
 from portal.models import Attempt, Job
 from portal.services.images.process_environment import _world_readable_python
-from portal.services.jobs.tracking import JOB_TAG, TRACKING_TOKEN, job_token, tracking_variables
+from portal.services.jobs.tracking import TRACKING_TOKEN, job_token, tracking_variables
 from portal.tracking import client
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, harness, shared_harness

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
-from django.core.handlers.asgi import ASGIRequest
-from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import Throttled
@@ -22,19 +21,18 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_projects
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
+from portal.artifact_download import artifact_response
 from portal.database.pool_middleware import release_connection
+from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, USER_TAG
 from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from portal.models import ApiToken, Job, Project, User
-from portal.selectors.logs.files import iterate_in_thread
 from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope, has_scope
-from portal.services.jobs.tracking import JOB_TAG, TOKEN_PREFIX, get_token_job
-from portal.tracking.client import TIMEOUT_S, WORKSPACE_HEADER, call, read_chunks, send
+from portal.services.jobs.tracking import TOKEN_PREFIX, get_token_job
+from portal.tracking.client import TIMEOUT_S, WORKSPACE_HEADER, call, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, Access, Endpoint, find_endpoint
 from portal.valkey import rate_limits
 
-USER_TAG = "mlflow.user"
-_RESERVED_PREFIX = "fairway."
 _ERROR_CODES = {
     400: "INVALID_PARAMETER_VALUE",
     401: "UNAUTHENTICATED",
@@ -164,19 +162,6 @@ def _ensure_default_experiment(project: Project, name: str) -> None:
             call(project.public_id, "POST", "experiments/create", {"name": name})
 
 
-def artifact_response(request: HttpRequest, answer: Any, name: str) -> StreamingHttpResponse:
-    """Return a file of a user as a download that no browser renders."""
-    chunks = read_chunks(answer)
-    found = StreamingHttpResponse(
-        iterate_in_thread(iter(chunks)) if isinstance(request, ASGIRequest) else chunks,
-        content_type="application/octet-stream",
-        headers={"Content-Security-Policy": "sandbox", "Cache-Control": "no-store"},
-    )
-    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name) or "artifact"
-    found["Content-Disposition"] = f'attachment; filename="{safe.encode("ascii", "replace").decode()}"'
-    return found
-
-
 def _checked_body(body: bytes, caller: Caller, endpoint: Endpoint) -> bytes:
     """Return the body. A new run gets its user and the job that creates it; nobody else may set such tags."""
     creates_run = endpoint.name == "runs/create"
@@ -190,15 +175,15 @@ def _checked_body(body: bytes, caller: Caller, endpoint: Endpoint) -> bytes:
         raise InvalidRequest("The body is not a JSON object.")
     listed = given.get("tags")
     tags = [tag for tag in listed if isinstance(tag, dict)] if isinstance(listed, list) else []
-    reserved = [tag for tag in tags if str(tag.get("key", "")).startswith(_RESERVED_PREFIX)]
+    reserved = [tag for tag in tags if str(tag.get("key", "")).startswith(RESERVED_TAG_PREFIX)]
     if creates_run:
         given["tags"] = [tag for tag in tags if tag not in reserved and tag.get("key") != USER_TAG]
         given["tags"].append({"key": USER_TAG, "value": caller.user.username})
         if caller.job is not None:
             given["tags"].append({"key": JOB_TAG, "value": caller.job.public_id})
         return json.dumps(given).encode()
-    if reserved or str(given.get("key", "")).startswith(_RESERVED_PREFIX):
-        raise Forbidden(f"Names that start with {_RESERVED_PREFIX} are set by Fairway.")
+    if reserved or str(given.get("key", "")).startswith(RESERVED_TAG_PREFIX):
+        raise Forbidden(f"Names that start with {RESERVED_TAG_PREFIX} are set by Fairway.")
     return body
 
 
