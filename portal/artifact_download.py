@@ -11,7 +11,9 @@ from portal.selectors.logs.files import iterate_in_thread
 from portal.tracking.client import read_chunks
 
 
-def artifact_response(request: HttpRequest, answer: http.client.HTTPResponse, name: str) -> StreamingHttpResponse:
+def artifact_response(
+    request: HttpRequest, answer: http.client.HTTPResponse, name: str
+) -> StreamingHttpResponse:
     """Return a file of a user as a download that no browser renders."""
     chunks = read_chunks(answer)
     found = StreamingHttpResponse(

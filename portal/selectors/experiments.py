@@ -159,7 +159,8 @@ def list_artifacts(project: Project, run: str, path: str = "") -> list[Artifact]
     rows = found.get("files", [])[:MAX_ARTIFACTS]
     sizes = ((row, row.get("file_size")) for row in rows)
     return [
-        Artifact(row["path"], bool(row.get("is_dir")), None if size is None else int(size)) for row, size in sizes
+        Artifact(row["path"], bool(row.get("is_dir")), None if size is None else int(size))
+        for row, size in sizes
     ]
 
 
@@ -170,7 +171,11 @@ def artifact_path(project: Project, run: Run, path: str) -> str:
 
 def list_models(project: Project) -> list[RegisteredModel]:
     found = call(
-        project.public_id, "GET", "registered-models/search", max_results=MAX_MODELS, order_by="timestamp DESC"
+        project.public_id,
+        "GET",
+        "registered-models/search",
+        max_results=MAX_MODELS,
+        order_by="timestamp DESC",
     )
     return [_model(each) for each in found.get("registered_models", [])]
 

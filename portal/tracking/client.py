@@ -77,7 +77,9 @@ def call(
     content = None if body is None else json.dumps(body).encode()
     given = urlencode({key: value for key, value in query.items() if value is not None}, doseq=True)
     headers = {"Content-Type": "application/json"} if content else None
-    with send(project, method, f"/api/2.0/mlflow/{name}", query=given, body=content, headers=headers) as answer:
+    with send(
+        project, method, f"/api/2.0/mlflow/{name}", query=given, body=content, headers=headers
+    ) as answer:
         try:
             found = json.loads(answer.read() or b"{}")
         except (OSError, ValueError, http.client.HTTPException) as problem:

@@ -9,7 +9,6 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-
 ARTIFACT_TIMEOUT_S = 60.0
 """Longest time from the end of an upload to the answer; the file is copied to the artifacts meanwhile."""
 
@@ -42,7 +41,8 @@ GET  server-info
 """
 _WRITES = """
 POST experiments/(create|update|delete|restore|set-experiment-tag|delete-experiment-tag)
-POST runs/(create|update|delete|restore|log-metric|log-batch|log-parameter|log-inputs|log-model|outputs|set-tag|delete-tag)
+POST runs/(create|update|delete|restore|set-tag|delete-tag|outputs)
+POST runs/log-(metric|batch|parameter|inputs|model)
 POST registered-models/(create|rename|set-tag|alias)
 PATCH registered-models/update
 DELETE registered-models/(delete|delete-tag|alias)

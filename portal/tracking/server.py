@@ -1,7 +1,7 @@
 """The tracking server: MLflow's REST API on a unix socket that only the web process uses.
 
-`python -m portal.tracking.server` runs it. The web process authorizes each request and names the project in MLflow's workspace
-header; MLflow's store confines the request to that workspace. This is the only module that imports MLflow.
+`python -m portal.tracking.server` runs it. The web process authorizes each request and names the project in
+MLflow's workspace header; MLflow's store confines the request to that workspace. Only this module imports MLflow.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def build_application(database: str, artifacts: Path) -> MetricWriter:
     from mlflow.store.workspace.abstract_store import AbstractStore
     from mlflow.tracking._workspace import registry
 
-    class ProjectWorkspaces(AbstractStore):  # type: ignore[misc]
+    class ProjectWorkspaces(AbstractStore):
         """Every project is a workspace of its public id; the web process names existing ones only."""
 
         def __init__(self, workspace_uri: str) -> None:
@@ -117,10 +117,12 @@ def build_application(database: str, artifacts: Path) -> MetricWriter:
         def get_default_workspace(self) -> Workspace:
             raise NotImplementedError  # a request without a workspace is refused
 
-        def resolve_artifact_root(self, default_artifact_root: str, workspace_name: str) -> tuple[str, bool]:
+        def resolve_artifact_root(
+            self, default_artifact_root: str | None, workspace_name: str
+        ) -> tuple[str | None, bool]:
             return default_artifact_root, True
 
-    registry._get_workspace_store_registry().register(_PROVIDER, ProjectWorkspaces)
+    registry._get_workspace_store_registry().register(_PROVIDER, ProjectWorkspaces)  # type: ignore[no-untyped-call]
     handlers.initialize_backend_stores(database, database, "mlflow-artifacts:/", f"{_PROVIDER}://")
     store: Any = handlers._get_tracking_store()
     return MetricWriter(app, store.engine)

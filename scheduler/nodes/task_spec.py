@@ -239,7 +239,10 @@ def spec_digest(spec: dict[str, Any]) -> str:
         for name, content in spec["secret_files"].items()
     }
     if TRACKING_TOKEN in spec["env"]:
-        plain["env"] = {**spec["env"], TRACKING_TOKEN: ""}  # another key makes another token, not another task
+        plain["env"] = {
+            **spec["env"],
+            TRACKING_TOKEN: "",
+        }  # another key makes another token, not another task
     if "secret_variables" in spec:
         plain["secret_variables"] = sorted(spec["secret_variables"])
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))

@@ -38,7 +38,6 @@ def tracking_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
         "FAIRWAY_TRACKING_DATABASE_URL": database_address(),
         "FAIRWAY_DATA_DIR": str(folder),
     }
-    os.environ["FAIRWAY_TRACKING_SOCKET"] = str(socket)
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "portal.tracking.server"], env=environment, stdout=log, stderr=log
@@ -50,7 +49,6 @@ def tracking_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
     yield folder
     server.terminate()
     server.wait(20)
-    del os.environ["FAIRWAY_TRACKING_SOCKET"]
 
 
 class TrackingWorld:
@@ -79,6 +77,5 @@ class TrackingWorld:
 def tracking(
     transactional_db: None, tracking_server: Path, live_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> TrackingWorld:
+    monkeypatch.setenv("FAIRWAY_TRACKING_SOCKET", str(tracking_server / "tracking.sock"))
     return TrackingWorld(live_server.url, monkeypatch)
-
-

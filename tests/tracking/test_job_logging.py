@@ -62,7 +62,10 @@ def test_a_job_logs_by_its_environment_and_its_token_ends_with_it(
         project,
         "POST",
         "runs/search",
-        {"experiment_ids": [experiments[0]["experiment_id"]], "filter": f"tags.`{JOB_TAG}` = '{job.public_id}'"},
+        {
+            "experiment_ids": [experiments[0]["experiment_id"]],
+            "filter": f"tags.`{JOB_TAG}` = '{job.public_id}'",
+        },
     )
     (run,) = found["runs"]
     assert run["info"]["status"] == "FINISHED"
@@ -71,7 +74,9 @@ def test_a_job_logs_by_its_environment_and_its_token_ends_with_it(
         tracking.client(token=job_token(job.public_id, 1)).get_run(run["info"]["run_id"])
 
 
-def test_the_token_of_a_job_is_for_its_project_and_its_owners_rights(tracking: TrackingWorld, job: Job) -> None:
+def test_the_token_of_a_job_is_for_its_project_and_its_owners_rights(
+    tracking: TrackingWorld, job: Job
+) -> None:
     pool = factories.pool()
     Attempt.objects.create(job=job, number=1, pool=pool, leader_epoch=1, state="RUNNING")
     token = job_token(job.public_id, 1)

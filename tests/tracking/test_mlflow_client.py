@@ -51,7 +51,12 @@ def test_points_of_a_batch_are_kept_as_mlflow_keeps_them(tracking: TrackingWorld
     """The short way into the tables and MLflow's own give the same answers."""
     client = tracking.client()
     experiment = client.create_experiment("points")
-    points = [Metric("loss", 1.5, 5, 3), Metric("loss", 2.5, 6, 3), Metric("loss", 9.0, 9, 1), Metric("a/b c", -1, 0, 0)]
+    points = [
+        Metric("loss", 1.5, 5, 3),
+        Metric("loss", 2.5, 6, 3),
+        Metric("loss", 9.0, 9, 1),
+        Metric("a/b c", -1, 0, 0),
+    ]
     short, own = (client.create_run(experiment).info.run_id for _ in range(2))
     client.log_batch(short, metrics=points)
     client.log_batch(short, metrics=points)  # a repeated request adds nothing
@@ -60,7 +65,9 @@ def test_points_of_a_batch_are_kept_as_mlflow_keeps_them(tracking: TrackingWorld
         assert [(p.value, p.timestamp, p.step) for p in client.get_metric_history(short, key)] == [
             (p.value, p.timestamp, p.step) for p in client.get_metric_history(own, key)
         ]
-    assert client.get_run(short).data.metrics == client.get_run(own).data.metrics == {"loss": 2.5, "a/b c": -1.0}
+    assert (
+        client.get_run(short).data.metrics == client.get_run(own).data.metrics == {"loss": 2.5, "a/b c": -1.0}
+    )
     with pytest.raises(MlflowException, match="Invalid value"):
         client.log_batch(short, metrics=[Metric("bad\nname", 1.0, 0, 0)])
     client.delete_run(short)
@@ -75,7 +82,10 @@ def test_artifacts_go_up_and_come_down(tracking: TrackingWorld, tmp_path: Path) 
     model.write_bytes(bytes(range(256)) * 20_000)
     client.log_artifact(run, str(model), "weights")
     client.log_text(run, "<script>alert(1)</script>", "page.html")
-    assert {(each.path, each.is_dir) for each in client.list_artifacts(run)} == {("page.html", False), ("weights", True)}
+    assert {(each.path, each.is_dir) for each in client.list_artifacts(run)} == {
+        ("page.html", False),
+        ("weights", True),
+    }
     (found,) = client.list_artifacts(run, "weights")
     assert found.file_size == model.stat().st_size
     down = client.download_artifacts(run, "weights/model.bin", str(tmp_path))

@@ -34,7 +34,9 @@ def runs(tracking: TrackingWorld) -> list[str]:
         run = client.create_run(experiment, run_name=f"vit-{number}").info.run_id
         client.log_param(run, "lr", number / 10)
         client.log_param(run, "batch", 64)
-        client.log_batch(run, metrics=[Metric("loss", number / (step + 1), 1000 + step, step) for step in range(600)])
+        client.log_batch(
+            run, metrics=[Metric("loss", number / (step + 1), 1000 + step, step) for step in range(600)]
+        )
         made.append(run)
     client.log_text(made[0], "<script>alert(1)</script>", "report/page.html")
     return made
@@ -52,19 +54,25 @@ def test_the_list_filters_compares_and_pages(tracking: TrackingWorld, runs: list
     assert "No runs match" in page.get(f"{at}&q=vit's 1").content.decode()
     compared = page.get(f"{at}&run={runs[0]}&run={runs[2]}").content.decode()
     assert "Compare 2\xa0runs" in compared and compared.count("<polyline") == 3
-    assert '<span class="fw-diff">0.1</span>' in compared and '<span class="fw-diff">64</span>' not in compared
+    assert (
+        '<span class="fw-diff">0.1</span>' in compared and '<span class="fw-diff">64</span>' not in compared
+    )
 
 
 def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, runs: list[str]) -> None:
     page = browser(tracking.viewer)
-    found = page.get(f"/experiments/series/?project={tracking.project.public_id}&run={runs[0]}&run={runs[1]}").json()
+    found = page.get(
+        f"/experiments/series/?project={tracking.project.public_id}&run={runs[0]}&run={runs[1]}"
+    ).json()
     curve = found["metrics"]["loss"][runs[1]]
     assert [each["name"] for each in found["runs"]] == ["vit-1", "vit-2"]
     assert curve["steps"][0] == 0 and curve["steps"][-1] == 599 and len(curve["steps"]) <= 800
     assert all(value == 2 / (step + 1) for step, value in zip(curve["steps"], curve["values"], strict=True))
 
 
-def test_a_run_shows_its_files_and_members_edit_note_and_tags(tracking: TrackingWorld, runs: list[str]) -> None:
+def test_a_run_shows_its_files_and_members_edit_note_and_tags(
+    tracking: TrackingWorld, runs: list[str]
+) -> None:
     member, at = browser(tracking.member), f"/experiments/{tracking.project.public_id}/{runs[0]}/"
     assert "report/" in member.get(at).content.decode()
     assert "page.html" in member.get(f"{at}?path=report").content.decode()
@@ -86,7 +94,11 @@ def test_a_run_shows_its_files_and_members_edit_note_and_tags(tracking: Tracking
     assert "Save note" not in viewer.get(at).content.decode()
     assert "lack the permission" in viewer.post(f"{at}edit/", {"note": "mine"}, follow=True).content.decode()
     stranger = browser(tracking.stranger)
-    for path in (at, f"{at}file/?path=report/page.html", f"/experiments/?project={tracking.project.public_id}"):
+    for path in (
+        at,
+        f"{at}file/?path=report/page.html",
+        f"/experiments/?project={tracking.project.public_id}",
+    ):
         assert stranger.get(path).status_code == 404
     own = f"/experiments/{tracking.other.public_id}/{runs[0]}/"
     assert stranger.get(own).status_code == 404, "another project's run under one's own project"
@@ -97,7 +109,9 @@ def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: 
     client.create_registered_model("depth's", description="From one picture.")
     source = client.get_run(runs[0]).info.artifact_uri
     for run in runs[:2]:
-        client.create_model_version("depth's", f"{source}/report" if run == runs[0] else "s3://bucket/model", run)
+        client.create_model_version(
+            "depth's", f"{source}/report" if run == runs[0] else "s3://bucket/model", run
+        )
     member, at = browser(tracking.member), f"/models/?project={tracking.project.public_id}"
     text = member.get(at).content.decode()
     assert "depth&#x27;s" in text and "v2" in text and "vit-2" in text

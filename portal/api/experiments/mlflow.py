@@ -71,7 +71,7 @@ def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpRespon
         row = _authorize(caller, endpoint, project or request.headers.get(WORKSPACE_HEADER, ""))
         return _forward(request, caller, endpoint, row, path)
     except Throttled as limit:
-        return _error(429, "Too many invalid tokens.", retry_after_s=limit.wait)
+        return _error(429, "Too many invalid tokens.", retry_after_s=float(getattr(limit, "wait", None) or 1))
     except FairwayError as refusal:
         return _error(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
 
@@ -106,13 +106,13 @@ def _authorize(caller: Caller, endpoint: Endpoint, project: str) -> Project:
     else:
         if not project:
             raise InvalidRequest(
-                "Which project? End the tracking URI with /api/mlflow/<id of the project>, or set MLFLOW_WORKSPACE to it."
+                "Name the project: end the tracking URI with /api/mlflow/<id>, or set MLFLOW_WORKSPACE to its id."
             )
         row = get_first(visible_projects(caller.user).filter(public_id=project), "There is no such project.")
     reads = endpoint.access is Access.READ
-    if caller.token is not None and not has_scope(caller.token, Scope.EXPERIMENTS):
-        if not (reads and has_scope(caller.token, Scope.READ)):
-            raise Forbidden("This token lacks the scope experiments.", code="scope_not_permitted")
+    scopes = (Scope.EXPERIMENTS, Scope.READ) if reads else (Scope.EXPERIMENTS,)
+    if caller.token is not None and not any(has_scope(caller.token, scope) for scope in scopes):
+        raise Forbidden("This token lacks the scope experiments.", code="scope_missing")
     require_permission(caller.user, Permission.VIEW if reads else Permission.SUBMIT, row)
     return row
 

@@ -18,7 +18,7 @@ from portal.models import Attempt, Job
 
 TOKEN_PREFIX = "fwj_"  # noqa: S105 - a prefix
 _TOKEN = re.compile(r"fwj_([a-z][a-z0-9]{9})_([1-9][0-9]{0,6})_([0-9a-f]{64})")
-TRACKING_URI, TRACKING_TOKEN = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"  # noqa: S105 - names
+TRACKING_URI, TRACKING_TOKEN = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"
 
 
 def tracking_url(project: str) -> str:

@@ -62,7 +62,11 @@ def experiments(request: HttpRequest, user: User) -> HttpResponse:
     projects = list(visible_projects(user).order_by("name")[:MAX_PROJECTS])
     named = request.GET.get("project", "")
     project = selectors.get_visible_project(user, named) if named else default_project(user, projects)
-    context: dict[str, Any] = {"projects": projects, "project": project, "search": request.GET.get("q", "").strip()[:500]}
+    context: dict[str, Any] = {
+        "projects": projects,
+        "project": project,
+        "search": request.GET.get("q", "").strip()[:500],
+    }
     if project is not None:
         try:
             context |= _list_context(request, project, context["search"])
@@ -147,7 +151,9 @@ def parameter_differences(runs: list[Run]) -> list[tuple[str, list[str | None], 
     """Return (parameter, value by run, whether they differ), differing ones first."""
     names = {name for run in runs for name in run.params}
     rows = [(name, [run.params.get(name) for run in runs]) for name in names]
-    return sorted(((name, values, len(set(values)) > 1) for name, values in rows), key=lambda row: (not row[2], row[0]))
+    return sorted(
+        ((name, values, len(set(values)) > 1) for name, values in rows), key=lambda row: (not row[2], row[0])
+    )
 
 
 def _chart_query(project: Project, runs: list[Run]) -> str:
@@ -171,7 +177,9 @@ def series(request: HttpRequest, user: User) -> JsonResponse:
             for run, points in found.items()
         }
     shown = [{"id": run.id, "name": run.name, "running": run.is_running} for run in runs]
-    return JsonResponse({"runs": shown, "metrics": curves, "omitted": max(0, len(names) + len(others) - MAX_CHARTS)})
+    return JsonResponse(
+        {"runs": shown, "metrics": curves, "omitted": max(0, len(names) + len(others) - MAX_CHARTS)}
+    )
 
 
 @page(AccessPolicy.SIGNED_IN)

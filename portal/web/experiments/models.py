@@ -32,7 +32,9 @@ def models(request: HttpRequest, user: User) -> HttpResponse:
     if project is not None:
         context["may_edit"] = can(user, Permission.SUBMIT, project)
         try:
-            context |= _registry_context(user, project, request.GET.get("model", ""), request.GET.get("version", ""))
+            context |= _registry_context(
+                user, project, request.GET.get("model", ""), request.GET.get("version", "")
+            )
         except TrackingUnavailable as away:
             context["problem"] = away.message
     return render(request, "experiments/models.html", context)
@@ -40,7 +42,9 @@ def models(request: HttpRequest, user: User) -> HttpResponse:
 
 def _registry_context(user: User, project: Project, model: str, version: str) -> dict[str, Any]:
     listed = selectors.list_models(project)
-    chosen = next((each for each in listed if each.name == model), listed[0] if listed and not model else None)
+    chosen = next(
+        (each for each in listed if each.name == model), listed[0] if listed and not model else None
+    )
     if chosen is None:
         if model:
             raise NotFound("There is no such model.")

@@ -55,7 +55,9 @@ def build_parallel_coordinates(
     if len(scales) < 2:
         return None
     step = SIZE / (len(scales) - 1)
-    axes = [Axis(name, round(i * step / 10, 1), found.top, found.bottom) for i, (name, found) in enumerate(scales)]
+    axes = [
+        Axis(name, round(i * step / 10, 1), found.top, found.bottom) for i, (name, found) in enumerate(scales)
+    ]
     lines = []
     for index, run in enumerate(runs):
         heights = [found.heights[index] for _, found in scales]
