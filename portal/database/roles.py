@@ -71,7 +71,9 @@ def grant_service_privileges() -> None:
 
 def _return_restored_tables(cursor: Any, role: sql.Identifier) -> None:
     """Make the services' role the owner of the tracking server's tables again, which a restore created."""
-    cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'mlflow' AND tableowner = current_user")
+    cursor.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'mlflow' AND tableowner = current_user"
+    )
     for (name,) in cursor.fetchall():
         statement = sql.SQL("ALTER TABLE mlflow.{table} OWNER TO {role}")
         cursor.execute(statement.format(table=sql.Identifier(name), role=role).as_string(None))

@@ -6,6 +6,7 @@ MLflow's workspace header; MLflow's store confines the request to that workspace
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -40,6 +41,9 @@ def main() -> None:
     url = database_url(os.environ.get("FAIRWAY_TRACKING_DATABASE_URL") or _services_url(data))
     ensure_schema(url)
     application = build_application(url.render_as_string(hide_password=False), artifacts)
+    logging.getLogger("waitress.queue").setLevel(
+        logging.ERROR
+    )  # it warns of every request that waits for a thread
     path = socket_path()
     path.unlink(missing_ok=True)
     waitress.serve(
