@@ -12,6 +12,7 @@ from django.conf import settings
 
 from portal.api.framework import problems
 from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static_error_page
+from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, is_artifact_path
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class RequestTimeoutApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = _RequestExchange(receive, send)
+        within_s = ARTIFACT_TIMEOUT_S + 1 if is_artifact_path(scope["path"]) else self._within_s
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
         try:
             # a slow client does not use up the application's time
@@ -48,7 +50,7 @@ class RequestTimeoutApp:
                 {work, exchange.response_started, exchange.received}, return_when=FIRST_COMPLETED
             )
             await asyncio.wait(
-                {work, exchange.response_started}, timeout=self._within_s, return_when=FIRST_COMPLETED
+                {work, exchange.response_started}, timeout=within_s, return_when=FIRST_COMPLETED
             )
             exchange.abandoned = not (work.done() or exchange.response_started.done())
             if not exchange.abandoned:
@@ -59,7 +61,7 @@ class RequestTimeoutApp:
             raise
         self._abandoned_tasks.add(work)
         work.add_done_callback(self._on_task_done)
-        log.error("no response to %s %s within %g s", scope["method"], scope["path"], self._within_s)
+        log.error("no response to %s %s within %g s", scope["method"], scope["path"], within_s)
         await _send_unavailable(scope, send)
 
     def _on_task_done(self, work: asyncio.Task[None]) -> None:

@@ -19,6 +19,7 @@ from portal.api.cluster import (
     topologies,
     volumes,
 )
+from portal.api.experiments import mlflow
 from portal.api.framework import problems
 from portal.api.jobs import actions, failures, jobs, logs, preview, queue, time_limits, workspaces
 from portal.api.monitoring import health, metrics
@@ -91,5 +92,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/schema/", schema.SchemaView.as_view(), name="api-schema"),
     path("api/docs/", schema.docs, name="api-docs"),
     path("api/docs/start.js", schema.docs_script, name="api-docs-start"),
+    re_path(r"^api/mlflow/(?:(?P<project>[a-z][a-z0-9]{9})/)?api/(?P<path>.+)$", mlflow.mlflow_api),
     re_path(r"^api(?:/.*)?$", api_not_found),
 ]

@@ -83,3 +83,8 @@ def database_url(data: Path, role: str = SERVICES_ROLE) -> str:
 def redis_url(data: Path) -> str:
     """Return the address of the Valkey that `up` starts for this data directory."""
     return f"unix://{sockets_dir(data) / VALKEY_SOCKET_NAME}?db=0"
+
+
+def tracking_socket(data: Path) -> Path:
+    """Return the socket of the tracking server that `up` starts for this data directory."""
+    return sockets_dir(data) / "tracking.sock"

@@ -31,6 +31,8 @@ if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FA
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
 """Workspaces are at ws-<public id>.<APPS_DOMAIN>; includes the port if it is not the default."""
+TRACKING_URL = env.str("FAIRWAY_TRACKING_URL", PORTAL_URL).rstrip("/")
+"""Where jobs reach the MLflow API: the portal, or an address before it that containers may connect to."""
 EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])
 """Additional addresses or networks that no container may connect to, such as a proxy before the portal."""
 ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
@@ -178,6 +180,10 @@ if (
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+MAX_ARTIFACT_BYTES = env.int("FAIRWAY_MAX_ARTIFACT_MIB", 1024) * 2**20
+"""The largest file that a run may store."""
+FILE_UPLOAD_TEMP_DIR = str(DATA_DIR / "run") if (DATA_DIR / "run").is_dir() else None
+"""Large bodies are written here first; /tmp may be small."""
 
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no third cookie
 

@@ -62,8 +62,21 @@ def grant_service_privileges() -> None:
             "GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}",
             "REVOKE UPDATE, DELETE ON {histories} FROM {role}",
             "REVOKE INSERT, UPDATE, DELETE ON django_migrations FROM {role}",
+            "CREATE SCHEMA IF NOT EXISTS mlflow",  # the tracking server creates its tables there
+            "GRANT USAGE, CREATE ON SCHEMA mlflow TO {role}",
         ):
             cursor.execute(sql.SQL(statement).format(role=role, histories=histories).as_string(None))
+        _return_restored_tables(cursor, role)
+
+
+def _return_restored_tables(cursor: Any, role: sql.Identifier) -> None:
+    """Make the services' role the owner of the tracking server's tables again, which a restore created."""
+    cursor.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'mlflow' AND tableowner = current_user"
+    )
+    for (name,) in cursor.fetchall():
+        statement = sql.SQL("ALTER TABLE mlflow.{table} OWNER TO {role}")
+        cursor.execute(statement.format(table=sql.Identifier(name), role=role).as_string(None))
 
 
 def single_role_warning() -> str:

@@ -107,6 +107,7 @@ def portal_processes(
         gateway += ["--tls-cert", str(listening.tls_cert), "--tls-key", str(listening.tls_key)]
     doors = [row("web", *python, *_uvicorn(web_socket(folder))), row("gateway", *gateway, key="tunnel")]
     workers = [
+        row("tracking", *python, "-m", "portal.tracking.server"),
         worker("worker-cycle", "cycle", "-P", "solo"),
         worker("worker-nodes", "nodes", "-P", "threads", "--concurrency", "4", key="control"),
         row("collector", *python, "manage.py", "collect", key="watch"),

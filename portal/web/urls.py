@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import include, path
 
 from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
+from portal.web.experiments import experiments, models
 from portal.web.job import actions, help_page, metrics, overview, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
@@ -43,6 +44,14 @@ urlpatterns = [
     path("jobs/terminals/<slug:public_id>/", terminal.terminal_state, name="terminal-state"),
     path("jobs/<slug:public_id>/metrics/", metrics.metrics, name="job-metrics"),
     path("jobs/<slug:public_id>/metrics/series/", metrics.series, name="job-series"),
+    path("jobs/<slug:public_id>/runs/", experiments.job_runs, name="job-runs"),
+    path("experiments/", experiments.experiments, name="experiments"),
+    path("experiments/series/", experiments.series, name="run-series"),
+    path("experiments/<slug:project_id>/<slug:run_id>/", experiments.run, name="run"),
+    path("experiments/<slug:project_id>/<slug:run_id>/edit/", experiments.edit_run, name="edit-run"),
+    path("experiments/<slug:project_id>/<slug:run_id>/file/", experiments.artifact, name="run-file"),
+    path("models/", models.models, name="models"),
+    path("models/<slug:project_id>/version/", models.change_version, name="change-version"),
     path("jobs/<slug:public_id>/run/", overview.request_page, name="job-run"),
     path("jobs/<slug:public_id>/cancel/", actions.cancel, name="job-cancel"),
     path("jobs/<slug:public_id>/hold/", actions.hold, name="job-hold"),

@@ -14,6 +14,7 @@ from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
 from portal.models import Environment, Job, Node, Rendezvous, Volume
 from portal.services.images.process_environment import SECRET_FILE
+from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
 from portal.services.projects.volumes import declared_volumes, usable_volumes
 
@@ -159,7 +160,12 @@ def build_task_spec(
         "image": job.image_digest or None,
         "command": list(launch.command),
         "workdir": workdir,
-        "env": {**launch.defaults, **job.env, **launch.environment},
+        "env": {
+            **launch.defaults,
+            **tracking_variables(job, assignment.attempt),
+            **job.env,
+            **launch.environment,
+        },
         "secret_files": secrets.files | ({SECRET_NAME: secret} if secret else {}),
         "secret_variables": secrets.variables or None,
         "uid": user.uid,
@@ -232,6 +238,11 @@ def spec_digest(spec: dict[str, Any]) -> str:
         name: hashlib.sha256(content.encode()).hexdigest() if name == SECRET_NAME else ""
         for name, content in spec["secret_files"].items()
     }
+    if TRACKING_TOKEN in spec["env"]:
+        plain["env"] = {
+            **spec["env"],
+            TRACKING_TOKEN: "",
+        }  # another key makes another token, not another task
     if "secret_variables" in spec:
         plain["secret_variables"] = sorted(spec["secret_variables"])
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))

@@ -12,6 +12,7 @@ from tests.api.table import (
     MANAGERS,
     NOBODY,
     OWNER,
+    WORKERS,
     Row,
 )
 
@@ -37,6 +38,8 @@ def _admin(name: str, path: str, body: dict[str, str] | None = None, **more: obj
 
 
 PASSWORDS = {"old": "wrong", "password": "a longer new password"}
+RUN = "0" * 32
+VERSION = {"model": "m", "version": "1", "stage": "Staging"}
 SIGNAL = {"signal": "SIGUSR1"}
 
 PAGES = [
@@ -103,6 +106,24 @@ PAGES = [
     Page("job-signal", "post", "/jobs/{running}/signal/", CONTROLLERS, SIGNAL, 302, 302, writes=False),
     Page("job-resubmit", "post", "/jobs/{ended}/resubmit/", CONTROLLERS, None, 302),
     Page("job-open", "post", "/jobs/{running_workspace}/open/", OWNER, None, 409, writes=False),
+    Page("job-runs", "get", "/jobs/{running}/runs/", INSIDE),
+    Page("experiments", "get", "/experiments/", EVERYBODY),
+    Page("models", "get", "/models/", EVERYBODY),
+    # there is no tracking server in this world
+    Page("run-series", "get", f"/experiments/series/?project={{project}}&run={RUN}", INSIDE, None, 503),
+    Page("run", "get", f"/experiments/{{project}}/{RUN}/", INSIDE, None, 503),
+    Page("run-file", "get", f"/experiments/{{project}}/{RUN}/file/?path=a", INSIDE, None, 503),
+    Page(
+        "edit-run",
+        "post",
+        f"/experiments/{{project}}/{RUN}/edit/",
+        WORKERS,
+        {"note": "a"},
+        302,
+        302,
+        writes=False,
+    ),
+    Page("change-version", "post", "/models/{project}/version/", WORKERS, VERSION, 302, 302, writes=False),
     Page("approvals", "get", "/approvals/", EVERYBODY),
     Page("decide-extension", "post", "/approvals/{extension}/decide/", ADMIN, {}, 302, 302, writes=False),
     Page("revoke-exemption", "post", "/approvals/exemptions/{exemption}/revoke/", MANAGERS, None, 302, 302),

@@ -38,6 +38,7 @@ PROCESSES = {
     "worker-nodes",
     "collector",
     "beat",
+    "tracking",
 }
 
 

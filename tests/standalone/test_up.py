@@ -24,7 +24,7 @@ from tests.standalone.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 DOORS = {"postgres", "valkey", "web", "gateway"}
-WORKERS = {"worker-cycle", "worker-ask", "worker-replay", "worker-nodes", "collector", "beat"}
+WORKERS = {"worker-cycle", "worker-ask", "worker-replay", "worker-nodes", "collector", "beat", "tracking"}
 KEYS = {"gateway": "TUNNEL", "worker-nodes": "CONTROL", "collector": "WATCH"}
 START_LIMIT_S = 120
 

@@ -9,6 +9,7 @@ from django.http.response import HttpResponseBase
 
 from portal.api.framework import problems
 
+MLFLOW_PREFIX = "/api/mlflow/"
 PRESERVED_HEADERS = {"Allow", "Retry-After", "WWW-Authenticate"}
 """Headers that belong to the status (RFC 9110) rather than to the replaced body."""
 
@@ -25,6 +26,8 @@ class ApiProblemMiddleware:
             return answer
         if answer.get("Content-Type", "").startswith(problems.MEDIA_TYPE):
             return answer
+        if request.path.startswith(MLFLOW_PREFIX) and answer.get("Content-Type") == "application/json":
+            return answer  # an error in the form that MLflow's client reads
         problem = problems.response_for_status(answer.status_code)
         for name in PRESERVED_HEADERS & {name for name, _ in answer.items()}:
             problem[name] = answer[name]

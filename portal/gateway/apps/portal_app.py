@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from django.conf import settings
+
 from portal.access import AccessPolicy, access_policy
 from portal.gateway.addresses import public_scheme
 from portal.gateway.asgi_types import Headers, Receive, Scope, Send
@@ -15,6 +17,7 @@ from portal.gateway.proxy.http_client import NoResponseError
 from portal.gateway.proxy.http_proxy import ProxiedRequest, proxy_http
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
+from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, is_artifact_path
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +41,13 @@ class PortalApp:
         self._trusted_peers = frozenset(peer.strip() for peer in trusted.split(",") if peer.strip())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_artifact = is_artifact_path(scope["raw_path"].decode("latin-1"))
         proxied = ProxiedRequest(
             pool=self._upstreams.web,
             headers=self._headers(scope),
             response_headers=rules.client_response_headers,
-            response_timeout_s=RESPONSE_TIMEOUT_S,
-            max_body_bytes=MAX_BODY_BYTES,
+            response_timeout_s=ARTIFACT_TIMEOUT_S + 2 if is_artifact else RESPONSE_TIMEOUT_S,
+            max_body_bytes=settings.MAX_ARTIFACT_BYTES if is_artifact else MAX_BODY_BYTES,
         )
         try:
             if scope["type"] == "websocket":

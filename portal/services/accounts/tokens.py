@@ -42,6 +42,7 @@ class Scope(TextChoices):
     WORKSPACES = "workspaces", "Submit, open and control workspaces."
     PROJECTS = "projects", "Create and change projects and their members."
     QUOTAS = "quotas", "Change quotas and undo changes."
+    EXPERIMENTS = "experiments", "Log runs and register models through the MLflow API."
     METRICS = "metrics", "Read /metrics for Prometheus; the owner must be an administrator."
     TOKENS = "tokens", "Create and revoke tokens with a subset of its scopes."
     ADMIN = "admin", "Everything its owner may do."

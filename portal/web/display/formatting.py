@@ -158,3 +158,8 @@ def plural(count: int, names: str) -> str:
 def short_digest(pin: str) -> str:
     """Return the first 12 hex digits of an image's digest."""
     return f"sha256:{pin.rpartition(':')[2][:12]}"
+
+
+def metric_value(value: float | None) -> str:
+    """Format a number of a run with four significant digits; "none" for None."""
+    return "none" if value is None else f"{value:,.0f}" if value == int(value) else f"{value:.4g}"

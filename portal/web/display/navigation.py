@@ -50,6 +50,8 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("job", "job-logs", "job-metrics", "job-run", "job-help"),
             in_tab_bar=True,
         ),
+        NavItem("Experiments", "experiments", "flask", "m", active_views=("run",)),
+        NavItem("Models", "models", "model", "o"),
     ),
     "Cluster": (
         NavItem(

@@ -41,6 +41,7 @@ for _name in (
     "rate",
     "layout_text",
     "short_digest",
+    "metric_value",
 ):
     register.filter(_name, getattr(formatting, _name))
 

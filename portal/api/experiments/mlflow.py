@@ -1,0 +1,196 @@
+"""MLflow's REST API below ``/api/mlflow/``: authorizes each request, then passes it to the tracking server.
+
+A request concerns one project: that of the address, of MLflow's workspace header, or of the job's token. Errors
+have MLflow's form, so that its client shows the message.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, cast
+
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.exceptions import Throttled
+from rest_framework.request import Request
+
+from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_projects
+from portal.api.framework.authentication import BearerTokenAuthentication, client_key
+from portal.artifact_download import artifact_response
+from portal.database.pool_middleware import release_connection
+from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, USER_TAG
+from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from portal.models import ApiToken, Job, Project, User
+from portal.selectors.lookup import get_first
+from portal.services.accounts.tokens import Scope, has_scope
+from portal.services.jobs.tracking import TOKEN_PREFIX, get_token_job
+from portal.tracking.client import TIMEOUT_S, WORKSPACE_HEADER, call, send
+from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, Access, Endpoint, find_endpoint
+from portal.valkey import rate_limits
+
+_ERROR_CODES = {
+    400: "INVALID_PARAMETER_VALUE",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    413: "INVALID_PARAMETER_VALUE",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
+
+
+class BodyTooLarge(FairwayError):
+    """The body exceeds the limit of its endpoint: 413."""
+
+    status = 413
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request: the owner of a token, and the job of a job's token."""
+
+    user: User
+    token: ApiToken | None = None
+    job: Job | None = None
+
+
+@csrf_exempt  # no cookie is read
+@access_policy(AccessPolicy.SIGNED_IN)
+def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpResponseBase:
+    """Answer a request of MLflow's client."""
+    try:
+        caller = _authenticate(request)
+        endpoint = find_endpoint(request.method or "", path)
+        if endpoint is None:
+            raise NotFound(f"{request.method} {path} is not part of the MLflow API that Fairway offers.")
+        row = _authorize(caller, endpoint, project or request.headers.get(WORKSPACE_HEADER, ""))
+        return _forward(request, caller, endpoint, row, path)
+    except Throttled as limit:
+        return _error(429, "Too many invalid tokens.", retry_after_s=float(getattr(limit, "wait", None) or 1))
+    except FairwayError as refusal:
+        return _error(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
+
+
+mlflow_api.checks_policy_itself = True  # type: ignore[attr-defined]
+
+
+def _authenticate(request: HttpRequest) -> Caller:
+    drf_request = cast("Request", request)  # only META is read
+    text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")[2].strip()
+    if text.startswith(TOKEN_PREFIX):
+        try:
+            job = get_token_job(text)
+        except Unauthenticated:
+            wait_s = rate_limits.consume(rate_limits.INVALID_TOKENS, client_key(drf_request))
+            if wait_s > 0:
+                raise Throttled(wait_s) from None
+            raise
+        return Caller(job.owner, job=job)
+    found = BearerTokenAuthentication().authenticate(drf_request)
+    if found is None:
+        raise Unauthenticated("Set MLFLOW_TRACKING_TOKEN to a token of your account.")
+    return Caller(*found)
+
+
+def _authorize(caller: Caller, endpoint: Endpoint, project: str) -> Project:
+    """Return the project of the request if the caller may use it so."""
+    if caller.job is not None:
+        if project not in ("", caller.job.project.public_id):
+            raise NotFound("This token belongs to a job of another project.")
+        row = caller.job.project
+    else:
+        if not project:
+            raise InvalidRequest(
+                "Name the project: end the tracking URI with /api/mlflow/<id>, or set MLFLOW_WORKSPACE to its id."
+            )
+        row = get_first(visible_projects(caller.user).filter(public_id=project), "There is no such project.")
+    reads = endpoint.access is Access.READ
+    scopes = (Scope.EXPERIMENTS, Scope.READ) if reads else (Scope.EXPERIMENTS,)
+    if caller.token is not None and not any(has_scope(caller.token, scope) for scope in scopes):
+        raise Forbidden("This token lacks the scope experiments.", code="scope_missing")
+    require_permission(caller.user, Permission.VIEW if reads else Permission.SUBMIT, row)
+    return row
+
+
+def _forward(
+    request: HttpRequest, caller: Caller, endpoint: Endpoint, project: Project, path: str
+) -> HttpResponseBase:
+    headers = {"Content-Type": request.META.get("CONTENT_TYPE") or "application/json"}
+    body: bytes | IO[bytes] | None = None
+    if endpoint.is_artifact and request.method == "PUT":
+        if int(request.META.get("CONTENT_LENGTH") or 0) > settings.MAX_ARTIFACT_BYTES:
+            raise BodyTooLarge(f"An artifact may have at most {settings.MAX_ARTIFACT_BYTES // 2**20} MiB.")
+        body = cast("IO[bytes]", request)
+    elif request.method != "GET":
+        try:
+            body = _checked_body(request.body, caller, endpoint)
+        except RequestDataTooBig as refused:
+            raise BodyTooLarge("The request exceeds 1 MiB. Log in smaller batches.") from refused
+    release_connection()  # the answer may take seconds
+    if caller.job is not None and endpoint.name == "experiments/get-by-name":
+        _ensure_default_experiment(project, request.GET.get("experiment_name", ""))
+    answer = send(
+        project.public_id,
+        request.method or "GET",
+        f"/api/{path}",
+        query=request.META.get("QUERY_STRING", ""),
+        body=body,
+        headers=headers,
+        timeout_s=ARTIFACT_TIMEOUT_S if endpoint.is_artifact else TIMEOUT_S,
+    )
+    if endpoint.is_artifact and request.method == "GET" and answer.status == 200:
+        return artifact_response(request, answer, path.rpartition("/")[2])
+    with answer:
+        found = HttpResponse(answer.read(), status=answer.status, content_type="application/json")
+    found["Cache-Control"] = "no-store"
+    return found
+
+
+def _ensure_default_experiment(project: Project, name: str) -> None:
+    """Create the experiment that jobs log to by default, before several ranks of a job try to."""
+    if name != project.name:
+        return
+    try:
+        call(project.public_id, "GET", "experiments/get-by-name", experiment_name=name)
+    except NotFound:
+        with suppress(InvalidRequest):  # another request was faster
+            call(project.public_id, "POST", "experiments/create", {"name": name})
+
+
+def _checked_body(body: bytes, caller: Caller, endpoint: Endpoint) -> bytes:
+    """Return the body. A new run gets its user and the job that creates it; nobody else may set such tags."""
+    creates_run = endpoint.name == "runs/create"
+    if not creates_run and b'"fairway.' not in body and b"\\u" not in body:
+        return body
+    try:
+        given = json.loads(body)
+    except ValueError as problem:
+        raise InvalidRequest("The body is not JSON.") from problem
+    if not isinstance(given, dict):
+        raise InvalidRequest("The body is not a JSON object.")
+    listed = given.get("tags")
+    tags = [tag for tag in listed if isinstance(tag, dict)] if isinstance(listed, list) else []
+    reserved = [tag for tag in tags if str(tag.get("key", "")).startswith(RESERVED_TAG_PREFIX)]
+    if creates_run:
+        given["tags"] = [tag for tag in tags if tag not in reserved and tag.get("key") != USER_TAG]
+        given["tags"].append({"key": USER_TAG, "value": caller.user.username})
+        if caller.job is not None:
+            given["tags"].append({"key": JOB_TAG, "value": caller.job.public_id})
+        return json.dumps(given).encode()
+    if reserved or str(given.get("key", "")).startswith(RESERVED_TAG_PREFIX):
+        raise Forbidden(f"Names that start with {RESERVED_TAG_PREFIX} are set by Fairway.")
+    return body
+
+
+def _error(status: int, message: str, *, retry_after_s: float | None = None) -> HttpResponse:
+    answer = JsonResponse(
+        {"error_code": _ERROR_CODES.get(status, "INTERNAL_ERROR"), "message": message}, status=status
+    )
+    if retry_after_s:
+        answer["Retry-After"] = str(round(retry_after_s))
+    return answer

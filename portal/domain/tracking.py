@@ -1,0 +1,13 @@
+"""Names of tags that MLflow and Fairway give to runs, and stages of model versions."""
+
+from __future__ import annotations
+
+JOB_TAG = "fairway.job"
+"""The public id of the job that created the run."""
+RESERVED_TAG_PREFIX = "fairway."
+USER_TAG = "mlflow.user"
+NOTE_TAG = "mlflow.note.content"
+RUN_NAME_TAG = "mlflow.runName"
+SOURCE_TAGS = ("mlflow.source.git.commit", "mlflow.source.name", "mlflow.source.type")
+
+MODEL_STAGES = ("None", "Staging", "Production", "Archived")

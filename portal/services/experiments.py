@@ -1,0 +1,69 @@
+"""Changes of runs and model versions from the pages; scripts use the MLflow API for the same."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.db import transaction
+
+from portal.access import Permission, require_permission
+from portal.domain.tracking import MODEL_STAGES, NOTE_TAG, RESERVED_TAG_PREFIX
+from portal.errors import InvalidRequest
+from portal.models import Project, User
+from portal.services.audit import record_action
+from portal.tracking.client import call
+
+MAX_NOTE_LENGTH = 5000
+MAX_TAG_VALUE_LENGTH = 1000
+TAG_NAME = re.compile(r"[\w.:/-][\w.:/ -]{0,99}")
+
+
+def do_set_note(actor: User, project: Project, run: str, text: str) -> None:
+    if len(text) > MAX_NOTE_LENGTH:
+        raise InvalidRequest(fields={"note": f"A note has at most {MAX_NOTE_LENGTH} characters."})
+    body = {"run_id": run, "key": NOTE_TAG, "value": text}
+    _change(actor, project, "run.note", {"run": run}, "runs/set-tag", body)
+
+
+def do_set_tag(actor: User, project: Project, run: str, key: str, value: str) -> None:
+    if not TAG_NAME.fullmatch(key) or key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
+        message = "A name of letters, digits and . : / - that does not start with mlflow. or fairway."
+        raise InvalidRequest(fields={"tag": message})
+    if len(value) > MAX_TAG_VALUE_LENGTH:
+        raise InvalidRequest(fields={"value": f"A value has at most {MAX_TAG_VALUE_LENGTH} characters."})
+    body = {"run_id": run, "key": key, "value": value}
+    _change(actor, project, "run.tag", {"run": run, "tag": key}, "runs/set-tag", body)
+
+
+def do_delete_tag(actor: User, project: Project, run: str, key: str) -> None:
+    if key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
+        raise InvalidRequest(fields={"tag": "This tag cannot be removed."})
+    body = {"run_id": run, "key": key}
+    _change(actor, project, "run.untag", {"run": run, "tag": key}, "runs/delete-tag", body)
+
+
+def do_set_stage(actor: User, project: Project, model: str, version: str, stage: str) -> None:
+    """Set the stage of a version; other versions of the stage keep theirs."""
+    if stage not in MODEL_STAGES:
+        raise InvalidRequest(fields={"stage": f"One of {', '.join(MODEL_STAGES)}."})
+    body = {"name": model, "version": version, "stage": stage, "archive_existing_versions": False}
+    after = {"model": model, "version": version, "stage": stage}
+    _change(actor, project, "model.stage", after, "model-versions/transition-stage", body)
+
+
+def do_set_alias(actor: User, project: Project, model: str, version: str, alias: str) -> None:
+    """Move an alias to a version."""
+    body = {"name": model, "version": version, "alias": alias}
+    after = {"model": model, "version": version, "alias": alias}
+    _change(actor, project, "model.alias", after, "registered-models/alias", body)
+
+
+def _change(
+    actor: User, project: Project, action: str, after: dict[str, Any], endpoint: str, body: dict[str, Any]
+) -> None:
+    """Call the tracking server and write the audit row, or neither: the call is the last step before commit."""
+    require_permission(actor, Permission.SUBMIT, project)
+    with transaction.atomic():
+        record_action(actor, action, project, after=after)
+        call(project.public_id, "POST", endpoint, body)

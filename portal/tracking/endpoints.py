@@ -1,0 +1,88 @@
+"""The endpoints of MLflow's REST API that the portal offers, and whether each one writes. Pure.
+
+Any other endpoint of the server (traces, gateways, webhooks, workspaces, presigned URLs) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+ARTIFACT_TIMEOUT_S = 60.0
+"""Longest time from the end of an upload to the answer; the file is copied to the artifacts meanwhile."""
+
+
+class Access(StrEnum):
+    READ = "read"
+    WRITE = "write"
+
+
+class Endpoint(NamedTuple):
+    name: str
+    access: Access
+    is_artifact: bool = False
+    """The body of the request or the answer is a file."""
+
+
+_READS = """
+GET  experiments/(get|get-by-name|search)
+POST experiments/search
+GET  runs/get
+POST runs/search
+GET  metrics/(get-history|get-history-bulk-interval)
+GET  artifacts/list
+GET  registered-models/(get|search|get-latest-versions|alias)
+POST registered-models/get-latest-versions
+GET  model-versions/(get|search|get-download-uri)
+POST logged-models/search
+GET  logged-models/[\\w-]+(/artifacts/directories)?
+GET  server-info
+"""
+_WRITES = """
+POST experiments/(create|update|delete|restore|set-experiment-tag|delete-experiment-tag)
+POST runs/(create|update|delete|restore|set-tag|delete-tag|outputs)
+POST runs/log-(metric|batch|parameter|inputs|model)
+POST registered-models/(create|rename|set-tag|alias)
+PATCH registered-models/update
+DELETE registered-models/(delete|delete-tag|alias)
+POST model-versions/(create|set-tag|transition-stage)
+PATCH model-versions/update
+DELETE model-versions/(delete|delete-tag)
+POST logged-models(/[\\w-]+/params)?
+PATCH logged-models/[\\w-]+(/tags)?
+DELETE logged-models/[\\w-]+(/tags/[^/]+)?
+"""
+_ARTIFACTS = {"GET": Access.READ, "PUT": Access.WRITE, "DELETE": Access.WRITE}
+
+
+def _compile(table: str) -> list[tuple[str, re.Pattern[str]]]:
+    rows = (line.split(None, 1) for line in table.strip().splitlines())
+    return [(method, re.compile(pattern)) for method, pattern in rows]
+
+
+_TABLES = ((Access.READ, _compile(_READS)), (Access.WRITE, _compile(_WRITES)))
+
+
+def find_endpoint(method: str, path: str) -> Endpoint | None:
+    """Return the endpoint of a path below ``api/``, such as ``2.0/mlflow/runs/get``; None if not offered."""
+    version, _, rest = path.partition("/")
+    service, _, name = rest.partition("/")
+    if version not in ("2.0", "3.0"):
+        return None
+    if service == "mlflow-artifacts":
+        if name == "artifacts":
+            return Endpoint(name, Access.READ) if method == "GET" else None
+        access = _ARTIFACTS.get(method)
+        return Endpoint(name, access, is_artifact=True) if access and name.startswith("artifacts/") else None
+    if service != "mlflow":
+        return None
+    for access, table in _TABLES:
+        if any(method == each and pattern.fullmatch(name) for each, pattern in table):
+            return Endpoint(name, access)
+    return None
+
+
+def is_artifact_path(path: str) -> bool:
+    """Return whether a path of the portal is that of a file of a run, which has limits of its own."""
+    return path.startswith("/api/mlflow/") and "/mlflow-artifacts/artifacts/" in path

@@ -1,0 +1,136 @@
+"""The tracking server: MLflow's REST API on a unix socket that only the web process uses.
+
+`python -m portal.tracking.server` runs it. The web process authorizes each request and names the project in
+MLflow's workspace header; MLflow's store confines the request to that workspace. Only this module imports MLflow.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import environ
+import waitress
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import URL
+
+from portal.config import data_paths
+from portal.tracking.client import socket_path
+from portal.tracking.metric_writes import MetricWriter
+
+SCHEMA = "mlflow"
+THREADS = 4
+STATEMENT_TIMEOUT_MS = 6000
+"""Below the time limit of the web process."""
+MAX_BODY_BYTES = 2**40
+"""The web process limits what it forwards."""
+_PROVIDER = "fairway"
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    data = data_paths.data_dir()
+    artifacts = data / "artifacts"
+    (artifacts / "incoming").mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.tempdir = str(artifacts / "incoming")  # /tmp may be small, and a rename within a disk is cheap
+    url = database_url(os.environ.get("FAIRWAY_TRACKING_DATABASE_URL") or _services_url(data))
+    ensure_schema(url)
+    application = build_application(url.render_as_string(hide_password=False), artifacts)
+    logging.getLogger("waitress.queue").setLevel(
+        logging.ERROR
+    )  # it warns of every request that waits for a thread
+    path = socket_path()
+    path.unlink(missing_ok=True)
+    waitress.serve(
+        application,
+        unix_socket=str(path),
+        unix_socket_perms="600",
+        threads=THREADS,
+        max_request_body_size=MAX_BODY_BYTES,
+        ident=None,
+    )
+
+
+def _services_url(data: Path) -> str:
+    return os.environ.get("DATABASE_URL") or data_paths.database_url(data)
+
+
+def database_url(text: str) -> URL:
+    """Return SQLAlchemy's form of an address such as DATABASE_URL, with MLflow's own schema."""
+    parts = environ.Env.db_url_config(text)
+    query = {"options": f"-csearch_path={SCHEMA} -cstatement_timeout={STATEMENT_TIMEOUT_MS} -cjit=off"}
+    query |= {name: str(value) for name, value in (parts.get("OPTIONS") or {}).items()}
+    if parts["HOST"]:
+        query["host"] = parts["HOST"]
+    if parts["PORT"]:
+        query["port"] = str(parts["PORT"])
+    return URL.create(
+        "postgresql+psycopg",
+        username=parts["USER"] or None,
+        password=parts["PASSWORD"] or None,
+        database=parts["NAME"],
+        query=query,
+    )
+
+
+def ensure_schema(url: URL) -> None:
+    """Create the schema unless it exists; migrations create it where the services' role may not."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        if connection.execute(text("SELECT to_regnamespace(:name)"), {"name": SCHEMA}).scalar() is None:
+            connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+    engine.dispose()
+
+
+def build_application(database: str, artifacts: Path) -> MetricWriter:
+    """Return MLflow's WSGI application; it creates or migrates MLflow's tables."""
+    os.environ |= {
+        "MLFLOW_ENABLE_WORKSPACES": "true",
+        "MLFLOW_WORKSPACE_STORE_URI": f"{_PROVIDER}://",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "_MLFLOW_SERVER_FILE_STORE": database,
+        "_MLFLOW_SERVER_REGISTRY_STORE": database,
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(artifacts),
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+    }
+    # MLflow reads these variables when it is imported
+    from mlflow.entities import Workspace
+    from mlflow.server import app, handlers
+    from mlflow.store.workspace.abstract_store import AbstractStore
+    from mlflow.tracking._workspace import registry
+
+    class ProjectWorkspaces(AbstractStore):
+        """Every project is a workspace of its public id; the web process names existing ones only."""
+
+        def __init__(self, workspace_uri: str) -> None:
+            pass
+
+        def list_workspaces(self) -> list[Workspace]:
+            return []
+
+        def get_workspace(self, workspace_name: str) -> Workspace:
+            return Workspace(name=workspace_name)
+
+        def get_default_workspace(self) -> Workspace:
+            raise NotImplementedError  # a request without a workspace is refused
+
+        def resolve_artifact_root(
+            self, default_artifact_root: str | None, workspace_name: str
+        ) -> tuple[str | None, bool]:
+            return default_artifact_root, True
+
+    registry._get_workspace_store_registry().register(_PROVIDER, ProjectWorkspaces)  # type: ignore[no-untyped-call]
+    handlers.initialize_backend_stores(database, database, "mlflow-artifacts:/", f"{_PROVIDER}://")
+    store: Any = handlers._get_tracking_store()
+    return MetricWriter(app, store.engine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Pages of experiments: the runs of a project, a comparison, one run, and its files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+
+from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
+from portal.artifact_download import artifact_response
+from portal.errors import InvalidRequest, NotFound
+from portal.models import Job, Project, User
+from portal.selectors import experiments as selectors
+from portal.selectors.experiments import Run
+from portal.selectors.jobs.jobs import get_job
+from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
+from portal.tracking.client import TrackingUnavailable, send
+from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
+from portal.web.display.formatting import duration
+from portal.web.experiments.parallel import build_parallel_coordinates
+from portal.web.views import action, page, posted_values, refusals_as_messages
+
+PAGE_SIZE = 50
+MAX_COMPARED = 4
+MAX_COLUMNS = 4
+"""Parameters, and metrics, shown as columns of the list."""
+MAX_CHARTS = 8
+MAX_PROJECTS = 200
+RUN_STATES = {
+    "RUNNING": ("running", "Running"),
+    "SCHEDULED": ("waiting", "Scheduled"),
+    "FINISHED": ("done", "Completed"),
+    "FAILED": ("failed", "Failed"),
+    "KILLED": ("stopped", "Stopped"),
+}
+_OPERATOR = re.compile(r"[=<>]|\b(I?LIKE|IN)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as a row, with the values of the columns; ``number`` is its place among the compared runs, or 0."""
+
+    run: Run
+    state: tuple[str, str]
+    took: str
+    params: list[str | None]
+    metrics: list[float | None]
+    number: int = 0
+
+    @property
+    def letter(self) -> str:
+        return "ABCD"[self.number - 1] if self.number else ""
+
+
+@page(AccessPolicy.SIGNED_IN)
+def experiments(request: HttpRequest, user: User) -> HttpResponse:
+    projects = list(visible_projects(user).order_by("name")[:MAX_PROJECTS])
+    named = request.GET.get("project", "")
+    project = selectors.get_visible_project(user, named) if named else default_project(user, projects)
+    context: dict[str, Any] = {
+        "projects": projects,
+        "project": project,
+        "search": request.GET.get("q", "").strip()[:500],
+    }
+    if project is not None:
+        try:
+            context |= _list_context(request, project, context["search"])
+        except TrackingUnavailable as away:
+            context["problem"] = away.message
+        except InvalidRequest as refusal:
+            context["refusal"] = refusal.message
+    return render(request, "experiments/page.html", context)
+
+
+def default_project(user: User, projects: list[Project]) -> Project | None:
+    """Return the project of the user's newest job, else the first."""
+    newest = Job.objects.filter(owner=user).order_by("-id").values_list("project_id", flat=True).first()
+    return next((row for row in projects if row.pk == newest), projects[0] if projects else None)
+
+
+def _list_context(request: HttpRequest, project: Project, search: str) -> dict[str, Any]:
+    listed = selectors.list_experiments(project)
+    experiment = request.GET.get("experiment", "")
+    chosen = [each for each in listed if each.id == experiment]
+    context: dict[str, Any] = {"experiments": listed, "experiment": experiment if chosen else ""}
+    found = selectors.search_runs(
+        project,
+        [each.id for each in chosen or listed],
+        filter_text=run_filter(search),
+        limit=PAGE_SIZE,
+        page_token=request.GET.get("after", "")[:2000],
+    )
+    compared = list(dict.fromkeys(request.GET.getlist("run")))[:MAX_COMPARED]
+    others = {run.id: run for run in found.runs}
+    runs = [others.get(each) or selectors.get_run(project, each) for each in compared]
+    numbers = {run.id: number for number, run in enumerate(runs, start=1)}
+    params, metrics = common_names(found.runs)
+    older = request.GET.copy()
+    older["after"] = found.next_token
+    return context | {
+        "params": params,
+        "metrics": metrics,
+        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0)) for run in found.runs],
+        "older": f"?{older.urlencode()}" if found.next_token else "",
+        "compared": [run_row(run, params, metrics, number) for number, run in enumerate(runs, start=1)],
+        "differences": parameter_differences(runs),
+        "chart_query": _chart_query(project, runs),
+        "parallel": build_parallel_coordinates(found.runs, numbers, metrics) if runs else None,
+    }
+
+
+def run_filter(search: str) -> str:
+    """Return MLflow's filter: the search itself if it has an operator, else a part of the run's name."""
+    if not search or _OPERATOR.search(search):
+        return search
+    return f"attributes.run_name ILIKE {selectors.quoted(f'%{search}%')}"
+
+
+def common_names(runs: list[Run]) -> tuple[list[str], list[str]]:
+    """Return the parameters that differ and the metrics of most runs, each at most MAX_COLUMNS."""
+    values: dict[str, set[str]] = {}
+    counts: dict[str, int] = {}
+    for run in runs:
+        for name, value in run.params.items():
+            values.setdefault(name, set()).add(value)
+        for name in run.metrics:
+            counts[name] = counts.get(name, 0) + 1
+    params = sorted(values, key=lambda name: (len(values[name]) < 2, name))[:MAX_COLUMNS]
+    return params, sorted(counts, key=lambda name: (-counts[name], name))[:MAX_COLUMNS]
+
+
+def run_row(run: Run, params: list[str], metrics: list[str], number: int = 0) -> RunRow:
+    ended = run.ended_at
+    took = duration((ended - run.started_at).total_seconds()) if ended and run.started_at else ""
+    return RunRow(
+        run,
+        RUN_STATES.get(run.status, ("waiting", run.status)),
+        took,
+        [run.params.get(name) for name in params],
+        [run.metrics.get(name) for name in metrics],
+        number,
+    )
+
+
+def parameter_differences(runs: list[Run]) -> list[tuple[str, list[str | None], bool]]:
+    """Return (parameter, value by run, whether they differ), differing ones first."""
+    names = {name for run in runs for name in run.params}
+    rows = [(name, [run.params.get(name) for run in runs]) for name in names]
+    return sorted(
+        ((name, values, len(set(values)) > 1) for name, values in rows), key=lambda row: (not row[2], row[0])
+    )
+
+
+def _chart_query(project: Project, runs: list[Run]) -> str:
+    """Return the query of the charts' data."""
+    return urlencode([("project", project.public_id), *(("run", run.id) for run in runs)]) if runs else ""
+
+
+@page(AccessPolicy.SIGNED_IN)
+def series(request: HttpRequest, user: User) -> JsonResponse:
+    """Return the curves of up to four runs: for each metric, steps and values by run."""
+    project = selectors.get_visible_project(user, request.GET.get("project", ""))
+    ids = list(dict.fromkeys(request.GET.getlist("run")))[:MAX_COMPARED]
+    runs = [selectors.get_run(project, each) for each in ids]
+    _, names = common_names(runs)
+    others = sorted({name for run in runs for name in run.metrics} - set(names))
+    curves = {}
+    for name in [*names, *others][:MAX_CHARTS]:
+        found = selectors.read_metric_series(project, ids, name)
+        curves[name] = {
+            run: {"steps": [step for step, _ in points], "values": [value for _, value in points]}
+            for run, points in found.items()
+        }
+    shown = [{"id": run.id, "name": run.name, "running": run.is_running} for run in runs]
+    return JsonResponse(
+        {"runs": shown, "metrics": curves, "omitted": max(0, len(names) + len(others) - MAX_CHARTS)}
+    )
+
+
+@page(AccessPolicy.SIGNED_IN)
+def run(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpResponse:
+    project = selectors.get_visible_project(user, project_id)
+    found = selectors.get_run(project, run_id)
+    folder = request.GET.get("path", "")[:500].strip("/")
+    job = visible_jobs(user).filter(public_id=found.job).first() if found.job else None
+    return render(
+        request,
+        "experiments/run.html",
+        {
+            "project": project,
+            "run": found,
+            "row": run_row(found, [], []),
+            "job": job,
+            "params": sorted(found.params.items()),
+            "metrics": sorted(found.metrics.items()),
+            "tags": sorted(found.tags.items()),
+            "artifacts": selectors.list_artifacts(project, run_id, folder),
+            "folder": folder,
+            "parent": folder.rpartition("/")[0],
+            "chart_query": _chart_query(project, [found]),
+            "may_edit": can(user, Permission.SUBMIT, project),
+        },
+    )
+
+
+@action(AccessPolicy.SIGNED_IN)
+def edit_run(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpResponse:
+    """Set the note, or set or remove a tag."""
+    project = selectors.get_visible_project(user, project_id)
+    with refusals_as_messages(request):
+        if "note" in request.POST:
+            do_set_note(user, project, run_id, request.POST["note"].strip())
+        elif "remove" in request.POST:
+            do_delete_tag(user, project, run_id, request.POST["remove"])
+        else:
+            given = posted_values(request, "tag", "value")
+            do_set_tag(user, project, run_id, given["tag"], given["value"])
+    return redirect("run", project_id, run_id)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def artifact(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpResponseBase:
+    """Return a file of a run as a download."""
+    project = selectors.get_visible_project(user, project_id)
+    path = request.GET.get("path", "")[:500]
+    stored = selectors.artifact_path(project, selectors.get_run(project, run_id), path)
+    answer = send(
+        project.public_id,
+        "GET",
+        f"/api/2.0/mlflow-artifacts/artifacts/{quote(stored)}",
+        timeout_s=ARTIFACT_TIMEOUT_S,
+    )
+    if answer.status != 200:
+        answer.close()
+        raise NotFound("There is no such file.")
+    return artifact_response(request, answer, path.rpartition("/")[2])
+
+
+@page(AccessPolicy.SIGNED_IN)
+def job_runs(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Return the runs of a job as a part of its page."""
+    job = get_job(user, public_id)
+    context: dict[str, Any] = {"job": job, "project": job.project}
+    try:
+        runs = selectors.list_job_runs(job)
+        _, metrics = common_names(runs)
+        context |= {
+            "rows": [run_row(each, [], metrics) for each in runs],
+            "metrics": metrics,
+            "chart_query": _chart_query(job.project, runs[:1]),
+            "growing": any(each.is_running for each in runs),
+        }
+    except TrackingUnavailable as away:
+        context["problem"] = away.message
+    return render(request, "experiments/job_runs.html", context)

@@ -1,0 +1,148 @@
+// Curves of runs with uPlot: a panel for each metric, one axis of steps, a readout table below with best and last values.
+import uPlot from "uplot";
+
+const LETTERS = "ABCD";
+const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]];
+const REFRESH_MS = 10000;
+
+function colour(name) { // light-dark() is resolved only on a real property
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+}
+
+function shown(value) {
+  if (value === null || value === undefined) return "none";
+  return Number.isInteger(value) ? value.toLocaleString("en") : Number(value.toPrecision(4)).toString();
+}
+
+function element(tag, name, text) {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function readout(runs, curves, alone) {
+  const sheet = element("table", "fw-table fw-table--tight fw-mt-2");
+  const head = sheet.createTHead().insertRow();
+  const at = element("th", "fw-num", "at the cursor");
+  head.append(element("th", "", "Run"), at, element("th", "fw-num", "lowest"), element("th", "fw-num", "highest"), element("th", "fw-num", "last"));
+  const cells = runs.map((run, i) => {
+    const line = sheet.insertRow();
+    line.dataset.c = String(i + 1);
+    const name = line.insertCell();
+    if (!alone) name.append(element("span", "fw-ser", LETTERS[i]), " ");
+    name.append(run.name || run.id);
+    const values = curves[run.id]?.values ?? [];
+    const low = values.length ? Math.min(...values) : null;
+    const high = values.length ? Math.max(...values) : null;
+    return [null, low, high, values.at(-1)].map((value) => {
+      const cell = line.insertCell();
+      cell.className = "fw-num";
+      cell.textContent = value === null && cell.cellIndex === 1 ? "" : shown(value);
+      return cell;
+    })[0];
+  });
+  return { sheet, cells, at };
+}
+
+function draw(panel, name, runs, curves) {
+  const alone = runs.length === 1;
+  const host = panel.querySelector(".fw-plot");
+  const body = panel.querySelector(".fw-panel__body");
+  panel.plot?.destroy();
+  host.replaceChildren();
+  body.querySelector("table")?.remove();
+  const { sheet, cells, at } = readout(runs, curves, alone);
+  body.append(sheet);
+  const tables = runs.map((run) => [curves[run.id]?.steps ?? [], curves[run.id]?.values ?? []]);
+  const data = uPlot.join(tables);
+  const ink = colour("--fw-ink-3");
+  const font = "11px system-ui, sans-serif";
+  const follow = (u) => {
+    const index = u.cursor.idx;
+    at.textContent = index === null || index === undefined ? "at the cursor" : `at step ${shown(data[0][index])}`;
+    cells.forEach((cell, i) => { cell.textContent = index === null || index === undefined ? "" : shown(data[i + 1][index]); });
+  };
+  panel.plot = new uPlot({
+    width: host.clientWidth,
+    height: host.clientHeight,
+    padding: [8, 16, 0, 0],
+    legend: { show: false },
+    cursor: { drag: { x: true, y: false }, points: { size: 5 } },
+    scales: { x: { time: false } },
+    hooks: { setCursor: [follow] },
+    axes: [
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, space: 70, values: (u, steps) => steps.map(shown) },
+      { stroke: ink, font, grid: { stroke: colour("--fw-line"), width: 1 }, ticks: { show: false }, size: 52, gap: 6, space: 50, values: (u, values) => values.map(shown) },
+    ],
+    series: [{}, ...runs.map((run, i) => ({
+      label: run.name,
+      stroke: alone ? colour("--fw-run") : colour(`--fw-c${i + 1}`),
+      dash: alone ? [] : DASHES[i],
+      width: 1.75,
+      spanGaps: true,
+      points: { show: (u) => u.data[0].length === 1, size: 6 },
+    }))],
+  }, data, host);
+  host.setAttribute("aria-label", `${name} by step of ${runs.map((run) => run.name).join(", ")}`);
+}
+
+function panelFor(box, name) {
+  const panel = element("section", "fw-panel");
+  const head = element("header", "fw-panel__head");
+  head.append(element("h3", "", name));
+  const body = element("div", "fw-panel__body");
+  const host = element("div", "fw-plot");
+  host.setAttribute("role", "img");
+  body.append(host);
+  panel.append(head, body);
+  box.append(panel);
+  return panel;
+}
+
+function render(box) {
+  const { runs, metrics } = box.fairwayData;
+  for (const [name, curves] of Object.entries(metrics)) draw((box.panels[name] ??= panelFor(box, name)), name, runs, curves);
+}
+
+async function fill(box) {
+  const answer = await fetch(box.dataset.runCharts, { headers: { Accept: "application/json" } });
+  const note = box.querySelector("p");
+  if (!answer.ok) { if (note) note.textContent = "The curves cannot be read now. Reload the page to try again."; return true; }
+  box.fairwayData = await answer.json();
+  const { metrics, omitted } = box.fairwayData;
+  const none = Object.keys(metrics).length === 0;
+  note.hidden = !none && omitted === 0;
+  note.textContent = none ? "No metrics yet" : `${omitted} more metrics are in the table of the run.`;
+  render(box);
+  return box.fairwayData.runs.some((run) => run.running);
+}
+
+export function drawRunCharts(root) {
+  for (const box of root.querySelectorAll("[data-run-charts]")) {
+    if (box.dataset.started) continue;
+    box.dataset.started = "1";
+    box.panels = {};
+    fill(box);
+    const again = () => { if (box.fairwayData) render(box); };
+    let width = box.clientWidth;
+    let timer;
+    new ResizeObserver(() => { // a panel that grows changes the height only
+      if (box.clientWidth === width) return;
+      width = box.clientWidth;
+      clearTimeout(timer);
+      timer = setTimeout(again, 120);
+    }).observe(box);
+    addEventListener("fairway-colours", again);
+    if (!box.hasAttribute("data-growing")) continue;
+    const refresh = setInterval(async () => {
+      if (!box.isConnected) clearInterval(refresh);
+      else if (document.visibilityState === "visible" && !(await fill(box))) clearInterval(refresh);
+    }, REFRESH_MS);
+  }
+}

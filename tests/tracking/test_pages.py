@@ -1,0 +1,146 @@
+"""Pages of experiments and models show what MLflow's client logged, and change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from mlflow.entities import Metric
+
+from portal.domain.tracking import JOB_TAG, NOTE_TAG
+from portal.models import AuditEntry, User
+from portal.tracking import client as tracking_client
+from tests import factories
+from tests.tracking.conftest import TrackingWorld
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def browser(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def runs(tracking: TrackingWorld) -> list[str]:
+    """Three runs that differ in a parameter, with curves."""
+    client = tracking.client()
+    experiment = client.create_experiment("vit")
+    made = []
+    for number in (1, 2, 3):
+        run = client.create_run(experiment, run_name=f"vit-{number}").info.run_id
+        client.log_param(run, "lr", number / 10)
+        client.log_param(run, "batch", 64)
+        client.log_batch(
+            run, metrics=[Metric("loss", number / (step + 1), 1000 + step, step) for step in range(600)]
+        )
+        made.append(run)
+    client.log_text(made[0], "<script>alert(1)</script>", "report/page.html")
+    return made
+
+
+def test_the_list_filters_compares_and_pages(tracking: TrackingWorld, runs: list[str]) -> None:
+    page = browser(tracking.viewer)
+    at = f"/experiments/?project={tracking.project.public_id}"
+    text = page.get(at).content.decode()
+    assert all(f"vit-{number}" in text for number in (1, 2, 3)) and "0.3" in text
+    assert "vit-2" in (found := page.get(f"{at}&q=vit-2").content.decode()) and "vit-1" not in found
+    found = page.get(f"{at}&q=params.lr = '0.3'").content.decode()
+    assert "vit-3" in found and "vit-1" not in found
+    assert "This filter is not valid" in page.get(f"{at}&q=loss < < 3").content.decode()
+    assert "No runs match" in page.get(f"{at}&q=vit's 1").content.decode()
+    compared = page.get(f"{at}&run={runs[0]}&run={runs[2]}").content.decode()
+    assert "Compare 2\xa0runs" in compared and compared.count("<polyline") == 3
+    assert (
+        '<span class="fw-diff">0.1</span>' in compared and '<span class="fw-diff">64</span>' not in compared
+    )
+
+
+def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, runs: list[str]) -> None:
+    page = browser(tracking.viewer)
+    found = page.get(
+        f"/experiments/series/?project={tracking.project.public_id}&run={runs[0]}&run={runs[1]}"
+    ).json()
+    curve = found["metrics"]["loss"][runs[1]]
+    assert [each["name"] for each in found["runs"]] == ["vit-1", "vit-2"]
+    assert curve["steps"][0] == 0 and curve["steps"][-1] == 599 and len(curve["steps"]) <= 800
+    assert all(value == 2 / (step + 1) for step, value in zip(curve["steps"], curve["values"], strict=True))
+
+
+def test_a_run_shows_its_files_and_members_edit_note_and_tags(
+    tracking: TrackingWorld, runs: list[str]
+) -> None:
+    member, at = browser(tracking.member), f"/experiments/{tracking.project.public_id}/{runs[0]}/"
+    assert "report/" in member.get(at).content.decode()
+    assert "page.html" in member.get(f"{at}?path=report").content.decode()
+    file = member.get(f"{at}file/?path=report/page.html")
+    assert b"".join(file.streaming_content) == b"<script>alert(1)</script>"
+    assert file["Content-Type"] == "application/octet-stream"
+    assert file["Content-Disposition"] == 'attachment; filename="page.html"'
+    assert member.get(f"{at}file/?path=../../../../secret_key").status_code == 404
+    for body in ({"note": "diverges\nat 400"}, {"tag": "h14", "value": "yes"}):
+        assert member.post(f"{at}edit/", body).status_code == 302
+    data = tracking.client().get_run(runs[0]).data
+    assert data.tags[NOTE_TAG] == "diverges\nat 400" and data.tags["h14"] == "yes"
+    member.post(f"{at}edit/", {"remove": "h14"})
+    assert "h14" not in tracking.client().get_run(runs[0]).data.tags
+    assert set(AuditEntry.objects.values_list("action", flat=True)) >= {"run.note", "run.tag", "run.untag"}
+    refused = member.post(f"{at}edit/", {"tag": JOB_TAG, "value": "x"}, follow=True)
+    assert "does not start with mlflow. or fairway." in refused.content.decode()
+    viewer = browser(tracking.viewer)
+    assert "Save note" not in viewer.get(at).content.decode()
+    assert "lack the permission" in viewer.post(f"{at}edit/", {"note": "mine"}, follow=True).content.decode()
+    stranger = browser(tracking.stranger)
+    for path in (
+        at,
+        f"{at}file/?path=report/page.html",
+        f"/experiments/?project={tracking.project.public_id}",
+    ):
+        assert stranger.get(path).status_code == 404
+    own = f"/experiments/{tracking.other.public_id}/{runs[0]}/"
+    assert stranger.get(own).status_code == 404, "another project's run under one's own project"
+
+
+def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: list[str]) -> None:
+    client = tracking.client()
+    client.create_registered_model("depth's", description="From one picture.")
+    source = client.get_run(runs[0]).info.artifact_uri
+    for run in runs[:2]:
+        client.create_model_version(
+            "depth's", f"{source}/report" if run == runs[0] else "s3://bucket/model", run
+        )
+    member, at = browser(tracking.member), f"/models/?project={tracking.project.public_id}"
+    text = member.get(at).content.decode()
+    assert "depth&#x27;s" in text and "v2" in text and "vit-2" in text
+    change = f"/models/{tracking.project.public_id}/version/"
+    member.post(change, {"model": "depth's", "version": "1", "stage": "Production"})
+    member.post(change, {"model": "depth's", "version": "1", "alias": "champion"})
+    version = client.get_model_version_by_alias("depth's", "champion")
+    assert (version.version, version.current_stage) == ("1", "Production")
+    refused = member.post(change, {"model": "depth's", "version": "1", "stage": "Best"}, follow=True)
+    assert "One of None, Staging" in refused.content.decode()
+    assert "vit-1" in member.get(f"{at}&model=depth%27s&version=1").content.decode()
+    assert member.get(f"{at}&model=other").status_code == 404
+
+
+def test_a_job_page_shows_the_runs_of_the_job(tracking: TrackingWorld, runs: list[str]) -> None:
+    factories.node(factories.pool())
+    job = factories.job(tracking.member, tracking.project, factories.environment(tool=False))
+    tag = {"run_id": runs[1], "key": JOB_TAG, "value": job.public_id}
+    tracking_client.call(tracking.project.public_id, "POST", "runs/set-tag", tag)
+    text = browser(tracking.viewer).get(f"/jobs/{job.public_id}/runs/").content.decode()
+    assert "vit-2" in text and "vit-1" not in text and "data-run-charts" in text
+
+
+def test_without_the_tracking_server_pages_say_so(
+    tracking: TrackingWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAIRWAY_TRACKING_SOCKET", str(tmp_path / "none.sock"))
+    page: Any = browser(tracking.member)
+    for path in ("/experiments/", "/models/"):
+        answer = page.get(path)
+        assert answer.status_code == 200 and "does not respond" in answer.content.decode()
+    assert page.get(f"/experiments/{tracking.project.public_id}/{'0' * 32}/").status_code == 503
