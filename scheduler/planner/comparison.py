@@ -97,6 +97,7 @@ def plan_fields(plan: Partition, profile: Profile, search: Partitioner) -> dict[
                 "layers": [stage.start, stage.end],
                 "replicas": stage.replicas,
                 "machines": list(stage.machines),
+                "ranks": ranks,
                 "compute_s": stage.compute_s,
                 "parameter_bytes": stage.parameter_bytes,
                 "activation_bytes": stage.activation_bytes,
@@ -104,7 +105,7 @@ def plan_fields(plan: Partition, profile: Profile, search: Partitioner) -> dict[
                 "in_flight": stage.in_flight,
                 "memory_bytes": stage.memory_bytes,
             }
-            for stage in plan.stages
+            for stage, ranks in zip(plan.stages, plan.ranks(search.levels), strict=True)
         ],
         "stage_time_s": plan.stage_time_s,
         "minibatches_per_s": per_s,

@@ -19,6 +19,7 @@ Memory: a stage keeps the activations and parameters of each minibatch in flight
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +30,7 @@ import numpy as np
 
 from scheduler.planner.profile import CutPoints, Floats, Profile
 
-MAX_STEPS = 2_000_000_000
+MAX_STEPS = 500_000_000
 """Maximum number of examined combinations; a larger plan is refused."""
 
 
@@ -81,6 +82,10 @@ class Partition:
 
     stages: tuple[Stage, ...]
     stage_time_s: float
+
+    def ranks(self, levels: Sequence[Level]) -> list[list[int]]:
+        """Return the GPUs of each stage, numbered node by node."""
+        return _ranks(deque(self.stages), levels, len(levels) - 1)
 
     @property
     def config(self) -> str:
@@ -143,6 +148,23 @@ class Partitioner:
             f"No division into such stages on {gpus} GPUs keeps the minibatches in flight within "
             f"{self.memory_bytes:.0f} bytes per GPU."
         )
+
+
+def _ranks(stages: deque[Stage], levels: Sequence[Level], level: int) -> list[list[int]]:
+    """Take the stages of one group of this level, and return their GPUs within the group."""
+    if level < 0:
+        stages.popleft()
+        return [[0]]
+    size = math.prod(below.machines for below in levels[:level])
+    placed: list[list[int]] = []
+    position = 0
+    while position < levels[level].machines:
+        replicas = stages[0].machines[level]
+        inner = _ranks(stages, levels, level - 1)
+        offsets = [(position + machine) * size for machine in range(replicas)]
+        placed += [[offset + rank for offset in offsets for rank in ranks] for ranks in inner]
+        position += replicas
+    return placed
 
 
 def count_in_flight(machines: int, group: int, used: int, replicas: int) -> int:

@@ -181,6 +181,8 @@ def _parts(order: Sequence[str], after: Mapping[str, Collection[str]]) -> list[l
     The points are on the paths from the main root, from which most nodes descend. A node that does not
     depend on it, such as the embedding of a decoder, belongs to the part that needs it first.
     """
+    if not order:
+        return []
     bit = {name: 1 << number for number, name in enumerate(order)}
     ancestors = bit.copy()
     for name in order:

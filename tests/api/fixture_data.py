@@ -116,6 +116,7 @@ def make() -> FixtureData:
     do_save_secret(owner, owner, "own", "never shown")
     registry = do_save_login(people["admin"], "registry.example.org", "fairway", "never shown")
     do_save_secret(people["manager"], project, "shared", "never shown")
+    profile = factories.layer_profile(owner, project)
     rows: dict[str, Any] = {
         "reservation": reservation,
         "registry": registry,
@@ -147,6 +148,8 @@ def make() -> FixtureData:
         "failed": FailedCycle.objects.create(
             first_at=timezone.now(), last_at=timezone.now(), kind="fault", message="It broke.", content=b"x"
         ),
+        "profile": profile,
+        "plan": factories.pipeline_plan(profile, pool),
         **work,
     }
     names = {key: row.public_id for key, row in rows.items()}

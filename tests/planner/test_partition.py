@@ -160,6 +160,19 @@ def test_minibatches_in_flight_of_a_pipeline_over_two_nodes() -> None:
         Partitioner(profile, levels, memory_bytes=7.0).best([1, 1])
 
 
+def test_gpus_of_stages_on_two_nodes() -> None:
+    """The stage on both nodes has the first two GPUs of each, the stage on one node the rest of it."""
+    chain = profile_of(Chain([1.0] * 4, [0.0] * 4, [0.0] * 4))
+    levels = [Level(2, GB), Level(3, GB)]
+    plan = Partitioner(chain, levels).best([2, 1])
+    assert plan.ranks(levels) == [[0, 1], [2, 3], [4, 5]]
+    nested = Partitioner(profile_of(Chain([3.0, 3.0, 1.0, 1.0], [0.0] * 4, [0.0] * 4)), levels).best(
+        [1, None]
+    )
+    assert sorted(rank for ranks in nested.ranks(levels) for rank in ranks) == list(range(6))
+    assert [len(ranks) for ranks in nested.ranks(levels)] == [stage.replicas for stage in nested.stages]
+
+
 def test_an_impossible_alternative_says_why() -> None:
     alternatives = compare_plans(profile_of(Chain([1.0], [1.0], [1.0])), [Level(3, GB)])["alternatives"]
     assert alternatives["straight"] == {

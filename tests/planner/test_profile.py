@@ -91,6 +91,7 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (changed("nodes.1.id", "a"), r"nodes\[1\] has the id 'a' of an earlier node"),
         (changed("nodes", []), "is not a node"),
         (changed("nodes", [node(str(n)) for n in range(MAX_LAYERS + 1)]), f"at most {MAX_LAYERS} are planned"),
+        (lambda profile: profile.update(nodes=[], edges=[]), "has no layers"),
         (changed("edges.0", ["b", "b"]), "The edges form a cycle through or before b"),
         (changed("edges.0", ["a", "z"]), r"edges\[0\] names 'z', which is not a node"),
         (changed("edges.0", ["a"]), r"edges\[0\] must be a list of two node ids"),

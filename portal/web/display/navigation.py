@@ -50,6 +50,9 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("job", "job-logs", "job-metrics", "job-run"),
             in_tab_bar=True,
         ),
+        NavItem(
+            "Pipeline plans", "plans", "tool", "t", active_views=("plan", "create-plan", "create-profile")
+        ),
     ),
     "Cluster": (
         NavItem(
