@@ -97,7 +97,11 @@ class PlanForm(forms.Form):
         label="Between GPUs of a node, GB/s", min_value=0.001, widget=text_input(inputmode="decimal")
     )
     link_gb = forms.FloatField(
-        label="Between nodes, GB/s", min_value=0.001, required=False, widget=text_input(inputmode="decimal")
+        label="Between nodes, GB/s",
+        min_value=0.001,
+        required=False,
+        widget=text_input(inputmode="decimal"),
+        help_text="Blank: the slowest measured link of the pool.",
     )
 
     def __init__(self, user: User, data: Any = None, initial: dict[str, Any] | None = None) -> None:
@@ -146,7 +150,7 @@ def _plans_page(
 
 
 def _initial_topology(request: HttpRequest, user: User, nodes: list[FreeNode]) -> dict[str, Any]:
-    """Return the pool, nodes and GPUs that are free now, and the bandwidths of the latest plan there."""
+    """Return the pool, nodes and GPUs that are free now, and the node bandwidth of the latest plan there."""
     start: dict[str, Any] = {"profile": request.GET.get("profile", ""), "nodes": 1, "gpus_per_node": 1}
     if not nodes:
         return start
@@ -158,7 +162,6 @@ def _initial_topology(request: HttpRequest, user: User, nodes: list[FreeNode]) -
     latest = list_plans(user).filter(pool=pool).first()
     if latest is not None:
         start["node_gb"] = latest.node_bandwidth / GB
-        start["link_gb"] = latest.link_bandwidth / GB if latest.link_bandwidth else None
     return start
 
 

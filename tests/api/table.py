@@ -258,11 +258,11 @@ ROWS = [
     Row("jobs_preview", "post", "jobs/preview/", WORKERS, JOB, hidden=422, scope=READ),
     Row("profiles_list", "get", "profiles/", EVERYBODY),
     # no scheduler answers here
-    Row("profiles_create", "post", "profiles/", WORKERS, PROFILE, 503, hidden=400, scope=JOBS),
+    Row("profiles_create", "post", "profiles/", WORKERS, PROFILE, 503, hidden=422, scope=JOBS),
     Row("profiles_get", "get", "profiles/{profile}/", INSIDE),
     Row("profiles_delete", "delete", "profiles/{profile}/", WORKERS, status=204, scope=JOBS),
     Row("plans_list", "get", "plans/", EVERYBODY),
-    Row("plans_create", "post", "plans/", WORKERS, PLAN, 503, hidden=400, scope=JOBS),
+    Row("plans_create", "post", "plans/", WORKERS, PLAN, 503, hidden=422, scope=JOBS),
     Row("plans_get", "get", "plans/{plan}/", INSIDE),
     Row("pools_list", "get", "pools/", EVERYBODY),
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),

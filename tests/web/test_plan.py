@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, AttemptProgress, AuditEntry, Job, LayerProfile, PipelinePlan
+from portal.models import Attempt, AttemptProgress, AuditEntry, Job, LayerProfile, NodeLink, PipelinePlan
 from scheduler.plan_query import answer_plan_query
 from tests.factories import LAYERS, layer_profile, pipeline_plan
 
@@ -108,7 +108,8 @@ def test_a_profile_that_cannot_be_read_is_refused_with_the_reason(dataset, clien
     ("changed", "message"),
     [
         ({"nodes": "0"}, "greater than or equal to 1"),
-        ({"link_gb": ""}, "between 1e+06 and 1e+13 bytes per second"),
+        ({"link_gb": ""}, "no link of the pool is measured"),
+        ({"link_gb": "1e9"}, "between 1e+06 and 1e+13 bytes per second"),
         ({"profile": "unknown"}, "Select a valid choice"),
     ],
 )
@@ -135,6 +136,18 @@ def test_the_memory_of_the_pools_gpus_limits_a_plan(dataset, profile, client_of)
     profile.save()
     answer = client.post(reverse("create-plan"), topology(profile, pool=pool.public_id))
     assert "bytes per GPU" in words(answer)
+
+
+def test_the_slowest_measured_link_of_the_pool_is_the_bandwidth_between_nodes(dataset, profile, client_of):
+    pool = dataset.jobs["vit-h-pretrain"].attempts.get().pool
+    one, other, third = pool.nodes.order_by("pk")[:3]
+    for node, mib_per_s in ((other, 2000.0), (third, 1000.0)):
+        NodeLink.objects.create(node_a=one, node_b=node, mib_per_s=mib_per_s, measured_at=timezone.now())
+    answer = client_of("member").post(
+        reverse("create-plan"), topology(profile, pool=pool.public_id, link_gb="")
+    )
+    assert answer.status_code == 302
+    assert PipelinePlan.objects.get().link_bandwidth == 1000 * 1024 * 1024
 
 
 def test_predicted_and_measured_rates_stand_side_by_side(dataset, profile, client_of):
@@ -211,14 +224,14 @@ def test_rest_stores_a_profile_and_computes_a_plan(dataset, client_of):
         return client.post(f"/api/v1/{path}/", body, content_type="application/json")
 
     wrong = post("profiles", {"project": "vision", "name": "mlp", "profile": {"nodes": []}})
-    assert wrong.status_code == 400 and "has no layers" in wrong.content.decode()
+    assert wrong.status_code == 422 and "has no layers" in wrong.content.decode()
     stored = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS})
     assert stored.status_code == 201 and len(stored.json()["layers"]) == 6
     body = {"profile": stored.json()["id"], "gpus_per_node": 2, "node_bandwidth": 1e10}
     plan = post("plans", body)
     assert plan.status_code == 201
     assert plan.json()["plans"]["alternatives"]["straight"]["config"] == "1-1"
-    assert post("plans", body | {"nodes": 2}).status_code == 400
+    assert post("plans", body | {"nodes": 2}).status_code == 422
     assert post("plans", body | {"memory_bytes": 10.0}).status_code == 422
 
 

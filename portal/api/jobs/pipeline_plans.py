@@ -65,7 +65,7 @@ class PlanBody(StrictSerializer):
         required=False,
         allow_null=True,
         default=None,
-        help_text="Bytes per second between two nodes; needed for more than one node.",
+        help_text="Bytes per second between two nodes; null for the slowest measured link of the pool.",
     )
     memory_bytes = StrictFloatField(
         required=False,

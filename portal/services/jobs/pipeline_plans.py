@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import transaction
@@ -18,6 +18,7 @@ from portal.engine_client import query_plan, query_profile
 from portal.errors import InvalidRequest, ServiceUnavailable, Unsatisfiable
 from portal.models import LayerProfile, NodePool, PipelinePlan, Project, User
 from portal.selectors.nodes.free_nodes import pool_gpu_memory_mib
+from portal.selectors.nodes.network_links import slowest_link_bandwidth
 from portal.services.audit import record_action
 
 NO_ANSWER = "The scheduler does not answer. Try again in a moment."
@@ -28,7 +29,8 @@ MIB = 1024 * 1024
 class TopologyInput:
     """``nodes`` nodes with ``gpus_per_node`` GPUs each; bandwidths in bytes per second.
 
-    ``memory_bytes`` None is the memory of the pool's smallest GPU, if there is a pool.
+    ``memory_bytes`` None is the memory of the pool's smallest GPU, and ``link_bandwidth`` None its slowest
+    measured link, if there is a pool.
     """
 
     nodes: int
@@ -76,6 +78,8 @@ def do_delete_profile(user: User, row: LayerProfile) -> None:
 def do_create_plan(user: User, profile: LayerProfile, topology: TopologyInput) -> PipelinePlan:
     """Compute and store the plans of a profile. Must not run in a transaction."""
     require_permission(user, Permission.SUBMIT, profile.project)
+    if topology.link_bandwidth is None and topology.pool is not None and topology.nodes > 1:
+        topology = replace(topology, link_bandwidth=slowest_link_bandwidth(topology.pool))
     if wrong := _topology_errors(topology):
         raise InvalidRequest(fields=wrong)
     memory_bytes = topology.memory_bytes
@@ -109,6 +113,8 @@ def _topology_errors(topology: TopologyInput) -> dict[str, str]:
     for field, bandwidth in bandwidths:
         if not MIN_BANDWIDTH <= bandwidth <= MAX_BANDWIDTH:
             wrong[field] = f"Must be between {MIN_BANDWIDTH:g} and {MAX_BANDWIDTH:g} bytes per second."
+    if topology.nodes > 1 and topology.link_bandwidth is None:
+        wrong["link_bandwidth"] = "Enter the bandwidth between nodes: no link of the pool is measured."
     if topology.memory_bytes is not None and not 0 < topology.memory_bytes < 1e15:
         wrong["memory_bytes"] = "Must be above 0."
     return wrong
