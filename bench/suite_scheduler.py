@@ -15,6 +15,7 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "cycle": (["cycle"], 150),
     "forecast": (["forecast"], 150),
     "openb": (["openb"], 300),
+    "planner": (["planner"], 60),
 }
 """Arguments and time limit in seconds."""
 

@@ -27,10 +27,12 @@ from portal.models import (
     IdleExemption,
     InvalidRow,
     Job,
+    LayerProfile,
     Membership,
     Node,
     NodePool,
     OrphanContainer,
+    PipelinePlan,
     Project,
     Quota,
     Reservation,
@@ -311,6 +313,14 @@ def nameable_projects(requester: Requester) -> QuerySet[Project]:
 
 def visible_jobs(requester: Requester) -> QuerySet[Job]:
     return _of_own_projects(requester, Job.objects.all())
+
+
+def visible_profiles(requester: Requester) -> QuerySet[LayerProfile]:
+    return _of_own_projects(requester, LayerProfile.objects.all())
+
+
+def visible_plans(requester: Requester) -> QuerySet[PipelinePlan]:
+    return _of_own_projects(requester, PipelinePlan.objects.all(), "profile__project_id")
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:

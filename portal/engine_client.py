@@ -82,3 +82,22 @@ def query_delay_impact(job: str, end_s: float, later_s: float, wait_s: float = 4
     """
     answer = query_engine("delays", {"job": job, "end_s": end_s, "later_s": later_s}, wait_s)
     return None if answer is None or "error" in answer else answer
+
+
+def query_profile(profile: Any, wait_s: float = 4.0) -> dict[str, Any] | None:
+    """Return ``{model, batch_size, layers}`` of a decoded layer profile, or None.
+
+    ``{error, invalid}`` if it is invalid.
+    """
+    return query_engine("profile", {"profile": profile}, wait_s)
+
+
+def query_plan(
+    profile: Any, levels: list[tuple[int, float]], memory_bytes: float | None, wait_s: float = 8.0
+) -> dict[str, Any] | None:
+    """Return the pipeline plans of a layer profile (docs/pipeline-plans.md), or None.
+
+    ``levels`` are machines and bytes per second, innermost first. ``{error, invalid}`` if there is no plan.
+    """
+    body = {"profile": profile, "levels": levels, "memory_bytes": memory_bytes}
+    return query_engine("plan", body, wait_s)

@@ -6,8 +6,21 @@ import itertools
 from typing import Any
 
 from portal.domain.states import Role
-from portal.models import ClusterSettings, Environment, Gpu, Job, Membership, Node, NodePool, Project, User
+from portal.models import (
+    ClusterSettings,
+    Environment,
+    Gpu,
+    Job,
+    LayerProfile,
+    Membership,
+    Node,
+    NodePool,
+    PipelinePlan,
+    Project,
+    User,
+)
 from portal.services.jobs.submission import JobRequest, do_submit_job
+from scheduler.plan_query import answer_plan_query
 
 _numbers = itertools.count(1)
 
@@ -91,3 +104,37 @@ def basic_cluster() -> dict[str, Any]:
         "project": project(member=owner),
         "environment": environment(),
     }
+
+
+LAYERS = {
+    "model": "mlp",
+    "batch_size": 32,
+    "nodes": [
+        {"id": str(number), "op": f"Linear {number}", "fwd_ms": 1.0, "bwd_ms": 2.0, "activation_bytes": 1e6,
+         "parameter_bytes": 4e6}
+        for number in range(6)
+    ],
+    "edges": [[str(number), str(number + 1)] for number in range(5)],
+}  # fmt: skip
+"""A layer profile: six equal layers."""
+
+
+def layer_profile(owner: User, project: Project, name: str = "mlp") -> LayerProfile:
+    layers = answer_plan_query("profile", {"profile": LAYERS})["layers"]
+    return LayerProfile.objects.create(
+        project=project, name=name, content=LAYERS, layers=layers, batch_size=32, created_by=owner
+    )
+
+
+def pipeline_plan(profile: LayerProfile, pool: NodePool | None = None, **fields: Any) -> PipelinePlan:
+    """A plan for one node with two GPUs."""
+    body = {"profile": profile.content, "levels": [(2, 1e10)], "memory_bytes": None}
+    given = {
+        "nodes": 1,
+        "gpus_per_node": 2,
+        "node_bandwidth": 1e10,
+        "answer": answer_plan_query("plan", body),
+    }
+    return PipelinePlan.objects.create(
+        profile=profile, pool=pool, created_by=profile.created_by, **given | fields
+    )

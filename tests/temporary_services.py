@@ -23,6 +23,7 @@ INFO_OPTIONS = {"--help", "-h", "--version", "--collect-only"}
 SERVERLESS = (
     Path("tests/core"),
     Path("tests/replay"),
+    Path("tests/planner"),
     Path("tests/recipes"),
 )  # a run of these folders alone starts no server
 _guardian: subprocess.Popen[str] | None = None

@@ -82,7 +82,7 @@ def levels_crossed(paths: Iterable[Sequence[str]], levels: int) -> int:
 def workload_fingerprint(
     project: str,
     environment: str,
-    gpus: int,
+    gpus: int | None,
     milli_per_gpu: int,
     mig_profile: str,
     command: Sequence[str],
@@ -90,8 +90,8 @@ def workload_fingerprint(
 ) -> str:
     """Return a 32-character key that is equal for jobs with comparable rates.
 
-    These have the same project, environment, command, variables, total number of GPUs (``gpus``) and GPU
-    share; numeric words (steps, seeds, rates) are masked. The project is included, so that no project learns
+    These have the same project, environment, command, variables, total number of GPUs (``gpus``; None: any) and
+    GPU share; numeric words (steps, seeds, rates) are masked. The project is included, so that no project learns
     about another's work.
     """
     words = [_mask_number(word) for word in command]

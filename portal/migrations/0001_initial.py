@@ -5,6 +5,7 @@ import django.contrib.postgres.fields
 import django.contrib.postgres.fields.ranges
 import django.core.validators
 import django.db.models.deletion
+import django.db.models.fields.json
 import django.db.models.functions.datetime
 import django.db.models.functions.text
 import portal.models.public_id
@@ -911,6 +912,7 @@ class Migration(migrations.Migration):
                 ('completed_units', models.FloatField()),
                 ('reported_at', models.DateTimeField()),
                 ('workload_fingerprint', models.CharField(help_text='Equal for jobs with comparable rates.', max_length=32)),
+                ('scaling_fingerprint', models.CharField(help_text='Equal for jobs whose rates differ only by their number of GPUs.', max_length=32)),
                 ('gpus', models.PositiveIntegerField(help_text='Total number of GPUs.')),
                 ('gpu_model', models.CharField(help_text='GPU model, or all models if there are several.', max_length=500)),
                 ('nodes', models.PositiveIntegerField()),
@@ -918,7 +920,7 @@ class Migration(migrations.Migration):
                 ('levels', models.PositiveIntegerField(help_text='Topology levels that it spans.')),
             ],
             options={
-                'indexes': [models.Index(fields=['workload_fingerprint', '-attempt'], name='progress_of_work')],
+                'indexes': [models.Index(fields=['workload_fingerprint', '-attempt'], name='progress_of_work'), models.Index(fields=['scaling_fingerprint', '-attempt'], name='progress_by_size')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('completed_units__gte', models.F('start_units')), ('reported_at__gte', models.F('start_at')), ('start_units__gte', 0)), name='progress_forward')],
             },
         ),
@@ -1415,5 +1417,48 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
+        ),
+        migrations.CreateModel(
+            name='LayerProfile',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(max_length=100)),
+                ('content', models.JSONField(help_text='The profile as given.')),
+                ('layers', models.JSONField(help_text='Its chain of layers as read by the scheduler.')),
+                ('batch_size', models.PositiveIntegerField(blank=True, help_text='Samples of a minibatch; null: the profile does not say.', null=True)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='layer_profiles', to='portal.project')),
+            ],
+        ),
+        migrations.CreateModel(
+            name='PipelinePlan',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('nodes', models.PositiveIntegerField()),
+                ('gpus_per_node', models.PositiveIntegerField()),
+                ('node_bandwidth', models.FloatField(help_text='Bytes per second between two GPUs of a node.')),
+                ('link_bandwidth', models.FloatField(help_text='Bytes per second between two nodes.', null=True)),
+                ('memory_bytes', models.FloatField(help_text='Memory of a GPU; null: no limit.', null=True)),
+                ('answer', models.JSONField(help_text='The best plan and its alternatives (docs/pipeline-plans.md).')),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('pool', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.nodepool')),
+                ('profile', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='plans', to='portal.layerprofile')),
+            ],
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(django.db.models.fields.json.KeyTransform('PIPELINE_PLAN_ID', 'env'), condition=models.Q(('env__has_key', 'PIPELINE_PLAN_ID')), name='job_by_plan'),
+        ),
+        migrations.AddIndex(
+            model_name='layerprofile',
+            index=models.Index(fields=['project', '-id'], name='layer_profile_by_project'),
+        ),
+        migrations.AddConstraint(
+            model_name='pipelineplan',
+            constraint=models.CheckConstraint(condition=models.Q(('gpus_per_node__gte', 1), ('nodes__gte', 1), models.Q(('nodes', 1), ('link_bandwidth__isnull', False), _connector='OR')), name='pipeline_plan_topology'),
         ),
     ]

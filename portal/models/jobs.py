@@ -10,9 +10,11 @@ from typing import Any
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.fields.json import KeyTransform
 
 from portal.domain.job_spec import JobSpec
-from portal.domain.states import FAILED_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
+from portal.domain.states import AttemptState, DesiredState, FAILED_ATTEMPT_STATES, JobKind, JobState
+from portal.domain.pipeline_plans import PLAN_VARIABLE
 from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 
@@ -157,6 +159,11 @@ class Job(models.Model):
                 fields=["-ended_at", "-id"],
                 name="job_ended",
                 condition=Q(started_at__isnull=False, ended_at__isnull=False),
+            ),
+            models.Index(
+                KeyTransform(PLAN_VARIABLE, "env"),
+                name="job_by_plan",
+                condition=Q(env__has_key=PLAN_VARIABLE),
             ),
             models.Index(fields=["id"], name="job_nominated", condition=Q(nominated_placement__isnull=False)),
         ]

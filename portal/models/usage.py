@@ -82,6 +82,9 @@ class AttemptProgress(models.Model):
     completed_units = models.FloatField()
     reported_at = models.DateTimeField()
     workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs with comparable rates.")
+    scaling_fingerprint = models.CharField(
+        max_length=32, help_text="Equal for jobs whose rates differ only by their number of GPUs."
+    )
     gpus = models.PositiveIntegerField(help_text="Total number of GPUs.")
     gpu_model = models.CharField(
         max_length=MAX_MODEL_LENGTH, help_text="GPU model, or all models if there are several."
@@ -99,7 +102,10 @@ class AttemptProgress(models.Model):
                 name="progress_forward",
             ),
         ]
-        indexes = [models.Index(fields=["workload_fingerprint", "-attempt"], name="progress_of_work")]
+        indexes = [
+            models.Index(fields=["workload_fingerprint", "-attempt"], name="progress_of_work"),
+            models.Index(fields=["scaling_fingerprint", "-attempt"], name="progress_by_size"),
+        ]
 
     @property
     def layout(self) -> Layout:

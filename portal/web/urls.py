@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
+from portal.web import account, approvals, cluster, home, job_list, plan, queue, search, sign_in
 from portal.web.experiments import experiments, models
 from portal.web.job import actions, help_page, metrics, overview, terminal
 from portal.web.job import logs as job_logs
@@ -68,6 +68,12 @@ urlpatterns = [
     path("approvals/", approvals.approvals, name="approvals"),
     path("approvals/<slug:public_id>/decide/", approvals.decide_extension, name="decide-extension"),
     path("approvals/exemptions/<slug:public_id>/revoke/", actions.revoke_exemption, name="revoke-exemption"),
+    path("plan/", plan.plans, name="plans"),
+    path("plan/new/", plan.create_plan, name="create-plan"),
+    path("plan/profiles/", plan.create_profile, name="create-profile"),
+    path("plan/profiles/<slug:public_id>/delete/", plan.delete_profile, name="delete-profile"),
+    path("plan/programs/<str:name>", plan.program, name="plan-program"),
+    path("plan/<slug:public_id>/", plan.plan, name="plan"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),

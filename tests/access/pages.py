@@ -58,6 +58,13 @@ PAGES = [
     Page("launch", "get", "/launch/", EVERYBODY),
     Page("launch", "post", "/launch/", EVERYBODY, {"name": "incomplete"}, 400, writes=False),
     Page("launch-check", "post", "/launch/check/", EVERYBODY, {"name": "incomplete"}, writes=False),
+    Page("plans", "get", "/plan/", EVERYBODY),
+    Page("plan", "get", "/plan/{plan}/", INSIDE),
+    Page("plan-program", "get", "/plan/programs/train_pipeline.py", EVERYBODY),
+    # no scheduler answers here
+    Page("create-plan", "post", "/plan/new/", EVERYBODY, {"plan-nodes": "1"}, 400, writes=False),
+    Page("create-profile", "post", "/plan/profiles/", EVERYBODY, {"new-name": "x"}, 400, writes=False),
+    Page("delete-profile", "post", "/plan/profiles/{profile}/delete/", WORKERS, None, 302, denied=302),
     Page("jobs", "get", "/jobs/", EVERYBODY),
     Page("jobs-cancel", "post", "/jobs/cancel/", CONTROLLERS, {"job": "{job}"}, 302, 302, 302),
     Page("job", "get", "/jobs/{running}/", INSIDE),

@@ -110,7 +110,7 @@ OTHERS: dict[str, str] = {
     "NodeOperation": "kind steps reason program_sha256",
     "NodeIncident": "kind",
     "OutboxMessage": "name arguments queue",
-    "AttemptProgress": "workload_fingerprint gpu_model",
+    "AttemptProgress": "workload_fingerprint scaling_fingerprint gpu_model",
     "Project": "policy egress_allow",
     "QuotaChange": "before after",
     "RegistryLogin": "encrypted_password",

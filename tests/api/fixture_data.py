@@ -120,6 +120,7 @@ def make() -> FixtureData:
         code="site_rule", title="t", cause="c.", fix="f.", pattern="license", changed_by="admin-x"
     )
     do_save_secret(people["manager"], project, "shared", "never shown")
+    profile = factories.layer_profile(owner, project)
     rows: dict[str, Any] = {
         "reservation": reservation,
         "registry": registry,
@@ -151,6 +152,8 @@ def make() -> FixtureData:
         "failed": FailedCycle.objects.create(
             first_at=timezone.now(), last_at=timezone.now(), kind="fault", message="It broke.", content=b"x"
         ),
+        "profile": profile,
+        "plan": factories.pipeline_plan(profile, pool),
         **work,
     }
     names = {key: row.public_id for key, row in rows.items()}

@@ -56,6 +56,8 @@ VOLUME = {
     "nodes": ["node-one"],
     "projects": ["vision"],
 }
+PROFILE = {"project": "vision", "name": "mlp", "profile": {"nodes": []}}
+PLAN = {"profile": "mlp", "gpus_per_node": 2, "node_bandwidth": 1e10}
 VALUE = {"value": "never shown"}
 LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password": "never shown"}
 RULE = {"title": "No licence", "cause": "c.", "fix": "f.", "pattern": "license server"}
@@ -258,6 +260,14 @@ ROWS = [
     ),
     Row("queue", "get", "queue/", EVERYBODY),
     Row("jobs_preview", "post", "jobs/preview/", WORKERS, JOB, hidden=422, scope=READ),
+    Row("profiles_list", "get", "profiles/", EVERYBODY),
+    # no scheduler answers here
+    Row("profiles_create", "post", "profiles/", WORKERS, PROFILE, 503, hidden=422, scope=JOBS),
+    Row("profiles_get", "get", "profiles/{profile}/", INSIDE),
+    Row("profiles_delete", "delete", "profiles/{profile}/", WORKERS, status=204, scope=JOBS),
+    Row("plans_list", "get", "plans/", EVERYBODY),
+    Row("plans_create", "post", "plans/", WORKERS, PLAN, 503, hidden=422, scope=JOBS),
+    Row("plans_get", "get", "plans/{plan}/", INSIDE),
     Row("pools_list", "get", "pools/", EVERYBODY),
     Row("pools_get", "get", "pools/{pool}/", EVERYBODY),
     Row("nodes_list", "get", "nodes/", EVERYBODY),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from portal.domain.reasons import EndReason
+from portal.domain.scaling import cheaper_size, point_of, scale_points
 from portal.domain.throughput import (
     GpuPosition,
     Layout,
@@ -21,7 +22,12 @@ from portal.domain.throughput import (
     workload_fingerprint,
 )
 from portal.models import Attempt, AttemptProgress, Gpu, Job, JobEvent, Node, Topology
-from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, job_workload_fingerprint
+from portal.selectors.jobs.progress import (
+    attempt_progress,
+    compare_job_layouts,
+    job_workload_fingerprint,
+    measure_scaling,
+)
 from portal.services.jobs.task_reports import record_progress
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
@@ -330,3 +336,51 @@ def test_another_project_says_nothing_of_ours(dataset) -> None:
         ran(other, per_s, island=island)
     assert compare_job_layouts(begun(other, gpus=2).job) != []
     assert compare_job_layouts(job) == []
+
+
+def test_efficiency_and_cost_are_relative_to_the_fewest_measured_gpus() -> None:
+    points = scale_points([(8, 390.0), (4, 310.0), (1, 100.0), (1, 90.0), (1, 110.0)])
+    assert [(one.gpus, one.attempts, one.speedup, one.efficiency_percent) for one in points] == [
+        (1, 3, 1.0, 100),
+        (4, 1, 3.1, 78),
+        (8, 1, 3.9, 49),
+    ]
+    cheaper = cheaper_size(points, 8)
+    assert cheaper is not None
+    assert (cheaper.point.gpus, cheaper.saving_percent) == (1, 51)
+    assert cheaper_size(points, 1) is None
+    assert cheaper_size(points, 2) is None  # two GPUs were never measured
+    assert point_of(points, 2) is None
+
+
+def test_four_gpus_are_recommended_where_they_are_the_cheapest() -> None:
+    found = cheaper_size(scale_points([(8, 488.0), (4, 393.0)]), 8)
+    assert found is not None
+    assert (found.point.gpus, found.saving_percent) == (4, 38)
+
+
+@pytest.mark.parametrize("rates", [[], [(8, 390.0)], [(8, 390.0), (8, 400.0)], [(1, 0.0), (8, 390.0)]])
+def test_without_a_baseline_there_is_no_scaling(rates) -> None:
+    assert scale_points(rates) == []
+
+
+def measured(dataset, gpus: int, per_s: float, **fields) -> Attempt:
+    """A running attempt that reported this rate."""
+    attempt, began = begun(dataset, gpus=gpus, **fields), timezone.now()
+    report(attempt, 0, began)
+    report(attempt, per_s * 100, began + 100 * SECOND)
+    return attempt
+
+
+@database
+def test_scaling_compares_runs_of_one_program_on_one_gpu_model(dataset) -> None:
+    one = measured(dataset, 1, 100.0)
+    assert measure_scaling(one.job) == []
+    two = measured(dataset, 2, 150.0)
+    points = measure_scaling(two.job)
+    assert [(point.gpus, point.efficiency_percent) for point in points] == [(1, 100), (2, 75)]
+    end(one)
+    measured(dataset, 1, 10.0, command=["other"])
+    assert measure_scaling(two.job) == points
+    AttemptProgress.objects.filter(pk=one.pk).update(gpu_model="A100")
+    assert measure_scaling(two.job) == []

@@ -29,7 +29,7 @@ from portal.selectors.jobs.jobs import (
     visible_job_ids,
     visible_related_jobs,
 )
-from portal.selectors.jobs.progress import compare_job_layouts
+from portal.selectors.jobs.progress import compare_job_layouts, measure_scaling
 from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
@@ -108,6 +108,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
         attempts=attempts,
         failure=identified_failure(user, row, attempts[0] if attempts else None),
         layouts=compare_job_layouts(row),
+        scaling=measure_scaling(row),
         preempted_attempts=preempted_attempts,
         chain=chain,
         events=newest[::-1],

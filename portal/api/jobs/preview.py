@@ -12,12 +12,15 @@ from rest_framework.request import Request
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
+from portal.api.serializers.progress import CheaperSize, ScalePoint
 from portal.api.serializers.references import Reference
+from portal.domain.scaling import cheaper_size
 from portal.selectors.jobs.jobs import visible_job_ids
 from portal.selectors.jobs.preemption_preview import (
     preemption_candidates,
     total_lost_gpu_seconds,
 )
+from portal.selectors.jobs.progress import measure_scaling
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.submission import preview_start, validate_request
 from portal.valkey import rate_limits
@@ -75,6 +78,15 @@ class JobPreview(ResponseSerializer):
         allow_null=True,
         help_text="GPU-seconds that all victims would lose; null if the scheduler did not respond.",
     )
+    scaling = ScalePoint(
+        many=True,
+        help_text="Measured numbers of GPUs of the same program, fewest first; empty unless two are known.",
+    )
+    cheaper = CheaperSize(
+        allow_null=True,
+        help_text="The measured number of GPUs with the least GPU-seconds for each unit of work; null if the "
+        "requested one was not measured, or no other one saves 5 percent.",
+    )
     alternatives = serializers.ListField(
         child=serializers.DictField(), help_text="Changes of the request with which it would start now."
     )
@@ -105,6 +117,7 @@ class JobPreviewView(SignedInView):
                 "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen],
             }
         victims = preemption_candidates(self.user, reported.get("victims") or [])
+        scaling = measure_scaling(wanted)
         return self.json_response(
             JobPreview.compose(
                 feasible=True,
@@ -115,6 +128,8 @@ class JobPreviewView(SignedInView):
                 interval_missing=reported.get("interval_missing"),
                 victims=victims,
                 lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
+                scaling=scaling,
+                cheaper=cheaper_size(scaling, wanted.tasks * wanted.gpus_per_task),
                 alternatives=reported.get("alternatives", []),
             )
         )

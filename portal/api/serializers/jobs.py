@@ -14,9 +14,10 @@ from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.idle import IdleDetail
-from portal.api.serializers.progress import MeasuredLayout, TaskProgress
+from portal.api.serializers.progress import MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.failure_rules import FailureAction
+from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
 from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLimitExtension
@@ -46,6 +47,7 @@ class JobContext:
     attempts: list[AttemptRow]
     failure: IdentifiedFailure | None
     layouts: list[MeasuredLayoutRow]
+    scaling: list[ScalePointRow]
     preempted_attempts: list[AttemptRow]
     chain: DependencyChain
     events: list[JobEvent]
@@ -522,6 +524,11 @@ class JobDetail(Job):
         many=True,
         source="context.layouts",
         help_text="GPU layouts of comparable jobs, fastest first; empty unless the speed of two layouts is known.",
+    )
+    scaling = ScalePoint(
+        many=True,
+        source="context.scaling",
+        help_text="Measured numbers of GPUs of the same program, fewest first; empty unless two are known.",
     )
     preempted_jobs = PreemptedJob(
         many=True,

@@ -1,4 +1,4 @@
-"""Serializers of progress: throughput, GPU layouts, and faster layouts of the same work."""
+"""Serializers of progress: throughput, GPU layouts, faster layouts of the same work, and its scaling."""
 
 from __future__ import annotations
 
@@ -50,3 +50,25 @@ class MeasuredLayout(ResponseSerializer):
     attempts = serializers.IntegerField(
         help_text="Number of attempts that the median is calculated from; the latest ones."
     )
+
+
+class ScalePoint(ResponseSerializer):
+    """Measured throughput of the same program of the same project on one number of GPUs."""
+
+    gpus = serializers.IntegerField()
+    per_s = serializers.FloatField(help_text="Median of the attempts, in units per second.")
+    attempts = serializers.IntegerField(
+        help_text="Number of attempts that the median is calculated from; the latest ones."
+    )
+    speedup = serializers.FloatField(help_text="Throughput relative to the fewest measured GPUs.")
+    efficiency_percent = serializers.IntegerField(
+        help_text="Throughput in percent of linear growth from the fewest measured GPUs."
+    )
+
+
+class CheaperSize(ResponseSerializer):
+    """A measured number of GPUs on which a unit of work costs fewer GPU-seconds."""
+
+    gpus = serializers.IntegerField(source="point.gpus")
+    efficiency_percent = serializers.IntegerField(source="point.efficiency_percent")
+    saving_percent = serializers.IntegerField(help_text="GPU-seconds saved for each unit of work.")

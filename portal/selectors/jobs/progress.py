@@ -1,12 +1,15 @@
-"""Reads the progress of attempts, and the layouts on which comparable jobs ran faster."""
+"""Reads the progress of attempts, and the layouts and numbers of GPUs on which comparable jobs ran."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from portal.domain.scaling import ScalePoint, scale_points
 from portal.domain.throughput import MAX_SAMPLES, Layout, compare_layouts, median_rates, workload_fingerprint
-from portal.models import Attempt, AttemptProgress, Job
+from portal.models import Attempt, AttemptProgress, Environment, Job, Project
 
 MAX_ATTEMPTS_READ = 8 * MAX_SAMPLES
 """Number of latest comparable attempts read for a page."""
@@ -27,6 +30,51 @@ def job_workload_fingerprint(job: Job) -> str:
         job.mig_profile,
         job.command,
         job.env,
+    )
+
+
+class Workload(Protocol):
+    """What identifies a program: a job, or a request for one."""
+
+    @property
+    def project(self) -> Project: ...
+    @property
+    def environment(self) -> Environment: ...
+    @property
+    def milli_per_gpu(self) -> int: ...
+    @property
+    def mig_profile(self) -> str: ...
+    @property
+    def gpu_model(self) -> str: ...
+    @property
+    def command(self) -> Sequence[str]: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+
+def job_scaling_fingerprint(job: Workload) -> str:
+    """Return the key that the job shares with jobs that differ only by their number of GPUs."""
+    return workload_fingerprint(
+        job.project.public_id,
+        job.environment.public_id,
+        None,
+        job.milli_per_gpu,
+        job.mig_profile,
+        job.command,
+        job.env,
+    )
+
+
+def measure_scaling(job: Workload) -> list[ScalePoint]:
+    """Return the measured numbers of GPUs of the job's program; empty unless two are known. One query.
+
+    Only attempts on one GPU model are compared: the requested one, else that of the newest attempt.
+    """
+    reported = AttemptProgress.objects.filter(scaling_fingerprint=job_scaling_fingerprint(job), gpus__gt=0)
+    rows = list(reported.order_by("-attempt")[:MAX_ATTEMPTS_READ])
+    model = job.gpu_model or (rows[0].gpu_model if rows else "")
+    return scale_points(
+        (row.gpus, per_s) for row in rows if row.gpu_model == model and (per_s := row.per_s) is not None
     )
 
 

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 
 from portal.access import visible_nodes
 from portal.domain.node_links import LinkBandwidth, slow_below_mib_per_s
-from portal.models import Node, NodeLink, User
+from portal.models import Node, NodeLink, NodePool, User
 
 MAX_MATRIX_NODES = 64
 """Nodes shown in one matrix: those measured last."""
@@ -26,6 +26,13 @@ def visible_links(user: User) -> QuerySet[NodeLink]:
     nodes = visible_nodes(user).values("pk")
     rows = NodeLink.objects.filter(node_a__in=nodes, node_b__in=nodes)
     return rows.select_related("node_a__pool", "node_b").order_by("-measured_at", "pk")
+
+
+def slowest_link_bandwidth(pool: NodePool) -> float | None:
+    """Return the lowest measured bandwidth between two nodes of a pool, bytes per second; None if unmeasured."""
+    links = NodeLink.objects.filter(node_a__pool=pool, node_b__pool=pool).order_by("mib_per_s")
+    mib_per_s = links.values_list("mib_per_s", flat=True).first()
+    return mib_per_s * 1024 * 1024 if mib_per_s else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from portal.domain.states import LIVE_ATTEMPT_STATES
 from portal.domain.throughput import GpuPosition, Layout, layout_of
 from portal.live_events import publish_all_on_commit
 from portal.models import Allocation, Attempt, AttemptProgress, Topology
-from portal.selectors.jobs.progress import attempt_progress, job_workload_fingerprint
+from portal.selectors.jobs.progress import attempt_progress, job_scaling_fingerprint, job_workload_fingerprint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import attempt_topic_event
 
@@ -128,8 +128,12 @@ def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.
         "reported_at": at,
     }
     # an elastic job changes its layout while it runs, so its rate is comparable with no other job
-    alike = f"attempt {attempt.pk}" if job.is_elastic else job_workload_fingerprint(job)
-    work = {"workload_fingerprint": alike, "gpus": job.tasks * job.gpus_per_task}
+    alone = f"attempt {attempt.pk}" if job.is_elastic else ""
+    work = {
+        "workload_fingerprint": alone or job_workload_fingerprint(job),
+        "scaling_fingerprint": alone or job_scaling_fingerprint(job),
+        "gpus": job.tasks * job.gpus_per_task,
+    }
     # another node of the gang may have created the row first
     _, made = AttemptProgress.objects.get_or_create(attempt=attempt, defaults=word | work | lies._asdict())
     return made

@@ -88,6 +88,16 @@ def rate(per_s: float) -> str:
     return f"{amount(per_s * 3600)} an{NBSP}hour"
 
 
+def gb(amount_bytes: float) -> str:
+    """Format as 3.1 GB or 300 GB."""
+    return f"{amount_bytes / 1e9:.3g}{NBSP}GB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Format as 0.42 ms, 12.5 ms or 1,250 ms."""
+    return f"{1000 * seconds:,.3g}{NBSP}ms" if seconds < 0.1 else f"{1000 * seconds:,.0f}{NBSP}ms"
+
+
 def layout_text(lies: Layout) -> str:
     """Format as: H200 on 1 node; A100 on 2 nodes, 4 NVLink islands, 1 fabric level apart."""
     models = " + ".join(short_gpu_model(model) for model in lies.gpu_model.split(" + "))

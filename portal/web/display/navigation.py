@@ -52,6 +52,9 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
         ),
         NavItem("Experiments", "experiments", "flask", "m", active_views=("run",)),
         NavItem("Models", "models", "model", "o"),
+        NavItem(
+            "Pipeline plans", "plans", "tool", "t", active_views=("plan", "create-plan", "create-profile")
+        ),
     ),
     "Cluster": (
         NavItem(

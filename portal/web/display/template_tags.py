@@ -40,6 +40,8 @@ for _name in (
     "amount",
     "rate",
     "layout_text",
+    "gb",
+    "milliseconds",
     "short_digest",
     "metric_value",
 ):

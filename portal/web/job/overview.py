@@ -14,6 +14,7 @@ from django.utils import timezone
 from portal.access import AccessPolicy, Permission, can
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
+from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
 from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
@@ -28,7 +29,7 @@ from portal.selectors.jobs.jobs import (
     list_jobs,
     visible_related_jobs,
 )
-from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts
+from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_scaling
 from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
@@ -96,6 +97,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     visible = visible_related_jobs(user, attempts[:1], preempted_jobs, chain)
     events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
     idle = idle_status(found, last)
+    scaling = measure_scaling(found)
     waits_for = verdict if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": job_phases(row, last),
@@ -117,6 +119,8 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
         "layouts": compare_job_layouts(found),
+        "scaling": scaling,
+        "scale_point": point_of(scaling, found.tasks * found.gpus_per_task),
         "task_rows": task_rows(last),
         "events": dedupe_events(events),
         "default_log_task": _default_log_task(last),

@@ -6,8 +6,18 @@ import shlex
 from typing import Any
 
 from portal.domain.job_spec import JobSpec, job_fields
+from portal.domain.pipeline_plans import (
+    DEFAULT_MICRO_BATCHES,
+    MAX_MICRO_BATCHES,
+    choice_of,
+    is_runnable,
+    launch_variables,
+)
+from portal.domain.states import JobKind
 from portal.models import Job, Template, User
+from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.visibility import private_fields
+from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
 from portal.web.launch.form import SHELL
 from portal.web.launch.spec_fields import form_values
@@ -59,3 +69,25 @@ def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["secret_variables"] = format_secrets(named, "variable")
         found["secret_files"] = format_secrets(named, "file")
     return found
+
+
+def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str) -> dict[str, Any]:
+    """Return a job that runs one of a plan's divisions as form values; empty if none can be run."""
+    row = list_plans(user).filter(public_id=plan_id).first()
+    found = choice_of(row.answer, choice) if row else None
+    if row is None or found is None or not is_runnable(found):
+        return {}
+    number = min(parse_whole_number(micro_batches) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
+    fields = {
+        "name": f"pipeline-{found['config'].replace('-', '')}"[:60],
+        "tasks": row.nodes,
+        "gpus_per_task": row.gpus_per_node,
+        "launcher": "torchrun" if row.nodes * row.gpus_per_node > 1 else "none",
+        "env": launch_variables(row.public_id, found, number),
+        "command": ["python", "train_pipeline.py"],
+    }
+    return {
+        "kind": JobKind.TRAINING.value,
+        "project": row.profile.project.public_id,
+        "pool": row.pool.public_id if row.pool else "",
+    } | initial_from_api_fields(fields)

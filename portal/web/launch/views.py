@@ -20,12 +20,14 @@ from portal.access import (
 )
 from portal.domain.job_spec import job_fields, placement_fields
 from portal.domain.project_tree import path_to_root
+from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.states import JobKind
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import Environment, NodePool, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
+from portal.selectors.jobs.progress import measure_scaling
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.nodes.nodes import list_templates
@@ -36,7 +38,12 @@ from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects
-from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job, initial_from_template
+from portal.web.launch.initial_values import (
+    initial_from_api_fields,
+    initial_from_job,
+    initial_from_plan,
+    initial_from_template,
+)
 from portal.web.launch.preview import LaunchPreview, preview_launch, preview_unsatisfiable
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
@@ -116,6 +123,8 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     elif query.get("template"):
         found = list_templates(user).filter(public_id=query["template"]).first()
         start |= initial_from_template(found) if found else {}
+    if query.get("plan"):
+        start |= initial_from_plan(user, query["plan"], query.get("choice", "best"), query.get("m", ""))
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
     if query.get("pool"):
         start["pool"] = query["pool"]
@@ -190,12 +199,15 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         ]
         message = " ".join(said) or "Fill in the missing fields."
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
+    scaling = measure_scaling(request) if request and found.kind != "wrong" else []
     shares = project_quota_usage([request.project]) if request else []
     requested = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
         "request_now": request,
+        "scale_point": point_of(scaling, request.tasks * request.gpus_per_task) if request else None,
+        "cheaper": cheaper_size(scaling, request.tasks * request.gpus_per_task) if request else None,
         "network": gang_network_text(request.tasks, elastic=request.is_elastic, pool=request.pool)
         if request
         else "",

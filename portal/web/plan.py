@@ -1,0 +1,366 @@
+"""The pipeline planner: layer profiles, the plans computed from them, and their launch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+
+from portal.access import AccessPolicy, Permission, can, visible_projects
+from portal.config.settings import BASE_DIR
+from portal.domain.pipeline_plans import (
+    CHOICES,
+    DEFAULT_MICRO_BATCHES,
+    MAX_GPUS_PER_NODE,
+    MAX_MICRO_BATCHES,
+    MAX_NODES,
+    bubble_fraction,
+    choice_of,
+    flushed_rate,
+    is_runnable,
+)
+from portal.errors import FairwayError, NotFound
+from portal.models import NodePool, PipelinePlan, User
+from portal.selectors.jobs.pipeline_plans import (
+    get_plan,
+    get_profile,
+    list_plans,
+    list_profiles,
+    plan_runs,
+)
+from portal.selectors.lookup import get_first
+from portal.selectors.nodes.free_nodes import FreeNode, fitting_nodes, free_nodes
+from portal.services.jobs.pipeline_plans import (
+    MIB,
+    TopologyInput,
+    do_create_plan,
+    do_create_profile,
+    do_delete_profile,
+)
+from portal.web.display.formatting import parse_whole_number
+from portal.web.form_fields import select_input, text_input
+from portal.web.launch.form import launchable_projects
+from portal.web.views import action, page, refusals_as_messages
+
+GB = 1e9
+MAX_PROFILE_BYTES = 256 * 1024
+ROWS_PER_PAGE = 20
+STAGE_COLOURS = 4
+PROGRAMS = {name: BASE_DIR / "deploy/training" / name for name in ("profile_layers.py", "train_pipeline.py")}
+
+
+class ProfileForm(forms.Form):
+    project = forms.ChoiceField(widget=select_input())
+    name = forms.CharField(max_length=100, widget=text_input(placeholder="resnet50, batch 64"))
+    profile = forms.FileField(
+        label="Profile (JSON)", widget=forms.FileInput({"class": "form-control", "accept": ".json"})
+    )
+
+    def __init__(self, user: User, data: Any = None, files: Any = None) -> None:
+        super().__init__(data, files, label_suffix="", prefix="new")
+        rows = launchable_projects(user).values_list("public_id", "name")
+        self.fields["project"].choices = list(rows)  # type: ignore[attr-defined]
+
+    def clean_profile(self) -> Any:
+        """Return the decoded file; the scheduler reads what is in it."""
+        file = self.cleaned_data["profile"]
+        if file.size > MAX_PROFILE_BYTES:
+            raise forms.ValidationError(f"A profile has at most {MAX_PROFILE_BYTES // 1024} KiB.")
+        try:
+            return json.loads(file.read().decode(), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as problem:
+            raise forms.ValidationError(f"The file is not JSON: {problem}.") from problem
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+class PlanForm(forms.Form):
+    profile = forms.ChoiceField(widget=select_input())
+    pool = forms.ChoiceField(required=False, widget=select_input())
+    nodes = forms.IntegerField(min_value=1, max_value=MAX_NODES, widget=text_input(inputmode="numeric"))
+    gpus_per_node = forms.IntegerField(
+        label="GPUs per node",
+        min_value=1,
+        max_value=MAX_GPUS_PER_NODE,
+        widget=text_input(inputmode="numeric"),
+    )
+    node_gb = forms.FloatField(
+        label="Between GPUs of a node, GB/s", min_value=0.001, widget=text_input(inputmode="decimal")
+    )
+    link_gb = forms.FloatField(
+        label="Between nodes, GB/s",
+        min_value=0.001,
+        required=False,
+        widget=text_input(inputmode="decimal"),
+        help_text="Blank: the slowest measured link of the pool.",
+    )
+
+    def __init__(self, user: User, data: Any = None, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial, label_suffix="", prefix="plan")
+        profiles = list_profiles(user).values_list("public_id", "name", "project__name")[:200]
+        pools = NodePool.objects.order_by("name").values_list("public_id", "name")
+        self.fields["profile"].choices = [(key, f"{name} ({project})") for key, name, project in profiles]  # type: ignore[attr-defined]
+        self.fields["pool"].choices = [("", "any pool"), *pools]  # type: ignore[attr-defined]
+
+    def topology(self) -> TopologyInput:
+        given = self.cleaned_data
+        link_gb = given["link_gb"]
+        return TopologyInput(
+            nodes=given["nodes"],
+            gpus_per_node=given["gpus_per_node"],
+            node_bandwidth=given["node_gb"] * GB,
+            link_bandwidth=link_gb * GB if link_gb else None,
+            pool=NodePool.objects.filter(public_id=given["pool"]).first() if given["pool"] else None,
+        )
+
+
+@page(AccessPolicy.SIGNED_IN)
+def plans(request: HttpRequest, user: User) -> HttpResponse:
+    return _plans_page(request, user)
+
+
+def _plans_page(
+    request: HttpRequest,
+    user: User,
+    *,
+    profile_form: ProfileForm | None = None,
+    plan_form: PlanForm | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    nodes = free_nodes(user)
+    context = {
+        "profile_form": profile_form or ProfileForm(user),
+        "plan_form": plan_form or PlanForm(user, initial=_initial_topology(request, user, nodes)),
+        "profiles": Paginator(list_profiles(user), ROWS_PER_PAGE).get_page(request.GET.get("profiles")),
+        "plans": Paginator(list_plans(user), ROWS_PER_PAGE).get_page(request.GET.get("plans")),
+        "projects": {row.pk for row in launchable_projects(user)},
+        "free_nodes": nodes,
+        "programs": PROGRAMS,
+    }
+    return render(request, "plan/page.html", context, status=status)
+
+
+def _initial_topology(request: HttpRequest, user: User, nodes: list[FreeNode]) -> dict[str, Any]:
+    """Return the pool, nodes and GPUs that are free now, and the node bandwidth of the latest plan there."""
+    start: dict[str, Any] = {"profile": request.GET.get("profile", ""), "nodes": 1, "gpus_per_node": 1}
+    if not nodes:
+        return start
+    best = nodes[0]
+    alike = [one for one in fitting_nodes(nodes, best.pool_id, best.free) if one.gpu_model == best.gpu_model]
+    start |= {"nodes": min(len(alike), MAX_NODES), "gpus_per_node": min(best.free, MAX_GPUS_PER_NODE)}
+    pool = NodePool.objects.get(pk=best.pool_id)
+    start["pool"] = pool.public_id
+    latest = list_plans(user).filter(pool=pool).first()
+    if latest is not None:
+        start["node_gb"] = latest.node_bandwidth / GB
+    return start
+
+
+@action(AccessPolicy.SIGNED_IN)
+def create_profile(request: HttpRequest, user: User) -> HttpResponse:
+    form = ProfileForm(user, request.POST, request.FILES)
+    if form.is_valid():
+        given = form.cleaned_data
+        project = get_first(visible_projects(user).filter(public_id=given["project"]))
+        try:
+            row = do_create_profile(user, project, given["name"], given["profile"])
+        except FairwayError as refusal:
+            form.add_error("profile", refusal_text(refusal))
+        else:
+            messages.success(request, f"{row.name} is stored: {len(row.layers)} layers.")
+            return redirect(f"{reverse('plans')}?profile={row.public_id}")
+    return _plans_page(request, user, profile_form=form, status=400)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def delete_profile(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_profile(user, public_id)
+    with refusals_as_messages(request):
+        do_delete_profile(user, row)
+        messages.success(request, f"{row.name} and its plans are deleted.")
+    return redirect("plans")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def create_plan(request: HttpRequest, user: User) -> HttpResponse:
+    form = PlanForm(user, request.POST)
+    if form.is_valid():
+        try:
+            profile = get_profile(user, form.cleaned_data["profile"])
+            row = do_create_plan(user, profile, form.topology())
+        except FairwayError as refusal:
+            form.add_error(None, refusal_text(refusal))
+        else:
+            return redirect("plan", row.public_id)
+    return _plans_page(request, user, plan_form=form, status=400)
+
+
+def refusal_text(refusal: FairwayError) -> str:
+    """Return the message of a refusal with those of its fields."""
+    fields: dict[str, str] = getattr(refusal, "fields", {})
+    return " ".join(fields.values()) or refusal.message
+
+
+@page(AccessPolicy.SIGNED_IN)
+def program(request: HttpRequest, user: User, name: str) -> FileResponse:
+    """Send a program that runs in a job's image."""
+    if name not in PROGRAMS:
+        raise NotFound
+    return FileResponse(PROGRAMS[name].open("rb"), as_attachment=True, content_type="text/x-python")
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A plan of the comparison, or the reason why there is none."""
+
+    choice: str
+    name: str
+    plan: dict[str, Any] | None
+    impossible: str
+    rate: float | None
+    """Samples (or minibatches) per second, with the bubble of the chosen number of micro-batches."""
+    linear_percent: float | None
+    memory_mib: float
+    bubble_percent: float
+    runnable: bool
+
+    @property
+    def stage_ms(self) -> float | None:
+        return None if self.plan is None else 1000 * float(self.plan["stage_time_s"])
+
+
+@dataclass(frozen=True)
+class StagePlacement:
+    """A stage on one node: GPU numbers within the node."""
+
+    number: int
+    colour: int
+    gpus: list[int]
+    layers: int
+    memory_mib: float
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node of the plan; ``node`` is a node with enough free GPUs, or None."""
+
+    number: int
+    node: FreeNode | None
+    stages: list[StagePlacement]
+
+
+@page(AccessPolicy.SIGNED_IN)
+def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_plan(user, public_id)
+    micro_batches = parse_whole_number(request.GET.get("m", "")) or DEFAULT_MICRO_BATCHES
+    micro_batches = min(micro_batches, MAX_MICRO_BATCHES)
+    rows = [_plan_row(row, choice, micro_batches) for choice in CHOICES]
+    asked = request.GET.get("choice", "best")
+    chosen = next((one for one in rows if one.choice == asked and one.plan), rows[0])
+    division = chosen.plan or row.answer
+    free = fitting_nodes(free_nodes(user), row.pool_id, row.gpus_per_node)[: row.nodes]
+    context = {
+        "plan": row,
+        "rows": rows,
+        "chosen": chosen,
+        "micro_batches": micro_batches,
+        "max_micro_batches": MAX_MICRO_BATCHES,
+        "unit": "samples" if row.profile.batch_size else "minibatches",
+        "gpus": row.nodes * row.gpus_per_node,
+        "chart": _layer_chart(row, division),
+        "nodes": _planned_nodes(row, division, free),
+        "missing_nodes": row.nodes - len(free),
+        "runs": plan_runs(row),
+        "may_launch": can(user, Permission.SUBMIT, row.profile.project) and chosen.runnable,
+        "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
+    }
+    return render(request, "plan/plan.html", context)
+
+
+def _plan_row(row: PipelinePlan, choice: str, micro_batches: int) -> PlanRow:
+    found = choice_of(row.answer, choice)
+    if found is None:
+        reason = str(row.answer["alternatives"][choice]["impossible"])
+        return PlanRow(choice, CHOICES[choice], None, reason, None, None, 0.0, 0.0, False)
+    bubble = bubble_fraction(len(found["stages"]), micro_batches)
+    speedup = found["speedup"]
+    gpus = row.nodes * row.gpus_per_node
+    return PlanRow(
+        choice, CHOICES[choice], found, "", flushed_rate(found, micro_batches),
+        100 * speedup * (1 - bubble) / gpus if speedup else None,
+        max(stage["memory_bytes"] for stage in found["stages"]) / MIB, 100 * bubble, is_runnable(found),
+    )  # fmt: skip
+
+
+def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the layers with their stage and their bars in percent of the largest."""
+    stages = [stage["layers"] for stage in chosen["stages"]]
+    largest = {
+        key: max([layer[key] for layer in row.profile.layers]) or 1.0
+        for key in ("compute_s", "activation_bytes", "parameter_bytes")
+    }
+    layers = []
+    for number, layer in enumerate(row.profile.layers):
+        stage = next(index for index, (start, end) in enumerate(stages) if start <= number < end)
+        forward = layer["forward_s"]
+        layers.append(
+            layer
+            | {
+                "stage": stage + 1,
+                "colour": stage % STAGE_COLOURS + 1,
+                "time_percent": 100 * layer["compute_s"] / largest["compute_s"],
+                "forward_percent": 100 * forward / layer["compute_s"]
+                if forward and layer["compute_s"]
+                else 0.0,
+                "activation_percent": 100 * layer["activation_bytes"] / largest["activation_bytes"],
+                "parameter_percent": 100 * layer["parameter_bytes"] / largest["parameter_bytes"],
+                "compute_ms": 1000 * layer["compute_s"],
+                "forward_ms": None if forward is None else 1000 * forward,
+                "backward_ms": None if layer["backward_s"] is None else 1000 * layer["backward_s"],
+                "activation_mib": layer["activation_bytes"] / MIB,
+                "parameter_mib": layer["parameter_bytes"] / MIB,
+            }
+        )
+    return {
+        "layers": layers,
+        "stages": [
+            {
+                "colour": index % STAGE_COLOURS + 1,
+                "layers": stage["layers"][1] - stage["layers"][0],
+                "replicas": stage["replicas"],
+                "ms": 1000 * stage["compute_s"] / stage["replicas"],
+            }
+            for index, stage in enumerate(chosen["stages"])
+        ],
+        "total_ms": 1000 * sum(layer["compute_s"] for layer in row.profile.layers),
+        "parameter_mib": sum(layer["parameter_bytes"] for layer in row.profile.layers) / MIB,
+        "max_ms": 1000 * largest["compute_s"],
+        "max_activation_mib": largest["activation_bytes"] / MIB,
+        "max_parameter_mib": largest["parameter_bytes"] / MIB,
+    }
+
+
+def _planned_nodes(row: PipelinePlan, chosen: dict[str, Any], free: list[FreeNode]) -> list[PlannedNode]:
+    """Return the stages by node: GPUs are numbered node by node."""
+    nodes = []
+    for number in range(row.nodes):
+        stages = []
+        for index, stage in enumerate(chosen["stages"]):
+            gpus = [
+                rank % row.gpus_per_node for rank in stage["ranks"] if rank // row.gpus_per_node == number
+            ]
+            if gpus:
+                layers = stage["layers"][1] - stage["layers"][0]
+                memory_mib = stage["memory_bytes"] / MIB
+                stages.append(StagePlacement(index + 1, index % STAGE_COLOURS + 1, gpus, layers, memory_mib))
+        nodes.append(PlannedNode(number + 1, free[number] if number < len(free) else None, stages))
+    return nodes

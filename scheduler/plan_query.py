@@ -1,0 +1,33 @@
+"""Answers the portal's questions about layer profiles and pipeline plans; nothing of them is in the snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from scheduler.planner.comparison import compare_plans
+from scheduler.planner.partition import Level, PlanError
+from scheduler.planner.profile import ProfileError, read_profile
+
+KINDS = frozenset({"profile", "plan"})
+
+
+def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the layers of a profile, or its plans; ``{"error", "invalid"}`` where that is impossible.
+
+    ``invalid`` is ``profile`` if the profile itself is wrong, else ``topology``.
+    """
+    try:
+        profile = read_profile(body["profile"])
+        if kind == "profile":
+            return {
+                "model": profile.model,
+                "batch_size": profile.batch_size,
+                "layers": [asdict(layer) for layer in profile.layers],
+            }
+        levels = [Level(int(machines), float(bandwidth)) for machines, bandwidth in body["levels"]]
+        return compare_plans(profile, levels, memory_bytes=body["memory_bytes"])
+    except ProfileError as problem:
+        return {"error": str(problem), "invalid": "profile"}
+    except PlanError as problem:
+        return {"error": str(problem), "invalid": "topology"}

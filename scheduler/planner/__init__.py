@@ -1,0 +1,1 @@
+"""Pipeline plans from a layer profile: stages, replicas and predicted time on a topology. Pure."""

@@ -1,0 +1,241 @@
+"""Pipeline plans on pages and in REST: profiles are stored, plans compared, launched and measured."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.urls import reverse
+from django.utils import timezone
+
+from portal.models import Attempt, AttemptProgress, AuditEntry, Job, LayerProfile, NodeLink, PipelinePlan
+from scheduler.plan_query import answer_plan_query
+from tests.factories import LAYERS, layer_profile, pipeline_plan
+
+
+def words(answer) -> str:
+    text = re.sub(r"<[^>]+>", " ", answer.content.decode().replace("&nbsp;", " ").replace("\u00a0", " "))
+    return " ".join(text.split())
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch) -> None:
+    """The scheduler's answers, without the way to it: a query cannot be read within a test's transaction."""
+    monkeypatch.setattr(
+        "portal.services.jobs.pipeline_plans.query_profile",
+        lambda content: answer_plan_query("profile", {"profile": content}),
+    )
+    monkeypatch.setattr(
+        "portal.services.jobs.pipeline_plans.query_plan",
+        lambda profile, levels, memory_bytes: answer_plan_query(
+            "plan", {"profile": profile, "levels": levels, "memory_bytes": memory_bytes}
+        ),
+    )
+
+
+@pytest.fixture
+def profile(dataset) -> LayerProfile:
+    return layer_profile(dataset.people["m-okafor"], dataset.projects["vision"])
+
+
+def upload(dataset, content: str) -> dict:
+    file = SimpleUploadedFile("profile.json", content.encode(), "application/json")
+    return {"new-project": dataset.projects["vision"].public_id, "new-name": "mlp", "new-profile": file}
+
+
+def topology(stored: LayerProfile, **changed: str) -> dict[str, str]:
+    given = {
+        "profile": stored.public_id, "nodes": "2", "gpus_per_node": "2", "node_gb": "25", "link_gb": "1.5",
+    }  # fmt: skip
+    return {f"plan-{name}": value for name, value in (given | changed).items()}
+
+
+def test_a_profile_is_stored_planned_and_launched(dataset, client_of):
+    client = client_of("member")
+    assert "No profile yet" in words(client.get(reverse("plans")))
+    answer = client.post(reverse("create-profile"), upload(dataset, json.dumps(LAYERS)))
+    row = LayerProfile.objects.get()
+    assert answer.url == f"/plan/?profile={row.public_id}"
+    assert (row.batch_size, len(row.layers), row.project.name) == (32, 6, "vision")
+    answer = client.post(reverse("create-plan"), topology(row))
+    plan = PipelinePlan.objects.get()
+    assert answer.url == reverse("plan", args=[plan.public_id])
+    assert (plan.nodes, plan.node_bandwidth, plan.link_bandwidth) == (2, 25e9, 1.5e9)
+    assert [entry.action for entry in AuditEntry.objects.order_by("id")][-2:] == [
+        "profile.create",
+        "plan.create",
+    ]
+    page = words(client.get(f"{answer.url}?choice=straight&m=8"))
+    assert "Straight pipeline 1-1-1-1 4 stages" in page
+    assert "the bubble is 27.3 % of the step" in page
+    assert "Chosen: 1-1-1-1" in page
+    launch = client.get(reverse("launch"), {"plan": plan.public_id, "choice": "straight", "m": "8"})
+    form = launch.context["form"]
+    assert (form.initial["tasks"], form.initial["gpus_per_task"], form.initial["launcher"]) == (
+        2,
+        2,
+        "torchrun",
+    )
+    assert form.initial["project"] == row.project.public_id
+    env = dict(line.split("=", 1) for line in form.initial["env"].splitlines())
+    assert env["PIPELINE_PLAN_ID"] == plan.public_id
+    split = json.loads(env["PIPELINE_PLAN"])
+    assert (split["ranks"], split["micro_batches"]) == ([[0], [1], [2], [3]], 8)
+    assert split["stages"][0][0] == 0 and split["stages"][-1][1] == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "The file is not JSON"),
+        ('{"nodes": NaN}', "NaN is not a number"),
+        (json.dumps(LAYERS | {"colour": 1}), "The profile has the unknown key &#x27;colour&#x27;"),
+        (json.dumps(LAYERS | {"edges": [["1", "1"]]}), "The edges form a cycle"),
+        (" " * 300_000, "A profile has at most 256 KiB"),
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_refused_with_the_reason(dataset, client_of, content, message):
+    answer = client_of("member").post(reverse("create-profile"), upload(dataset, content))
+    assert answer.status_code == 400
+    assert message in words(answer)
+    assert not LayerProfile.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"nodes": "0"}, "greater than or equal to 1"),
+        ({"link_gb": ""}, "no link of the pool is measured"),
+        ({"link_gb": "1e9"}, "between 1e+06 and 1e+13 bytes per second"),
+        ({"profile": "unknown"}, "Select a valid choice"),
+    ],
+)
+def test_a_topology_that_is_wrong_is_refused_with_the_reason(profile, client_of, changed, message):
+    answer = client_of("member").post(reverse("create-plan"), topology(profile, **changed))
+    assert answer.status_code == 400
+    assert message in words(answer)
+    assert not PipelinePlan.objects.exists()
+
+
+def test_without_the_scheduler_nothing_is_stored(profile, client_of, monkeypatch):
+    monkeypatch.setattr("portal.services.jobs.pipeline_plans.query_plan", lambda *_: None)
+    answer = client_of("member").post(reverse("create-plan"), topology(profile))
+    assert "The scheduler does not answer" in words(answer)
+    assert not PipelinePlan.objects.exists()
+
+
+def test_the_memory_of_the_pools_gpus_limits_a_plan(dataset, profile, client_of):
+    pool = dataset.jobs["vit-h-pretrain"].attempts.get().pool
+    client = client_of("member")
+    assert client.post(reverse("create-plan"), topology(profile, pool=pool.public_id)).status_code == 302
+    assert PipelinePlan.objects.get().memory_bytes > 0
+    profile.content = LAYERS | {"nodes": [node | {"parameter_bytes": 1e15} for node in LAYERS["nodes"]]}
+    profile.save()
+    answer = client.post(reverse("create-plan"), topology(profile, pool=pool.public_id))
+    assert "bytes per GPU" in words(answer)
+
+
+def test_the_slowest_measured_link_of_the_pool_is_the_bandwidth_between_nodes(dataset, profile, client_of):
+    pool = dataset.jobs["vit-h-pretrain"].attempts.get().pool
+    one, other, third = pool.nodes.order_by("pk")[:3]
+    for node, mib_per_s in ((other, 2000.0), (third, 1000.0)):
+        NodeLink.objects.create(node_a=one, node_b=node, mib_per_s=mib_per_s, measured_at=timezone.now())
+    answer = client_of("member").post(
+        reverse("create-plan"), topology(profile, pool=pool.public_id, link_gb="")
+    )
+    assert answer.status_code == 302
+    assert PipelinePlan.objects.get().link_bandwidth == 1000 * 1024 * 1024
+
+
+def test_predicted_and_measured_rates_stand_side_by_side(dataset, profile, client_of):
+    plan, client = pipeline_plan(profile), client_of("member")
+    address, rest = reverse("plan", args=[plan.public_id]), f"/api/v1/plans/{plan.public_id}/"
+    assert "No job was launched" in words(client.get(address))
+    form = client.get(reverse("launch"), {"plan": plan.public_id, "choice": "straight", "m": "4"}).context[
+        "form"
+    ]
+    env = dict(line.split("=", 1) for line in form.initial["env"].splitlines())
+    owner, environment = dataset.people["m-okafor"], dataset.environments["batch"]
+    job = Job.objects.create(
+        project=profile.project,
+        owner=owner,
+        environment=environment,
+        name="piped",
+        env=env,
+        state="COMPLETED",
+    )
+    other = Job.objects.create(
+        project=profile.project, owner=owner, environment=environment, name="unplanned", state="COMPLETED"
+    )
+    assert "not yet" in words(client.get(address))
+    now = timezone.now()
+    attempt = Attempt.objects.create(
+        job=job, number=1, pool=dataset.jobs["vit-h-pretrain"].attempts.get().pool, leader_epoch=1,
+        state="COMPLETED", ended_at=now,
+    )  # fmt: skip
+    AttemptProgress.objects.create(
+        attempt=attempt, rank=0, start_units=0, start_at=now - dt.timedelta(seconds=100), completed_units=250_000,
+        reported_at=now, workload_fingerprint="x", gpus=2, gpu_model="H200", nodes=1, islands=1, levels=0,
+    )  # fmt: skip
+    (run,) = client.get(rest).json()["runs"]
+    # six layers of 3 ms on two GPUs: 32 samples in 9 ms; with four micro-batches 4 of 5 parts are used
+    predicted = 32 / 0.009 * 4 / 5
+    assert (run["job"]["name"], run["micro_batches"]) == ("piped", 4)
+    assert run["predicted_per_s"] == pytest.approx(predicted)
+    assert run["error_percent"] == pytest.approx(100 * (2500 / predicted - 1))
+    page = words(client.get(address))
+    assert "2,844.4" in page and "2,500.0" in page and "-12.1 %" in page
+    job.env |= {"PIPELINE_PLAN": "{}"}
+    job.save()
+    assert client.get(rest).json()["runs"][0]["predicted_per_s"] is None
+    assert "another division" in words(client.get(address))
+    assert other.name not in words(client.get(address))
+
+
+def test_a_plan_with_unequal_replicas_is_not_launched(profile, client_of):
+    profile.content["nodes"][0]["fwd_ms"] = 10.0
+    plan, client = pipeline_plan(profile, gpus_per_node=3), client_of("member")
+    levels = {"profile": profile.content, "levels": [(3, 1e12)], "memory_bytes": None}
+    plan.answer = answer_plan_query("plan", levels)
+    plan.answer["replicas"], plan.answer["config"] = [2, 1], "2-1"
+    plan.save()
+    page = client.get(reverse("plan", args=[plan.public_id]))
+    assert "runs plans whose stages have equally many replicas" in words(page)
+    launch = client.get(reverse("launch"), {"plan": plan.public_id, "choice": "best"})
+    assert "PIPELINE_PLAN" not in launch.context["form"].initial.get("env", "")
+
+
+def test_members_delete_profiles_and_strangers_do_not_see_them(profile, client_of):
+    pipeline_plan(profile)
+    address = reverse("delete-profile", args=[profile.public_id])
+    assert client_of("stranger").post(address).status_code == 404
+    assert "mlp" not in words(client_of("stranger").get(reverse("plans")))
+    assert client_of("member").post(address).status_code == 302
+    assert not LayerProfile.objects.exists() and not PipelinePlan.objects.exists()
+
+
+def test_rest_stores_a_profile_and_computes_a_plan(dataset, client_of):
+    client = client_of("member")
+
+    def post(path: str, body: dict):
+        return client.post(f"/api/v1/{path}/", body, content_type="application/json")
+
+    wrong = post("profiles", {"project": "vision", "name": "mlp", "profile": {"nodes": []}})
+    assert wrong.status_code == 422 and "has no layers" in wrong.content.decode()
+    stored = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS})
+    assert stored.status_code == 201 and len(stored.json()["layers"]) == 6
+    body = {"profile": stored.json()["id"], "gpus_per_node": 2, "node_bandwidth": 1e10}
+    plan = post("plans", body)
+    assert plan.status_code == 201
+    assert plan.json()["plans"]["alternatives"]["straight"]["config"] == "1-1"
+    assert post("plans", body | {"nodes": 2}).status_code == 422
+    assert post("plans", body | {"memory_bytes": 10.0}).status_code == 422
+
+
+def test_the_programs_can_be_downloaded(client_of):
+    answer = client_of("member").get(reverse("plan-program", args=["profile_layers.py"]))
+    assert b"torch.nn.Sequential" in b"".join(answer.streaming_content)
+    assert client_of("member").get(reverse("plan-program", args=["settings.py"])).status_code == 404
