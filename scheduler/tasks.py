@@ -17,7 +17,7 @@ from portal.config.celery import app
 from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
-from scheduler import leases, sweep
+from scheduler import leases, periodic
 from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
@@ -146,11 +146,11 @@ def forecast() -> None:
 
 _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.answer_query": answer_query,
-    "scheduler.sweep": sweep.sweep,
+    "scheduler.periodic": periodic.run_periodic_pass,
     "scheduler.idle": run_idle_pass,
-    "scheduler.outbox": sweep.send_outbox,
+    "scheduler.outbox": periodic.send_outbox,
     "scheduler.demo": replenish_demo_jobs,
-    "scheduler.trim": sweep.delete_old_rows,
+    "scheduler.trim": periodic.delete_old_rows,
 }
 for _name, _function in _DIRECT_TASKS.items():
     _celery_task(_name)(_function)
