@@ -17,6 +17,7 @@ from portal.config.celery import app
 from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.sweeps.advance import advance_active_sweeps, advance_sweep
 from scheduler import leases, periodic
 from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
@@ -149,6 +150,8 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.periodic": periodic.run_periodic_pass,
     "scheduler.idle": run_idle_pass,
     "scheduler.outbox": periodic.send_outbox,
+    "scheduler.advance_sweep": advance_sweep,
+    "scheduler.advance_sweeps": advance_active_sweeps,
     "scheduler.demo": replenish_demo_jobs,
     "scheduler.trim": periodic.delete_old_rows,
 }

@@ -35,6 +35,7 @@ TRIM_EVERY_S = 600.0
 FORECAST_EVERY_S = 20.0
 IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
+SWEEPS_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
     name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
@@ -46,6 +47,7 @@ app.conf.beat_schedule = {
         ("forecast", "scheduler.forecast", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
+        ("sweeps", "scheduler.advance_sweeps", SWEEPS_EVERY_S, "nodes"),
     )
 }
 

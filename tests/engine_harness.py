@@ -176,7 +176,7 @@ class EngineHarness:
 
 
 class InProcessEngine:
-    """The whole engine in this process, without Celery: cycles, periodic passes and actors until a condition holds."""
+    """The engine in this process, without Celery: cycles, periodic passes and actors until a condition holds."""
 
     def __init__(self) -> None:
         self.holder = new_holder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -76,6 +77,22 @@ class JobSecretBody(StrictSerializer):
     file = StrictCharField(required=False, allow_null=True, default=None, max_length=64)
 
 
+def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
+    """Return the field of a body that is declared by the rule."""
+    options: dict[str, Any] = {"required": rule.default is None and not rule.nullable}
+    options |= {"allow_null": True} if rule.nullable else {}
+    texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
+    options |= {"help_text": " ".join(filter(None, texts)) or None}
+    if rule.choices:
+        return serializers.ChoiceField(rule.choices, **options)
+    if rule.value_type is bool:
+        return StrictBooleanField(**options)
+    if rule.is_number:
+        options |= {"min_value": rule.minimum, "max_value": rule.maximum}
+        return StrictIntegerField(**options) if rule.value_type is int else StrictFloatField(**options)
+    return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
+
+
 class SubmitBody(StrictSerializer):
     """Fields common to jobs and workspaces. CPU and memory are per task."""
 
@@ -119,19 +136,8 @@ class SubmitBody(StrictSerializer):
         return {rule.name: self._build_field(rule) for rule in rules if rule.is_scalar} | super().get_fields()
 
     def _build_field(self, rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
-        options: dict[str, Any] = {"required": rule.default is None and not rule.nullable}
-        options |= {"allow_null": True} if rule.nullable else {}
-        texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
-        options |= {"help_text": " ".join(filter(None, texts)) or None}
-        choices = [kind.value for kind in self.kinds] if rule.name == "kind" else rule.choices
-        if choices:
-            return serializers.ChoiceField(choices, **options)
-        if rule.value_type is bool:
-            return StrictBooleanField(**options)
-        if rule.is_number:
-            options |= {"min_value": rule.minimum, "max_value": rule.maximum}
-            return StrictIntegerField(**options) if rule.value_type is int else StrictFloatField(**options)
-        return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
+        choices = tuple(kind.value for kind in self.kinds) if rule.name == "kind" else rule.choices
+        return build_body_field(replace(rule, choices=choices))
 
 
 class WorkspaceBody(SubmitBody):
