@@ -87,70 +87,85 @@ class SweepSpec:
     searcher: str = declare(
         Searcher.RANDOM.value,
         JobField(
-            choices=tuple(Searcher), label="Searcher",
+            choices=tuple(Searcher), label="Searcher", section="sweep",
             help="list and grid run each combination once, as an array of jobs; the others search.",
         ),
     )  # fmt: skip
     metric: str = declare(
         "",
-        JobField(max_length=100, label="Metric", help="Name of the value that trials report, such as loss."),
+        JobField(
+            max_length=100,
+            label="Metric",
+            section="sweep",
+            help="Name of the value that trials report, such as loss.",
+        ),
     )
     direction: str = declare(
         Direction.MINIMIZE.value,
-        JobField(choices=tuple(Direction), label="Direction", help="What is better."),
+        JobField(choices=tuple(Direction), label="Direction", section="sweep", help="What is better."),
     )
     max_trials: int | None = declare(
         None,
         JobField(
-            minimum=1, maximum=MAX_TRIALS, label="Trials", if_null="all",
+            minimum=1, maximum=MAX_TRIALS, label="Trials", section="sweep", if_null="all",
             help="Budget of trials; lists and grids need none.",
         ),
     )  # fmt: skip
     max_parallel: int = declare(
-        4, JobField(minimum=1, maximum=MAX_PARALLEL, label="In parallel", help="Trials that may run at once.")
+        4,
+        JobField(
+            minimum=1,
+            maximum=MAX_PARALLEL,
+            label="In parallel",
+            section="sweep",
+            help="Trials that may run at once.",
+        ),
     )
     max_steps: int | None = declare(
         None,
         JobField(
-            minimum=1, maximum=1_000_000_000, label="Steps of a trial", if_null="unknown",
+            minimum=1, maximum=1_000_000_000, label="Steps of a trial", section="sweep", if_null="unknown",
             help="Length of a trial in reported steps, such as epochs; of one generation for population.",
         ),
     )  # fmt: skip
     min_steps: int = declare(
         1,
         JobField(
-            minimum=1, maximum=1_000_000_000, label="First rung",
+            minimum=1, maximum=1_000_000_000, label="First rung", section="sweep",
             help="Steps after which ASHA and Hyperband first compare trials.",
         ),
     )  # fmt: skip
     reduction_factor: int = declare(
         4,
         JobField(
-            minimum=2, maximum=100, label="Reduction factor",
+            minimum=2, maximum=100, label="Reduction factor", section="sweep",
             help="ASHA and Hyperband let the best of this many trials pass a rung; rungs are this factor apart.",
         ),
     )  # fmt: skip
     pause_pruned: bool = declare(
         False,
         JobField(
-            label="Pause instead of stopping",
+            label="Pause instead of stopping", section="sweep",
             help="ASHA suspends a trial that does not pass a rung, and resumes it if it passes later.",
         ),
     )  # fmt: skip
     population: int = declare(
-        8, JobField(minimum=2, maximum=1000, label="Population", help="Members of a population.")
+        8,
+        JobField(
+            minimum=2, maximum=1000, label="Population", section="sweep", help="Members of a population."
+        ),
     )
     seed: int | None = declare(
         None,
         JobField(
-            minimum=0, maximum=2**31 - 1, label="Seed", if_null="chosen",
+            minimum=0, maximum=2**31 - 1, label="Seed", section="sweep", if_null="chosen",
             help="The same seed and results give the same parameters.",
         ),
     )  # fmt: skip
     reads_environment: bool = declare(
         False,
         JobField(
-            label="The program reads its parameters itself",
+            label="The program reads its parameters itself", section="sweep",
             help="From FAIRWAY_PARAM_NAME or FAIRWAY_PARAMETERS; otherwise the command must name each parameter.",
         ),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
+from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in, sweeps
 from portal.web.job import actions, metrics, overview, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
@@ -57,6 +57,13 @@ urlpatterns = [
     path("approvals/", approvals.approvals, name="approvals"),
     path("approvals/<slug:public_id>/decide/", approvals.decide_extension, name="decide-extension"),
     path("approvals/exemptions/<slug:public_id>/revoke/", actions.revoke_exemption, name="revoke-exemption"),
+    path("sweeps/", sweeps.sweeps, name="sweeps"),
+    path("sweeps/import/", sweeps.import_page, name="import-sweep"),
+    path("sweeps/<slug:public_id>/", sweeps.sweep, name="sweep"),
+    path("sweeps/<slug:public_id>/stop/", sweeps.stop, name="stop-sweep"),
+    path("sweeps/<slug:public_id>/pause/", sweeps.pause, name="pause-sweep"),
+    path("sweeps/<slug:public_id>/resume/", sweeps.resume, name="resume-sweep"),
+    path("sweeps/<slug:public_id>/change/", sweeps.change, name="change-sweep"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),

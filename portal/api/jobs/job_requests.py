@@ -181,9 +181,9 @@ def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBod
         values["kind"] = JobKind.WORKSPACE.value
     if "environment" not in values:
         raise InvalidRequest(fields={"environment": "This field is required."})
-    project = _get_row(visible_projects(user), values["project"], "project")
-    environment = _get_row(visible_environments(user), values["environment"], "environment")
-    pool = _get_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
+    project = get_referenced_row(visible_projects(user), values["project"], "project")
+    environment = get_referenced_row(visible_environments(user), values["environment"], "environment")
+    pool = get_referenced_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in REFERENCE_FIELDS}
     after = _get_jobs(user, values.get("dependencies", []))
     return JobRequest(
@@ -215,7 +215,7 @@ def _get_template(user: User, key: str | None) -> Template | None:
         return None
     if not isinstance(key, str):
         raise InvalidRequest(fields={"template": "Must be a string."})
-    found: Template = _get_row(list_templates(user), key, "template")
+    found: Template = get_referenced_row(list_templates(user), key, "template")
     return found
 
 
@@ -228,7 +228,7 @@ def _get_jobs(user: User, keys: list[str]) -> list[Job]:
     return [seen[key] for key in dict.fromkeys(keys)]
 
 
-def _get_row(rows: QuerySet[Any], key: str, field: str) -> Any:
+def get_referenced_row(rows: QuerySet[Any], key: str, field: str) -> Any:
     found = rows.filter(Q(public_id=key) | Q(name=key)).first()
     if found is None:
         raise InvalidRequest(fields={field: f"There is no such {field}, or you may not use it."})

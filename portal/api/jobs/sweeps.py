@@ -10,6 +10,7 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
+from portal.access import visible_environments, visible_projects
 from portal.api.framework.pagination import OLDEST
 from portal.api.framework.request_parsing import (
     StrictBooleanField,
@@ -20,23 +21,24 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import ListQuery, SignedInView, operation
-from portal.api.jobs.job_requests import JobBody, build_body_field, build_job_request
+from portal.api.jobs.job_requests import JobBody, build_body_field, build_job_request, get_referenced_row
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.job_spec import job_fields
 from portal.domain.sweeps import MAX_TRIALS, Direction, Searcher, SweepSpec, SweepState, TrialState
+from portal.models import NodePool, User
 from portal.models import Sweep as SweepRow
 from portal.models import Trial as TrialRow
 from portal.models import TrialReport as TrialReportRow
-from portal.models import User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.sweeps import best_value, get_sweep, list_sweeps, list_trials
 from portal.services.accounts.tokens import Scope
-from portal.services.sweeps.determined import MAX_BYTES, ImportedExperiment, read_experiment
+from portal.services.sweeps.determined import MAX_BYTES, read_experiment
 from portal.services.sweeps.reports import do_report_metrics
 from portal.services.sweeps.sweeps import (
     check_sweep,
     do_change_sweep,
     do_create_sweep,
+    do_import_experiment,
     do_pause_sweep,
     do_resume_sweep,
     do_stop_sweep,
@@ -241,25 +243,24 @@ class SweepImportView(SignedInView):
         detail="Creates the sweep, and lists the keys of the file that have no counterpart.",
     )
     def post(self, request: Request) -> HttpResponse:
-        found = read_experiment(self.body["experiment"])
-        sweep, body = import_experiment(self.user, found, self.body)
-        ignored = [{"key": key, "reason": reason} for key, reason in found.ignored.items()]
-        detail = _represent(self.user, sweep) if sweep else None
-        return self.json_response({"sweep": detail, "request": body, "ignored": ignored}, 201)
-
-
-def import_experiment(
-    user: User, found: ImportedExperiment, given: dict[str, Any]
-) -> tuple[SweepRow | None, dict[str, Any]]:
-    """Create or only check the sweep of an experiment; return it, and the body that describes it."""
-    rows = {name: given[name] for name in ("project", "environment", "pool") if given.get(name)}
-    job = found.job | rows
-    body = {"job": job, **found.sweep, "parameters": found.parameters}
-    arguments = _sweep_arguments(user, body | {"points": []}, job)
-    if not given.get("submit", True):
-        check_sweep(user, **arguments)
-        return None, body
-    return do_create_sweep(user, **arguments), body
+        user, given = self.user, self.body
+        found = read_experiment(given["experiment"])
+        pool = given.get("pool")
+        sweep = do_import_experiment(
+            user,
+            found,
+            project=get_referenced_row(visible_projects(user), given["project"], "project"),
+            environment=get_referenced_row(visible_environments(user), given["environment"], "environment"),
+            pool=get_referenced_row(NodePool.objects.all(), pool, "pool") if pool else None,
+            submit=given["submit"],
+        )
+        rows = {name: given[name] for name in ("project", "environment", "pool") if given.get(name)}
+        result = ImportResult.compose(
+            sweep=_represent(user, sweep) if sweep else None,
+            request={"job": found.job | rows, **found.sweep, "parameters": found.parameters},
+            ignored=[{"key": key, "reason": reason} for key, reason in found.ignored.items()],
+        )
+        return self.json_response(result, 201)
 
 
 class SweepView(SignedInView):

@@ -31,11 +31,12 @@ from portal.domain.sweeps import (
 )
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
-from portal.models import Sweep, Trial, User
+from portal.models import Environment, NodePool, Project, Sweep, Trial, User
 from portal.outbox import enqueue_task
 from portal.services.audit import record_action, record_change
 from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.services.lifecycle import job_control, suspension
+from portal.services.sweeps.determined import ImportedExperiment
 from portal.services.sweeps.trial_jobs import request_fields, trial_request
 
 MAX_NAME_LENGTH = 94
@@ -103,6 +104,24 @@ def do_create_sweep(
         )
         announce_sweep(sweep)
         return sweep
+
+
+def do_import_experiment(
+    user: User,
+    experiment: ImportedExperiment,
+    *,
+    project: Project,
+    environment: Environment,
+    pool: NodePool | None,
+    submit: bool,
+) -> Sweep | None:
+    """Create the sweep of an experiment file, or only check it and return None."""
+    request = JobRequest(**experiment.job, project=project, environment=environment, pool=pool)
+    spec = SweepSpec(**experiment.sweep)
+    if submit:
+        return do_create_sweep(user, spec, request, experiment.parameters)
+    check_sweep(user, spec, request, experiment.parameters, ())
+    return None
 
 
 def sweep_spec(sweep: Sweep) -> SweepSpec:

@@ -50,6 +50,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("job", "job-logs", "job-metrics", "job-run"),
             in_tab_bar=True,
         ),
+        NavItem("Sweeps", "sweeps", "sweep", "y", active_views=("sweep", "import-sweep")),
     ),
     "Cluster": (
         NavItem(
