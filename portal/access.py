@@ -37,6 +37,7 @@ from portal.models import (
     Quota,
     Reservation,
     Secret,
+    Sweep,
     Template,
     TimeLimitExtension,
     Topology,
@@ -173,6 +174,8 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
     match obj:
         case Job():
             return _can_access_job(requester, verb, obj)
+        case Sweep():
+            return _can_access_sweep(requester, verb, obj)
         case Project():
             return _can_access_project(requester, verb, obj)
         case Quota():
@@ -234,6 +237,15 @@ def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job)
         and role is not Role.VIEWER
         and verb in {Permission.CONTROL, Permission.READ_LOGS}
     )
+
+
+def _can_access_sweep(user: User, verb: Permission, sweep: Sweep) -> bool:
+    """Apply the rules of a job: its owner and managers control it, who sees the project views it."""
+    role = None if user.is_admin else role_in(user, sweep.project)
+    if user.is_admin or verb is Permission.VIEW:
+        return user.is_admin or role is not None
+    owner = sweep.owner_id == user.pk and role is Role.MEMBER
+    return verb is Permission.CONTROL and (owner or role is Role.MANAGER)
 
 
 def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
@@ -321,6 +333,10 @@ def visible_profiles(requester: Requester) -> QuerySet[LayerProfile]:
 
 def visible_plans(requester: Requester) -> QuerySet[PipelinePlan]:
     return _of_own_projects(requester, PipelinePlan.objects.all(), "profile__project_id")
+
+
+def visible_sweeps(requester: Requester) -> QuerySet[Sweep]:
+    return _of_own_projects(requester, Sweep.objects.all())
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:

@@ -1,6 +1,6 @@
 """Sends tasks to the scheduler by name: a row in the transaction, a message after commit (law 2).
 
-If the message is lost, the sweep sends the row again. Messages are only hints, so sending one twice is
+If the message is lost, the periodic pass sends the row again. Messages are only hints, so sending one twice is
 harmless.
 """
 
@@ -58,7 +58,7 @@ def _enqueue(rows: list[OutboxMessage]) -> None:
 
 
 def send_outbox_rows(rows: Sequence[OutboxMessage]) -> int:
-    """Send outbox rows in order until one fails; return the number sent. The sweep retries the rest."""
+    """Send outbox rows in order until one fails; return the number sent. The periodic pass retries the rest."""
     sent = list(itertools.takewhile(_send, rows))
     if sent:
         OutboxMessage.objects.filter(pk__in=[row.pk for row in sent]).update(sent_at=timezone.now())

@@ -18,7 +18,8 @@ from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.failures import identify_failures
-from scheduler import leases, sweep
+from portal.services.sweeps.advance import advance_active_sweeps, advance_sweep
+from scheduler import leases, periodic
 from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
@@ -147,12 +148,14 @@ def forecast() -> None:
 
 _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.answer_query": answer_query,
-    "scheduler.sweep": sweep.sweep,
+    "scheduler.periodic": periodic.run_periodic_pass,
     "scheduler.idle": run_idle_pass,
-    "scheduler.outbox": sweep.send_outbox,
     "scheduler.failures": identify_failures,
+    "scheduler.outbox": periodic.send_outbox,
+    "scheduler.advance_sweep": advance_sweep,
+    "scheduler.advance_sweeps": advance_active_sweeps,
     "scheduler.demo": replenish_demo_jobs,
-    "scheduler.trim": sweep.delete_old_rows,
+    "scheduler.trim": periodic.delete_old_rows,
 }
 for _name, _function in _DIRECT_TASKS.items():
     _celery_task(_name)(_function)

@@ -29,25 +29,27 @@ __all__ = ["app", "tasks"]
 DATABASE_CHECKOUT_LIMIT_S = 10.0
 """How long a thread of worker-nodes waits for a database connection; longer than a web request may."""
 CYCLE_EVERY_S = 5.0
-SWEEP_EVERY_S = 5.0
+PERIODIC_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
 FORECAST_EVERY_S = 20.0
 IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 FAILURES_EVERY_S = 3.0
+SWEEPS_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
     name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
     for name, task, every_s, queue in (
         ("cycle", "scheduler.cycle", CYCLE_EVERY_S, "cycle"),
-        ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
+        ("periodic", "scheduler.periodic", PERIODIC_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
         ("forecast", "scheduler.forecast", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("failures", "scheduler.failures", FAILURES_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
+        ("sweeps", "scheduler.advance_sweeps", SWEEPS_EVERY_S, "nodes"),
     )
 }
 

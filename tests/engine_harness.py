@@ -25,7 +25,7 @@ from django.db import connection
 from agents.bundle import build_archive
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.models import Gpu, Node, NodePool, OutboxMessage
-from scheduler import sweep
+from scheduler import periodic
 from scheduler.cycle import CycleResult, run_cycle
 from scheduler.leases import new_holder
 from scheduler.nodes.actor_supervisor import ActorSupervisor
@@ -176,7 +176,7 @@ class EngineHarness:
 
 
 class InProcessEngine:
-    """The whole engine in this process, without Celery: cycles, sweeps and actors until a condition holds."""
+    """The engine in this process, without Celery: cycles, periodic passes and actors until a condition holds."""
 
     def __init__(self) -> None:
         self.holder = new_holder()
@@ -191,7 +191,7 @@ class InProcessEngine:
                 if time.monotonic() > deadline_s:
                     return False
                 self.last = run_cycle("test", self.holder)
-                sweep.sweep()
+                periodic.run_periodic_pass()
                 OutboxMessage.objects.update(created_at="2000-01-01T00:00Z")
                 for node in Node.objects.values_list("public_id", flat=True):
                     supervisor.notify(node, "work")

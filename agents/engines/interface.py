@@ -36,6 +36,7 @@ from agents.wire.messages import (
 
 LOG_CHUNK_BYTES = 262_144
 MAX_LOG_BYTES = 2**40
+MAX_METRICS = 200
 CONTAINER_STATES = ("created", "running", "exited")
 TimeOrNone = Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)]
 AnyNumber = Annotated[float | None, wire(FieldReader.number_or_none)]
@@ -75,6 +76,13 @@ def _read_name_or_blank(read: FieldReader, key: str, *arguments: Any) -> str:
 def _parse_gpu_allocation(row: Any) -> tuple[str, int]:
     read = FieldReader(row)
     return read.name("uuid", MAX_UUID_LENGTH), read.integer("milli", 1, 1000)
+
+
+def _parse_metric(row: Any) -> tuple[float, float | None]:
+    if not isinstance(row, list | tuple) or len(row) != 2:
+        raise InvalidMessageError("a metric is not a pair of step and value")
+    read = FieldReader({"step": row[0], "value": row[1]})
+    return read.number("step", 0), read.number_or_none("value")
 
 
 Ports = Annotated[dict[str, int], wire(_read_ports)]
@@ -119,6 +127,10 @@ class Container(Message):
     checkpoint_age_s: AnyNumber = None
     progress: AnyNumber = None
     progress_age_s: AnyNumber = None
+    metrics: Annotated[
+        tuple[tuple[float, float | None], ...], wire(FieldReader.list_of, _parse_metric, MAX_METRICS)
+    ] = ()
+    """The last reported (step, value); None: not a number."""
     fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
     """What ended it: mps_daemon_lost (the daemon of its GPU share ended) or disk_limit_exceeded."""
     disk_mib: MibOrNone = None
@@ -240,7 +252,7 @@ EventHandler = Callable[[EngineEvent], None]
 
 _EXITED_FIELDS = (
     *("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "rebooted"),
-    *("fault", "disk_mib", "disk_used_mib"),
+    *("fault", "disk_mib", "disk_used_mib", "metrics"),
 )
 
 

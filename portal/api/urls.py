@@ -21,7 +21,18 @@ from portal.api.cluster import (
 )
 from portal.api.experiments import mlflow
 from portal.api.framework import problems
-from portal.api.jobs import actions, failures, jobs, logs, pipeline_plans, preview, queue, time_limits, workspaces
+from portal.api.jobs import (
+    actions,
+    failures,
+    jobs,
+    logs,
+    pipeline_plans,
+    preview,
+    queue,
+    sweeps,
+    time_limits,
+    workspaces,
+)
 from portal.api.monitoring import health, metrics
 from portal.api.projects import projects, quotas, secrets, usage, users
 from portal.api.scheduling import policy, scheduler
@@ -43,6 +54,7 @@ V1: list[URLPattern | URLResolver] = [
     *time_limits.ROUTES,
     *failures.ROUTES,
     *pipeline_plans.ROUTES,
+    *sweeps.ROUTES,
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileView.as_view()),

@@ -50,6 +50,7 @@ END_STATES: dict[EndReason, AttemptState] = dict.fromkeys(EndReason, AttemptStat
     EndReason.RENDEZVOUS_UNREACHABLE: AttemptState.NODE_FAIL,
     EndReason.CLOCK_SKEW: AttemptState.NODE_FAIL,
     EndReason.OWNER_NOT_PERMITTED: AttemptState.CANCELLED,
+    EndReason.PRUNED: AttemptState.CANCELLED,
 }
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 10.0, 300.0

@@ -24,6 +24,7 @@ from portal.models.scheduler import (
     SchedulerCounters,
 )
 from portal.models.secrets import RegistryLogin, Secret
+from portal.models.sweeps import Sweep, Trial, TrialReport
 from portal.models.usage import AttemptEnergy, AttemptProgress, NodeMetricsMinute, UsageInterval
 from portal.models.users import User
 from portal.models.volumes import Volume

@@ -13,8 +13,8 @@ from django.db.models import F, Q
 from django.db.models.fields.json import KeyTransform
 
 from portal.domain.job_spec import JobSpec
-from portal.domain.states import AttemptState, DesiredState, FAILED_ATTEMPT_STATES, JobKind, JobState
 from portal.domain.pipeline_plans import PLAN_VARIABLE
+from portal.domain.states import FAILED_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
 from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 

@@ -49,7 +49,7 @@ class Lease(models.Model):
 
 
 class OutboxMessage(models.Model):
-    """A task message: written with the change, sent after commit, sent again by the sweep if lost."""
+    """A task message: written with the change, sent after commit, sent again by the periodic pass if lost."""
 
     name = models.CharField(max_length=60, help_text="Task name.")
     arguments = models.JSONField(default=list)

@@ -73,7 +73,7 @@ def run_once(
 
 
 def delete_expired_keys() -> int:
-    """Delete keys older than a week; return how many. Called by the periodic sweep."""
+    """Delete keys older than a week; return how many. Called by the periodic pass."""
     old = timezone.now() - dt.timedelta(days=RETENTION_DAYS)
     return IdempotencyKey.objects.filter(created_at__lt=old).delete()[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, plan, queue, search, sign_in
+from portal.web import account, approvals, cluster, home, job_list, plan, queue, search, sign_in, sweeps
 from portal.web.experiments import experiments, models
 from portal.web.job import actions, help_page, metrics, overview, terminal
 from portal.web.job import logs as job_logs
@@ -74,6 +74,13 @@ urlpatterns = [
     path("plan/profiles/<slug:public_id>/delete/", plan.delete_profile, name="delete-profile"),
     path("plan/programs/<str:name>", plan.program, name="plan-program"),
     path("plan/<slug:public_id>/", plan.plan, name="plan"),
+    path("sweeps/", sweeps.sweeps, name="sweeps"),
+    path("sweeps/import/", sweeps.import_page, name="import-sweep"),
+    path("sweeps/<slug:public_id>/", sweeps.sweep, name="sweep"),
+    path("sweeps/<slug:public_id>/stop/", sweeps.stop, name="stop-sweep"),
+    path("sweeps/<slug:public_id>/pause/", sweeps.pause, name="pause-sweep"),
+    path("sweeps/<slug:public_id>/resume/", sweeps.resume, name="resume-sweep"),
+    path("sweeps/<slug:public_id>/change/", sweeps.change, name="change-sweep"),
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),

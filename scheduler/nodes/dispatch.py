@@ -31,6 +31,7 @@ from portal.services.jobs.retries import exclude_node
 from portal.services.lifecycle import elastic, job_control
 from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
+from portal.services.sweeps.reports import record_reports
 from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler import leases
 from scheduler.leases import HeldLease
@@ -302,6 +303,10 @@ def record_task_end(task_id: int, container: Container | None) -> None:
         if job_control.record_task_ended(task_id, exit_code=None, reason=reason):
             quarantine.record_task_failure(task_id, reason)
         return
+    if container.metrics:
+        record_reports(
+            Job.objects.values_list("pk", flat=True).get(attempts__task_rows=task_id), container.metrics
+        )
     failed = job_control.record_task_ended(
         task_id,
         exit_code=container.exit_code,

@@ -17,6 +17,7 @@ from portal.services.cluster import recovery
 from portal.services.jobs import task_reports
 from portal.services.lifecycle import job_control
 from portal.services.nodes import nodes, quarantine
+from portal.services.sweeps.reports import record_reports
 from scheduler.nodes.dispatch import (
     NodeConnection,
     active_tasks,
@@ -113,9 +114,10 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
 
 
 def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
-    """Record checkpoints and progress; one task of a gang is enough."""
+    """Record checkpoints, progress and metrics; one task of a gang is enough."""
     saved_s: dict[tuple[str, int], float] = {}
     reporting: dict[tuple[str, int], Container] = {}
+    measured: dict[tuple[str, int], Container] = {}
     here = set(map(_key, held))
     for container in sorted(containers, key=lambda each: each.key.task):
         if container.key not in here:
@@ -127,6 +129,8 @@ def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_a
             )
         if container.progress is not None:
             reporting.setdefault(attempt_key, container)
+        if container.metrics:
+            measured.setdefault(attempt_key, container)
     for attempt in {task.attempt_id: task.attempt for task in held}.values():
         attempt_key = attempt.job.public_id, attempt.number
         if attempt_key in saved_s:
@@ -134,6 +138,8 @@ def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_a
         if one := reporting.get(attempt_key):
             rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
             task_reports.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
+        if (one := measured.get(attempt_key)) and "FAIRWAY_TRIAL" in attempt.job.env:
+            record_reports(attempt.job_id, one.metrics)
 
 
 def _stop(connection: NodeConnection, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:

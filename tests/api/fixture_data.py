@@ -26,9 +26,12 @@ from portal.models import (
     OrphanContainer,
     Project,
     Quota,
+    Sweep,
     Template,
     TimeLimitExtension,
     Topology,
+    Trial,
+    TrialReport,
     User,
     Volume,
 )
@@ -224,6 +227,20 @@ def work_of(
         code_since=timezone.now(),
     )
     work["extension"] = asked_for(work["running"])
+    work["sweep"] = Sweep.objects.create(
+        name="tune", owner=owner, project=project, environment=batch, job={"name": "tune", "command": ["true"]},
+        parameters={"lr": [0.1, 0.2]}, metric="loss", max_trials=1, seed=1,
+    )  # fmt: skip
+    trial = Trial.objects.create(
+        sweep=work["sweep"],
+        number=0,
+        parameters={"lr": 0.1},
+        job=work["running"],
+        state="RUNNING",
+        step=1,
+        value=0.5,
+    )
+    TrialReport.objects.create(trial=trial, step=1, value=0.5)
     until = timezone.now() + dt.timedelta(days=1)
     work["exemption"] = IdleExemption.objects.create(
         job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until

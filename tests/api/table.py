@@ -35,6 +35,17 @@ BY_KIND = JOBS | WORKSPACES
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
+SWEEP = {
+    "job": {**JOB, "command": ["train", "{lr}"]},
+    "searcher": "grid",
+    "parameters": {"lr": [0.1, 0.2]},
+}
+EXPERIMENT = {
+    "experiment": "name: e\nentrypoint: train.py\nsearcher: {name: single, metric: loss}",
+    "project": "vision",
+    "environment": "batch",
+}
+REPORTS = {"reports": [{"step": 2, "value": 0.25}]}
 LENT = {
     "allow_host_network": True,
     "fabric_interface": "10.9.0.0/16",
@@ -239,6 +250,17 @@ ROWS = [
     # it was cancelled, so there is no failure to fix
     Row("jobs_retry", "post", "jobs/{ended}/retry/", CONTROLLERS, {}, 409, scope=BY_KIND),
     Row("jobs_support_text", "get", "jobs/{running}/support-text/", INSIDE),
+    Row("jobs_reports", "get", "jobs/{running}/reports/", INSIDE),
+    Row("jobs_report", "post", "jobs/{running}/reports/", CONTROLLERS, REPORTS, scope=JOBS),
+    Row("sweeps_list", "get", "sweeps/", EVERYBODY),
+    Row("sweeps_create", "post", "sweeps/", WORKERS, SWEEP, 201, hidden=422, scope=JOBS),
+    Row("sweeps_import", "post", "sweeps/import/", WORKERS, EXPERIMENT, 201, hidden=422, scope=JOBS),
+    Row("sweeps_get", "get", "sweeps/{sweep}/", INSIDE),
+    Row("sweeps_change", "patch", "sweeps/{sweep}/", CONTROLLERS, {"max_parallel": 2}, scope=JOBS),
+    Row("sweeps_trials", "get", "sweeps/{sweep}/trials/", INSIDE),
+    Row("sweeps_stop", "post", "sweeps/{sweep}/stop/", CONTROLLERS, {}, scope=JOBS),
+    Row("sweeps_pause", "post", "sweeps/{sweep}/pause/", CONTROLLERS, {}, scope=JOBS),
+    Row("sweeps_resume", "post", "sweeps/{sweep}/resume/", CONTROLLERS, {}, 409, scope=JOBS),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),

@@ -62,7 +62,7 @@ def check_interfaces(cluster: dict[str, Any], name: str, value: float, invalid: 
     body = JobBody(data=rest_body(request))
     assert body.is_valid(), body.errors
     assert body.validated_data[name] == value
-    assert f"{name}: {value}\n" in yaml_example(request) + "\n"
+    assert f"{name}: {value}\n" in yaml_example(rest_body(request)) + "\n"
 
     with pytest.raises(InvalidRequest) as refused:
         validate_request(owner, replace(request, **{name: invalid}))

@@ -14,7 +14,7 @@ from portal.models import EngineQuery, Job
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.submission import JobRequest, preview_query_body
 from portal.services.lifecycle import job_control
-from scheduler import sweep, what_if
+from scheduler import periodic, what_if
 from scheduler.cycle import run_cycle
 from scheduler.forecast.forecast_pass import run_forecast_pass
 from scheduler.what_if import answer_query
@@ -66,7 +66,7 @@ def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(dataset) 
     assert state(job) == JobState.RUNNING
 
 
-def test_the_sweep_finds_those_whose_hint_was_lost(dataset) -> None:
+def test_the_periodic_pass_finds_those_whose_hint_was_lost(dataset) -> None:
     first = submit(dataset, "first")
     strict, loose = (
         submit(dataset, "strict", dependencies=[first]),
@@ -77,7 +77,7 @@ def test_the_sweep_finds_those_whose_hint_was_lost(dataset) -> None:
     end(first, 1)
     cycle()  # before anybody was cancelled
     assert (state(strict), state(loose)) == (JobState.PENDING, JobState.RUNNING)
-    sweep.sweep()
+    periodic.run_periodic_pass()
     assert state(strict) == JobState.CANCELLED
     cycle()
     assert state(strict) == JobState.CANCELLED

@@ -15,7 +15,7 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from portal.models import Attempt, ClusterSettings, Cycle, FailedCycle, Job, JobVerdict
-from scheduler import cycle, failed_cycles, sweep
+from scheduler import cycle, failed_cycles, periodic
 from scheduler.core.decide import decide
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json
 from scheduler.cycle import run_cycle
@@ -148,7 +148,7 @@ def test_the_newest_twenty_of_thirty_days_are_kept() -> None:
     failed_cycles.delete_old_failed_cycles()
     assert sorted(map(int, FailedCycle.objects.values_list("message", flat=True))) == list(range(4, 24))
     FailedCycle.objects.update(last_at=now - dt.timedelta(days=31))
-    sweep.delete_old_rows()
+    periodic.delete_old_rows()
     assert not FailedCycle.objects.exists()
 
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from portal.models import Forecast, Job, JobVerdict
 from portal.selectors.scheduling.forecasts import forecast_accuracy, forecast_revisions
 from portal.web.job.forecast_display import revision_reasons
-from scheduler import sweep
+from scheduler import periodic
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import StartInterval
 from scheduler.cycle import run_cycle
@@ -96,7 +96,7 @@ def test_the_first_is_scored_once_when_the_job_starts(
     save_intervals({waiting.public_id: interval(low_s + 9000, high_s + 9000, high_s + 9000)})
     assert score_started() == 0
     started(waiting, waited_s=waited_s)
-    sweep.sweep()
+    periodic.run_periodic_pass()
     first, later = Forecast.objects.order_by("id")
     assert (first.covered, later.covered, later.started_at) == (inside, None, None)
     assert first.started_at is not None and first.score_s == pytest.approx(score_s, abs=20)
@@ -113,7 +113,7 @@ def test_measured_forgets_after_thirty_days(waiting) -> None:
     Forecast.objects.update(started_at=timezone.now() - dt.timedelta(days=31))
     assert forecast_accuracy().scored == 0 and forecast_accuracy().mean_score_s is None
     Forecast.objects.update(made_at=timezone.now() - forecast_store.RETENTION - dt.timedelta(days=1))
-    sweep.delete_old_rows()
+    periodic.delete_old_rows()
     assert not Forecast.objects.exists()
 
 

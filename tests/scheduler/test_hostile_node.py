@@ -37,7 +37,7 @@ from portal.models import (
 from portal.services.images.pins import record_claim
 from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache
-from scheduler import leases, sweep
+from scheduler import leases, periodic
 from scheduler.cycle import run_cycle
 from scheduler.nodes.dispatch import NodeConnection
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
@@ -335,7 +335,7 @@ class Dataset:
     def _run(self) -> None:
         while not self._ending.is_set():
             run_cycle("test", self._holder)
-            sweep.sweep()
+            periodic.run_periodic_pass()
             for actor in (self._honest_actor, self._hostile_actor):
                 actor.notify("work")
             time.sleep(0.2)

@@ -13,7 +13,7 @@ from portal.domain.states import GpuHealth, JobState, NodeState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, JobVerdict, Node, Project
 from portal.services.jobs.submission import do_resume_job, do_suspend_job
 from portal.services.lifecycle import job_control
-from scheduler import sweep
+from scheduler import periodic
 from scheduler.cycle import run_cycle
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
@@ -251,7 +251,7 @@ def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, datas
     job.refresh_from_db()
     assert job.state == JobState.PENDING
     assert "restored from a backup" in job.verdict.message
-    sweep.sweep()
+    periodic.run_periodic_pass()
     assert ClusterSettings.objects.get().recovery_mode
     reach(dataset, is_now(job, JobState.COMPLETED), job)
     assert not ClusterSettings.objects.get().recovery_mode
@@ -260,13 +260,13 @@ def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, datas
 def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(
     harness, dataset, monkeypatch
 ) -> None:
-    monkeypatch.setattr(sweep, "UNSENT_AFTER_S", 0)
+    monkeypatch.setattr(periodic, "UNSENT_AFTER_S", 0)
     job = submit(dataset, "true")
     Node.objects.update(reachable=True)
     run_cycle("test", dataset["engine"].holder)
     assert held_milli() == 1000
     Node.objects.update(reachable=False)
-    sweep.sweep()
+    periodic.run_periodic_pass()
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.PENDING, EndReason.START_REFUSED)
     assert held_milli() == 0
@@ -302,7 +302,7 @@ def test_a_workspace_is_ready_when_it_answers(harness, dataset) -> None:
 
 
 def test_a_workspace_that_never_answers_fails_with_that_reason(harness, dataset, monkeypatch) -> None:
-    monkeypatch.setattr(sweep, "READY_WITHIN_S", 1)
+    monkeypatch.setattr(periodic, "READY_WITHIN_S", 1)
     job = submit(dataset, environment=tool("sleep", "600"), kind="workspace")
     reach(dataset, is_now(job, JobState.FAILED), job)
     assert job.reason == EndReason.READINESS_TIMEOUT

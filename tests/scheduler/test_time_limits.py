@@ -25,7 +25,7 @@ from portal.services.jobs.time_limits import (
 )
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
-from scheduler.sweep import stop_overdue_attempts
+from scheduler.periodic import stop_overdue_attempts
 from tests import factories
 from tests.engine_harness import engine_harness, wait_for
 

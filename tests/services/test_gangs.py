@@ -19,7 +19,7 @@ from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
 from portal.services.nodes import quarantine
 from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
 from portal.services.nodes.nodes import record_network_info
-from scheduler import sweep
+from scheduler import periodic
 from scheduler.core.decide import decide
 from scheduler.nodes.gang_connectivity import exclude_faulty_node
 from scheduler.nodes.task_spec import JobVolumes, RankAssignment, build_task_spec
@@ -176,14 +176,14 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(dataset) -> None:
     first, _ = tasks(attempt)
     assert job_control.mark_task_sent(first)
     job_control.record_task_prepared(first.pk)
-    ago = timezone.now() - dt.timedelta(seconds=sweep.GANG_NODE_WAIT_S - 5)
+    ago = timezone.now() - dt.timedelta(seconds=periodic.GANG_NODE_WAIT_S - 5)
     silent = Node.objects.filter(pk=dataset["nodes"][1].pk)
     silent.update(reachable=False, unreachable_since=ago)
-    sweep.stop_gangs_on_unreachable_nodes()
+    periodic.stop_gangs_on_unreachable_nodes()
     attempt.refresh_from_db()
     assert attempt.stop_requested_at is None
     silent.update(unreachable_since=ago - dt.timedelta(seconds=10))
-    sweep.stop_gangs_on_unreachable_nodes()
+    periodic.stop_gangs_on_unreachable_nodes()
     job_control.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.PENDING, "start_refused")

@@ -16,7 +16,7 @@ from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.accounts.users import do_create_magic_link
 from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
 from portal.services.workspaces.terminals import do_open_terminal
-from scheduler import sweep
+from scheduler import periodic
 from tests import factories
 from tests.gateway.gateway_harness import running_workspace, sign_in
 
@@ -96,6 +96,6 @@ def test_expired_sessions_are_deleted():
     sign_in(owner)
     BrowserSession.objects.update(expire_date=timezone.now() - dt.timedelta(seconds=1))
     kept = sign_in(owner)
-    sweep.delete_old_rows()
+    periodic.delete_old_rows()
     assert session_user(session_id(kept)) == owner
     assert BrowserSession.objects.count() == 1

@@ -27,10 +27,14 @@ RESERVED_VARIABLES = (
 
 _RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
 """Also reserved: with these the NVIDIA toolkit would add device nodes that are not allocated."""
+_JOB_PREFIXES = ("FAIRWAY_PARAM", "FAIRWAY_TRIAL", "FAIRWAY_RESUME_FROM")
+"""Not reserved: set by the job of a trial."""
 
 
 def is_reserved(name: str) -> bool:
     """Return True for a variable that neither users nor images may set."""
+    if name.startswith(_JOB_PREFIXES):
+        return False
     return name in RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES)
 
 

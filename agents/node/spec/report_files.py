@@ -1,4 +1,4 @@
-"""Report files: files by which a program reports progress and checkpoints to the agent.
+"""Report files: files by which a program reports progress, metrics and checkpoints to the agent.
 
 They are in the task's folder, belong to the task's account and are initially empty; a container sees only
 these files. Their time is zero until the task writes or touches them. They are untrusted: links are not
@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import stat
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 
 class ReportFile(NamedTuple):
@@ -30,9 +30,19 @@ class ReportFile(NamedTuple):
 
 CHECKPOINT_FILE = ReportFile("FAIRWAY_CHECKPOINT_FILE", "checkpoint")
 PROGRESS_FILE = ReportFile("FAIRWAY_PROGRESS_FILE", "progress")
-REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
+METRIC_FILE = ReportFile("FAIRWAY_METRIC_FILE", "metric")
+REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE, METRIC_FILE)
 MAX_BYTES = 64
+MAX_METRIC_BYTES = 4096
+MAX_METRIC_LINES = 100
 _NUMBER = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)\s*\Z")
+_METRIC = re.compile(
+    rb"\s*([0-9]{1,14}(?:\.[0-9]{0,9})?)\s+"
+    rb"([+-]?(?:nan|inf|[0-9]{1,14}(?:\.[0-9]{0,20})?(?:e[+-]?[0-9]{1,3})?))\s*",
+    re.IGNORECASE,
+)
+_MAX_VALUE = 1e15
+"""Larger values, infinite ones included, are no numbers for the portal."""
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -77,21 +87,45 @@ class ProgressReport(NamedTuple):
 
 def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
     """Return the last report; None when there is none or it is invalid."""
-    try:
-        descriptor = os.open(PROGRESS_FILE.path(folder), _FLAGS)
-    except OSError:
+    facts, content = _read_end(PROGRESS_FILE.path(folder), MAX_BYTES + 1)
+    if facts is None or facts.st_size > MAX_BYTES:
         return None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
-            return None
-        found = _NUMBER.match(os.read(descriptor, MAX_BYTES + 1))
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+    found = _NUMBER.match(content)
     since_s = report_age_s(facts.st_mtime, started_s, now_s)
     return ProgressReport(float(found.group(1)), since_s) if found and since_s is not None else None
+
+
+def read_metrics(folder: str) -> List[Tuple[float, Optional[float]]]:
+    """Return step and value of the last whole lines of the metric file; None for a value that is no number.
+
+    Lines of another form are left out.
+    """
+    facts, content = _read_end(METRIC_FILE.path(folder), MAX_METRIC_BYTES)
+    if facts is None:
+        return []
+    lines = content.split(b"\n")[:-1]  # the last line may still be written
+    if facts.st_size > MAX_METRIC_BYTES:
+        del lines[:1]  # its begin is cut off
+    found = [match for match in map(_METRIC.fullmatch, lines) if match]
+    values = [(float(each.group(1)), float(each.group(2))) for each in found[-MAX_METRIC_LINES:]]
+    return [(step, value if abs(value) <= _MAX_VALUE else None) for step, value in values]
+
+
+def _read_end(path: str, size: int) -> Tuple[Optional[os.stat_result], bytes]:
+    """Return facts and the last ``size`` bytes of a regular file; None without one."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError:
+        return None, b""
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            return None, b""
+        return facts, os.pread(descriptor, size, max(0, facts.st_size - size))
+    except OSError:
+        return None, b""
+    finally:
+        os.close(descriptor)
 
 
 def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Tuple
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
@@ -572,6 +572,7 @@ class TaskManager:
         rows.extend(task_rows.row_from_ledger(name, record) for name, record in records.items())
         for row in rows:
             row.update(self._read_reports(row) if row["state"] == IS_RUNNING else _NO_REPORTS)
+            row["metrics"] = self.read_metrics(row["name"])
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
             "tombstones": self.ledger.tombstones(newest=_MAX_TOMBSTONES_LISTED),
@@ -589,6 +590,10 @@ class TaskManager:
             "progress": reported.done if reported else None,
             "progress_age_s": reported.age_s if reported else None,
         }
+
+    def read_metrics(self, name: str) -> List[Tuple[float, Optional[float]]]:
+        """Return the last metrics that a task reported, also after its end."""
+        return report_files.read_metrics(self.directories.task_dir(name))
 
     def record_disk_full(self, message: str) -> None:
         """Remember for a while that an engine's disk is full, which may not be among the watched disks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -76,6 +77,22 @@ class JobSecretBody(StrictSerializer):
     file = StrictCharField(required=False, allow_null=True, default=None, max_length=64)
 
 
+def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
+    """Return the field of a body that is declared by the rule."""
+    options: dict[str, Any] = {"required": rule.default is None and not rule.nullable}
+    options |= {"allow_null": True} if rule.nullable else {}
+    texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
+    options |= {"help_text": " ".join(filter(None, texts)) or None}
+    if rule.choices:
+        return serializers.ChoiceField(rule.choices, **options)
+    if rule.value_type is bool:
+        return StrictBooleanField(**options)
+    if rule.is_number:
+        options |= {"min_value": rule.minimum, "max_value": rule.maximum}
+        return StrictIntegerField(**options) if rule.value_type is int else StrictFloatField(**options)
+    return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
+
+
 class SubmitBody(StrictSerializer):
     """Fields common to jobs and workspaces. CPU and memory are per task."""
 
@@ -119,19 +136,8 @@ class SubmitBody(StrictSerializer):
         return {rule.name: self._build_field(rule) for rule in rules if rule.is_scalar} | super().get_fields()
 
     def _build_field(self, rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
-        options: dict[str, Any] = {"required": rule.default is None and not rule.nullable}
-        options |= {"allow_null": True} if rule.nullable else {}
-        texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
-        options |= {"help_text": " ".join(filter(None, texts)) or None}
-        choices = [kind.value for kind in self.kinds] if rule.name == "kind" else rule.choices
-        if choices:
-            return serializers.ChoiceField(choices, **options)
-        if rule.value_type is bool:
-            return StrictBooleanField(**options)
-        if rule.is_number:
-            options |= {"min_value": rule.minimum, "max_value": rule.maximum}
-            return StrictIntegerField(**options) if rule.value_type is int else StrictFloatField(**options)
-        return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
+        choices = tuple(kind.value for kind in self.kinds) if rule.name == "kind" else rule.choices
+        return build_body_field(replace(rule, choices=choices))
 
 
 class WorkspaceBody(SubmitBody):
@@ -175,9 +181,9 @@ def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBod
         values["kind"] = JobKind.WORKSPACE.value
     if "environment" not in values:
         raise InvalidRequest(fields={"environment": "This field is required."})
-    project = _get_row(visible_projects(user), values["project"], "project")
-    environment = _get_row(visible_environments(user), values["environment"], "environment")
-    pool = _get_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
+    project = get_referenced_row(visible_projects(user), values["project"], "project")
+    environment = get_referenced_row(visible_environments(user), values["environment"], "environment")
+    pool = get_referenced_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in REFERENCE_FIELDS}
     after = _get_jobs(user, values.get("dependencies", []))
     return JobRequest(
@@ -209,7 +215,7 @@ def _get_template(user: User, key: str | None) -> Template | None:
         return None
     if not isinstance(key, str):
         raise InvalidRequest(fields={"template": "Must be a string."})
-    found: Template = _get_row(list_templates(user), key, "template")
+    found: Template = get_referenced_row(list_templates(user), key, "template")
     return found
 
 
@@ -222,7 +228,7 @@ def _get_jobs(user: User, keys: list[str]) -> list[Job]:
     return [seen[key] for key in dict.fromkeys(keys)]
 
 
-def _get_row(rows: QuerySet[Any], key: str, field: str) -> Any:
+def get_referenced_row(rows: QuerySet[Any], key: str, field: str) -> Any:
     found = rows.filter(Q(public_id=key) | Q(name=key)).first()
     if found is None:
         raise InvalidRequest(fields={field: f"There is no such {field}, or you may not use it."})

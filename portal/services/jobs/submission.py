@@ -27,7 +27,10 @@ from portal.services.lifecycle import job_control, suspension
 from portal.services.nodes.topologies import topology_constraint_error
 from portal.services.projects import secrets, volumes
 
-RESERVED_VARIABLES = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
+RESERVED_VARIABLES = re.compile(
+    r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_(?!PARAM|TRIAL|RESUME_FROM))"
+)
+"""The variables of a trial may be set, so that its job can be submitted again."""
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_COMMAND_ARGUMENTS = 1000
@@ -142,6 +145,11 @@ def do_submit_job(user: User, request: JobRequest) -> Job:
     """Create a PENDING job. Once this transaction commits, the job is never lost (I2)."""
     validate_request(user, request)
     preview_start(user, request)
+    return create_job(user, request)
+
+
+def create_job(user: User, request: JobRequest) -> Job:
+    """Create the PENDING job of a validated request."""
     with transaction.atomic():
         dependencies = lock_dependencies(
             user, request.dependencies, any_end=request.ignore_dependency_failure

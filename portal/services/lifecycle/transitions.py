@@ -18,7 +18,7 @@ from portal.domain.states import (
     JobState,
 )
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Task
+from portal.models import Attempt, Job, Task, Trial
 from portal.outbox import enqueue_task, trigger_cycle
 from portal.services.lifecycle.state_events import job_event, publish_job_state, record_event
 
@@ -77,3 +77,6 @@ def transition_job(
         trigger_cycle("requeue")
     if to in TERMINAL_JOB_STATES and job.dependents.exists():
         enqueue_task("scheduler.dependents", [], "cycle")
+    if to is not JobState.RUNNING and "FAIRWAY_TRIAL" in job.env:
+        for sweep in Trial.objects.filter(job=job).values_list("sweep__public_id", flat=True):
+            enqueue_task("scheduler.advance_sweep", [sweep], "nodes")

@@ -55,6 +55,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
         NavItem(
             "Pipeline plans", "plans", "tool", "t", active_views=("plan", "create-plan", "create-profile")
         ),
+        NavItem("Sweeps", "sweeps", "sweep", "y", active_views=("sweep", "import-sweep")),
     ),
     "Cluster": (
         NavItem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
@@ -14,6 +15,14 @@ from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.domain.job_spec import job_fields
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
+from portal.domain.sweeps import (
+    SEARCHER_LABELS,
+    Searcher,
+    SweepSpec,
+    parse_parameter_lines,
+    parse_point_lines,
+    sweep_errors,
+)
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.selectors.nodes.nodes import list_templates
 from portal.services.jobs.dependencies import unknown_job_message
@@ -149,9 +158,21 @@ class LaunchForm(DataForm):
         help_text="Separated by spaces. The id is in the URL of a job.",
     )  # fmt: skip
 
+    sweep_parameters = forms.CharField(
+        label="Parameters", max_length=65536, required=False,
+        widget=text_area(4, spellcheck="false", placeholder="lr = 1e-5..1e-3 log"),
+        help_text="One per line: NAME = LOW..HIGH [log] [step S], or NAME = VALUE, VALUE. For a list, each line is "
+        "a trial: NAME=VALUE NAME=VALUE. The command uses {NAME}.",
+    )  # fmt: skip
+
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
-        self.fields |= build_spec_fields(self.request_type)
+        self.fields |= build_spec_fields(self.request_type) | build_spec_fields(SweepSpec)
+        self.fields["searcher"] = forms.ChoiceField(
+            label="Array or sweep", required=False, widget=select_input(),
+            choices=[("", "No: one job"), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
+            help_text="Runs the job as trials with different parameters.",
+        )  # fmt: skip
         self.user = user
         self._set_queryset("project", launchable_projects(user))
         self._set_queryset("environment", visible_environments(user).filter(enabled=True).order_by("title"))
@@ -177,6 +198,15 @@ class LaunchForm(DataForm):
     @property
     def limit_fields(self) -> list[forms.BoundField]:
         return self._section("limits")
+
+    @property
+    def sweep_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in job_fields(SweepSpec) if name != "searcher"]
+
+    @property
+    def opens_sweep(self) -> bool:
+        """True if the folded section has a searcher or an error."""
+        return bool(self["searcher"].value()) or any(field.errors for field in self.sweep_fields)
 
     @property
     def opens_gpu_kind(self) -> bool:
@@ -229,8 +259,35 @@ class LaunchForm(DataForm):
         levels = [choice.partition(":")[2] or None for choice in (required, preferred)]
         near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
         workspace = data.get("kind") == JobKind.WORKSPACE.value
+        self._clean_sweep(data)
         data["topology_constraint"] = near if len(topologies) == 1 and not workspace else None
         return data
+
+    def _clean_sweep(self, data: dict[str, Any]) -> None:
+        """Read the lines of parameters, and check the sweep."""
+        data["parameters"], data["points"] = {}, []
+        if not data.get("searcher") or "sweep_parameters" not in data:
+            return
+        try:
+            if data["searcher"] == Searcher.LIST:
+                data["points"] = parse_point_lines(data["sweep_parameters"])
+            else:
+                data["parameters"] = parse_parameter_lines(data["sweep_parameters"])
+        except ValueError as problem:
+            self.add_error("sweep_parameters", str(problem))
+            return
+        for name, message in sweep_errors(self._sweep_spec(data), data["parameters"], data["points"]).items():
+            self.add_error(name if name in self.fields else "sweep_parameters", message)
+
+    def _sweep_spec(self, data: Mapping[str, Any]) -> SweepSpec:
+        return SweepSpec(**request_values(SweepSpec, data))
+
+    def to_sweep(self) -> dict[str, Any] | None:
+        """Return the sweep of a valid form as arguments of its service, without the job; None for one job."""
+        data = self.cleaned_data
+        if not data["searcher"] or data["kind"] == JobKind.WORKSPACE.value:
+            return None
+        return {"spec": self._sweep_spec(data), "parameters": data["parameters"], "points": data["points"]}
 
     def clean_env(self) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -19,7 +19,7 @@ BOUNDS_MESSAGES = {
 }
 
 
-def build_spec_fields(spec: type[JobSpec]) -> dict[str, forms.Field]:
+def build_spec_fields(spec: type[Any]) -> dict[str, forms.Field]:
     """Return form fields by name for the fields of the specification that have a label."""
     return {rule.form_name: _build_field(rule) for rule in job_fields(spec).values() if rule.label}
 
@@ -58,7 +58,7 @@ def _form_bound(rule: JobField, bound: float | None, rounded: Any) -> float | No
     return int(found) if found.is_integer() else found
 
 
-def request_values(spec: type[JobSpec], cleaned: Mapping[str, Any]) -> dict[str, Any]:
+def request_values(spec: type[Any], cleaned: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a valid form in the units of a request; empty ones are the defaults."""
     rules = [rule for rule in job_fields(spec).values() if rule.is_scalar and rule.form_name in cleaned]
     return {rule.name: _request_value(rule, cleaned[rule.form_name]) for rule in rules}

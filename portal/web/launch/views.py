@@ -22,9 +22,10 @@ from portal.domain.job_spec import job_fields, placement_fields
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.states import JobKind
+from portal.domain.sweeps import Searcher, SweepSpec
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
-from portal.models import Environment, NodePool, User
+from portal.models import Environment, Job, NodePool, Sweep, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
@@ -35,6 +36,7 @@ from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usag
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
 from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.sweeps.sweeps import do_create_sweep
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects
@@ -85,18 +87,27 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
     refusal: LaunchPreview | None = None
     if form.is_valid():
         try:
-            job = do_submit_job(user, form.to_job_request())
+            made = _submit(user, form)
         except InvalidRequest as wrong:
+            if fault := wrong.fields.pop("parameters", None):
+                wrong.fields["sweep_parameters"] = fault
             add_service_errors(form, wrong)
         except Unsatisfiable as never:
             refusal = preview_unsatisfiable(never)
         except FairwayError as no:
             refusal = LaunchPreview("wrong", "Not launched", no.message)
         else:
-            messages.success(request, f"{job.name} is submitted.")
-            return redirect("job", job.public_id)
+            messages.success(request, f"{made.name} is submitted.")
+            return redirect("sweep" if isinstance(made, Sweep) else "job", made.public_id)
     context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
+
+
+def _submit(user: User, form: LaunchForm) -> Job | Sweep:
+    sweep = form.to_sweep()
+    if sweep is None:
+        return do_submit_job(user, form.to_job_request())
+    return do_create_sweep(user, request=form.to_job_request(), **sweep)
 
 
 @action(AccessPolicy.SIGNED_IN)
@@ -126,6 +137,8 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     if query.get("plan"):
         start |= initial_from_plan(user, query["plan"], query.get("choice", "best"), query.get("m", ""))
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
+    if query.get("sweep") in tuple(Searcher):
+        start["searcher"] = query["sweep"]
     if query.get("pool"):
         start["pool"] = query["pool"]
     if query.get("topology_constraint") == "":
@@ -221,8 +234,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
             for share in shares
             if _applies_to(share, request, strips)
         ],
-        "as_rest": rest_example(request) if request else "",
-        "as_yaml": yaml_example(request) if request else "",
+        "as_rest": rest_example(*_example(request, form)) if request else "",
+        "as_yaml": yaml_example(_example(request, form)[1]) if request else "",
     }
 
 
@@ -294,16 +307,27 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value not in ([], {})}
 
 
-def rest_example(request: JobRequest) -> str:
-    body = json.dumps(rest_body(request), indent=1, ensure_ascii=False)
-    headers = ("POST /api/v1/jobs", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
-    return "\n".join([*headers, "Content-Type: application/json", "", body])
+def _example(request: JobRequest, form: LaunchForm) -> tuple[str, dict[str, Any]]:
+    """Return path and body of the request, which may be a sweep."""
+    sweep = form.to_sweep() if form.is_bound else None
+    if sweep is None:
+        return "/api/v1/jobs", rest_body(request)
+    spec = {name: getattr(sweep["spec"], name) for name in job_fields(SweepSpec)}
+    changed = {name: value for name, value in spec.items() if value != job_fields(SweepSpec)[name].default}
+    space = {name: sweep[name] for name in ("parameters", "points") if sweep[name]}
+    return "/api/v1/sweeps", {"job": rest_body(request), "searcher": spec["searcher"], **changed, **space}
 
 
-def yaml_example(request: JobRequest) -> str:
-    """Return the request as YAML; values are quoted as JSON, which YAML includes."""
+def rest_example(path: str, body: dict[str, Any]) -> str:
+    headers = (f"POST {path}", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
+    text = json.dumps(body, indent=1, ensure_ascii=False)
+    return "\n".join([*headers, "Content-Type: application/json", "", text])
+
+
+def yaml_example(body: dict[str, Any]) -> str:
+    """Return a body as YAML; values are quoted as JSON, which YAML includes."""
     lines = []
-    for name, value in rest_body(request).items():
+    for name, value in body.items():
         if isinstance(value, dict):
             lines.append(f"{name}:")
             lines += [f"  {key}: {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]

@@ -40,7 +40,7 @@ QUERY_RETENTION = dt.timedelta(hours=1)
 MAX_DELETED = 20_000
 
 
-def sweep() -> None:
+def run_periodic_pass() -> None:
     """Run one pass; each part is independent and idempotent."""
     stop_overdue_attempts()
     time_limits.warn_before_ends()

@@ -1,0 +1,175 @@
+"""The sweep controller: after a trial reports or ends, and periodically, it takes the next steps of a sweep.
+
+Every step can be repeated: each is a transaction under the lock of the sweep, and rows say what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from django.db import Error as DatabaseError
+from django.db import transaction
+
+from portal.domain.reasons import EndReason
+from portal.domain.states import DesiredState, JobState
+from portal.domain.sweeps import (
+    LIVE_TRIAL_STATES,
+    PRUNING_SEARCHERS,
+    SweepState,
+    TrialState,
+    read_parameters,
+)
+from portal.errors import FairwayError
+from portal.failpoints import failpoint
+from portal.models import Sweep, Trial, TrialReport
+from portal.services.jobs.submission import create_job, validate_request
+from portal.services.lifecycle import job_control
+from portal.services.sweeps.optuna_search import TrialRecord
+from portal.services.sweeps.search import AT_RUNG, Decision, decide, needs_history
+from portal.services.sweeps.sweeps import (
+    end_sweep,
+    end_trial,
+    lock_sweep,
+    pause_sweep,
+    resume_trial,
+    suspend_trial,
+    sweep_spec,
+)
+from portal.services.sweeps.trial_jobs import base_request, trial_request
+
+log = logging.getLogger(__name__)
+
+ENDED_STATES = {
+    JobState.COMPLETED: TrialState.COMPLETED,
+    JobState.FAILED: TrialState.FAILED,
+    JobState.TIMEOUT: TrialState.FAILED,
+    JobState.CANCELLED: TrialState.STOPPED,
+}
+
+
+def advance_active_sweeps() -> None:
+    """Advance every sweep that has not ended, in case a message was lost."""
+    rows = Sweep.objects.filter(state__in=[SweepState.RUNNING.value, SweepState.PAUSED.value])
+    for public_id in rows.order_by("id").values_list("public_id", flat=True):
+        try:
+            advance_sweep(public_id)
+        except DatabaseError as error:
+            log.warning("the sweep %s was not advanced: %s", public_id, error)
+
+
+def advance_sweep(public_id: str) -> None:
+    """Take the next steps of a sweep: follow its jobs, prune, resume, and create jobs for new trials."""
+    found = Sweep.objects.filter(public_id=public_id).first()
+    if found is None:
+        return
+    with transaction.atomic():
+        sweep = lock_sweep(found.pk)
+        trials = sweep.trials.select_related("job").order_by("number")
+        if not needs_history(sweep_spec(sweep)):
+            trials = trials.filter(state__in=LIVE_TRIAL_STATES)
+        rows = list(trials)
+        for trial in rows:
+            _follow_job(trial)
+        if sweep.state == SweepState.RUNNING:
+            _apply(sweep, rows, _decide(sweep, rows))
+    failpoint("sweep.decided")
+    while _start_waiting_trial(sweep.pk):
+        failpoint("sweep.job_created")
+
+
+def _follow_job(trial: Trial) -> None:
+    """Set the state of a trial that follows from its job."""
+    job = trial.job
+    if job is None or TrialState(trial.state) not in LIVE_TRIAL_STATES:
+        return
+    if ended := ENDED_STATES.get(JobState(job.state)):
+        end_trial(trial, ended, job.message)
+        return
+    is_suspended = job.desired_state == DesiredState.SUSPENDED
+    state = TrialState.PAUSED if is_suspended else TrialState.RUNNING
+    if trial.state != state:
+        trial.state = state.value
+        trial.save(update_fields=["state"])
+
+
+def _decide(sweep: Sweep, rows: list[Trial]) -> Decision:
+    spec = sweep_spec(sweep)
+    reports: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
+    judged = {row.pk: row.search_state.get("judged", -1.0) for row in rows if row.state == TrialState.RUNNING}
+    if spec.searcher in PRUNING_SEARCHERS:
+        found = TrialReport.objects.filter(trial__in=judged).order_by("step")
+        for trial, step, value in found.values_list("trial_id", "step", "value"):
+            if step > judged[trial]:
+                reports[trial].append((step, value))
+    records = [
+        TrialRecord(
+            row.number,
+            row.parameters,
+            TrialState(row.state),
+            row.step,
+            row.value,
+            row.search_state,
+            reports[row.pk],
+        )
+        for row in rows
+    ]
+    return decide(spec, read_parameters(sweep.parameters), sweep.points, records, sweep.trials.count())
+
+
+def _apply(sweep: Sweep, rows: list[Trial], decision: Decision) -> None:
+    by_number = {row.number: row for row in rows}
+    for number, state in decision.search_states.items():
+        row = by_number[number]
+        row.search_state = state
+        row.save(update_fields=["search_state"])
+    for number, reason in decision.prune.items():
+        row = by_number[number]
+        if row.job_id is not None:
+            job_control.cancel_job(row.job_id, EndReason.PRUNED, actor="", message=f"Pruned: {reason}")
+        end_trial(row, TrialState.PRUNED, reason)
+    for number, reason in decision.pause.items():
+        suspend_trial(by_number[number], "the sweep", {AT_RUNG: True}, reason)
+    for number in decision.resume:
+        resume_trial(by_number[number], "the sweep")
+    Trial.objects.bulk_create(
+        Trial(
+            sweep=sweep,
+            number=new.number,
+            parameters=dict(new.parameters),
+            parent=None if new.parent is None else by_number[new.parent],
+            search_state=dict(new.search_state),
+        )
+        for new in decision.start
+    )
+    if decision.is_complete:
+        end_sweep(sweep, SweepState.COMPLETED, "All trials have ended.")
+
+
+def _start_waiting_trial(pk: int) -> bool:
+    """Create the job of the first waiting trial; return False if there is none.
+
+    Trial and job are written in one transaction, so that a crash leaves both or neither. If the owner may
+    not submit it any more, the sweep is paused.
+    """
+    with transaction.atomic():
+        sweep = lock_sweep(pk)
+        waiting = sweep.trials.filter(state=TrialState.WAITING.value).select_related("parent__job")
+        trial = waiting.order_by("number").first()
+        if trial is None or sweep.state != SweepState.RUNNING:
+            return False
+        parent = trial.parent.job if trial.parent else None
+        request = trial_request(
+            base_request(sweep), trial.number, trial.parameters, max_steps=sweep.max_steps, parent=parent
+        )
+        try:
+            with transaction.atomic():
+                validate_request(sweep.owner, request)
+                trial.job = create_job(sweep.owner, request)
+        except FairwayError as refusal:
+            pause_sweep(sweep, f"Trial {trial.number} could not be submitted: {refusal.message}")
+            return False
+        failpoint("sweep.before_commit")
+        trial.state = TrialState.RUNNING.value
+        trial.save(update_fields=["job", "state"])
+    return True

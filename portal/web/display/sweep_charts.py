@@ -1,0 +1,157 @@
+"""Charts of a sweep as SVG paths in a square of 1000 by 1000: best value, learning curves, parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from portal.domain.sweeps import Parameter, TrialState, Value, format_value
+from portal.models import Sweep, Trial
+from portal.selectors.sweeps import Point, best_so_far
+
+SIZE = 1000
+
+
+@dataclass(frozen=True)
+class Line:
+    """A path of one trial; ``kind`` is best, done, active or pruned; pruned paths end in ``end``, a dot."""
+
+    path: str
+    kind: str
+    label: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    lines: list[Line]
+    x_low: str
+    x_high: str
+    y_low: str
+    y_high: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the parallel coordinates, at ``x`` of 1000."""
+
+    name: str
+    x: int
+    low: str
+    high: str
+
+
+@dataclass(frozen=True)
+class ParallelCoordinates:
+    axes: list[Axis]
+    lines: list[Line]
+
+
+def best_chart(sweep: Sweep, trials: Sequence[Trial]) -> Chart | None:
+    """Return the value of each trial as a dot, and the best so far as a line; None without values."""
+    valued = [(each.number, each.value, each) for each in trials if each.value is not None]
+    best = best_so_far(trials, sweep.direction)
+    if not best:
+        return None
+    last = max(1, max(number for number, _, _ in valued))
+    scale = _Scale([value for _, value, _ in valued])
+    steps: list[tuple[float, float]] = []
+    for number, value in best:
+        steps += [(number, steps[-1][1])] if steps else []
+        steps.append((number, value))
+    steps.append((last, steps[-1][1]))
+    dots = [
+        Line(_dot(n / last, scale(value)), _kind(each), f"Trial {n}: {value:.6g}")
+        for n, value, each in valued
+    ]
+    path = _path((number / last, scale(value)) for number, value in steps)
+    return Chart([*dots, Line(path, "best")], "0", f"trial {last}", scale.low_text, scale.high_text)
+
+
+def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[Point]]) -> Chart | None:
+    """Return the reported values of each trial over its steps; pruned ones end in a dot."""
+    known = {
+        number: [(each.step, each.value) for each in points if each.value is not None]
+        for number, points in curves.items()
+    }
+    values = [value for points in known.values() for _, value in points]
+    if not values:
+        return None
+    scale, last = _Scale(values), max(1.0, max(step for points in known.values() for step, _ in points))
+    lines = []
+    for trial in trials:
+        if points := known.get(trial.number):
+            drawn = [(step / last, scale(value)) for step, value in points]
+            end = _dot(*drawn[-1]) if trial.state == TrialState.PRUNED else ""
+            lines.append(Line(_path(drawn), _kind(trial), f"Trial {trial.number}: {points[-1][1]:.6g}", end))
+    return Chart(lines, "0", f"step {last:g}", scale.low_text, scale.high_text)
+
+
+def parallel_coordinates(
+    sweep: Sweep, parameters: Mapping[str, Parameter], trials: Sequence[Trial]
+) -> ParallelCoordinates | None:
+    """Return a line for each trial over an axis for each parameter and the metric; the best is marked."""
+    valued = [each for each in trials if each.value is not None]
+    varied = [each for each in parameters.values() if each.is_range or len(each.choices) > 1]
+    if not valued or not varied:
+        return None
+    scale = _Scale([each.value for each in valued if each.value is not None])
+    best = best_so_far(valued, sweep.direction)[-1][0]
+    width = len(varied)
+    axes = [Axis(each.name, round(n * SIZE / width), *_ends(each)) for n, each in enumerate(varied)]
+    axes.append(Axis(sweep.metric or "value", SIZE, scale.low_text, scale.high_text))
+    lines = []
+    for trial in sorted(valued, key=lambda each: each.number == best):
+        heights = [_height(each, trial.parameters[each.name]) for each in varied]
+        points = [(n / width, y) for n, y in enumerate([*heights, scale(trial.value or 0.0)])]
+        kind = "best" if trial.number == best else _kind(trial)
+        lines.append(Line(_path(points), kind, f"Trial {trial.number}: {trial.value:.6g}"))
+    return ParallelCoordinates(axes, lines)
+
+
+class _Scale:
+    """Maps values to 0..1; logarithmic if they are positive and span more than two decades."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        found = sorted(values)
+        self._log = found[0] > 0 and found[-1] / found[0] > 100
+        self.low_text, self.high_text = f"{found[0]:.4g}", f"{found[-1]:.4g}"
+        self._low, self._high = self._place(found[0]), self._place(found[-1])
+
+    def __call__(self, value: float) -> float:
+        span = self._high - self._low
+        return (self._place(value) - self._low) / span if span else 0.5
+
+    def _place(self, value: float) -> float:
+        return math.log10(value) if self._log else value
+
+
+def _height(parameter: Parameter, value: Value) -> float:
+    if parameter.choices:
+        return parameter.choices.index(value) / max(1, len(parameter.choices) - 1)
+    number, low, high = (float(each) for each in (value, parameter.low, parameter.high))
+    if parameter.log:
+        number, low, high = math.log(number), math.log(low), math.log(high)
+    return (number - low) / (high - low)
+
+
+def _ends(parameter: Parameter) -> tuple[str, str]:
+    if parameter.choices:
+        return format_value(parameter.choices[0])[:20], format_value(parameter.choices[-1])[:20]
+    return f"{parameter.low:.4g}", f"{parameter.high:.4g}"
+
+
+def _kind(trial: Trial) -> str:
+    if trial.state == TrialState.COMPLETED:
+        return "done"
+    return "active" if trial.state == TrialState.RUNNING else "pruned"
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    """Return a path through points of 0..1, y upwards."""
+    return "M" + "L".join(f"{x * SIZE:.1f} {(1 - y) * SIZE:.1f}" for x, y in points)
+
+
+def _dot(x: float, y: float) -> str:
+    return f"M{x * SIZE:.1f} {(1 - y) * SIZE:.1f}h.01"

@@ -1,0 +1,250 @@
+"""Pages of sweeps: list, one sweep with trials and charts, import of an experiment file, and actions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+
+from portal.access import AccessPolicy, Permission, can, visible_environments
+from portal.domain.sweeps import (
+    ARRAY_SEARCHERS,
+    LIVE_TRIAL_STATES,
+    SweepState,
+    TrialState,
+    describe_parameter,
+    format_value,
+    read_parameters,
+)
+from portal.errors import FairwayError
+from portal.models import Environment, NodePool, Project, Sweep, Trial, User
+from portal.selectors.sweeps import (
+    TRIAL_ORDERS,
+    best_value,
+    get_sweep,
+    learning_curves,
+    list_sweeps,
+    list_trials,
+)
+from portal.services.sweeps.determined import MAX_BYTES, read_experiment
+from portal.services.sweeps.sweeps import (
+    do_change_sweep,
+    do_import_experiment,
+    do_pause_sweep,
+    do_resume_sweep,
+    do_stop_sweep,
+    sweep_spec,
+)
+from portal.web.display.sweep_charts import best_chart, curves_chart, parallel_coordinates
+from portal.web.form_fields import select_input, text_area
+from portal.web.launch.form import PublicIdChoiceField, launchable_projects
+from portal.web.sign_in import add_service_errors
+from portal.web.views import action, form_page, page, refusals_as_messages, render_live
+
+PAGE_SIZE = 20
+MAX_CHARTED = 200
+"""Newest trials that the charts show."""
+VIEWS = {"": "All", "active": "Active", "ended": "Ended"}
+ACTIVE_STATES = (SweepState.RUNNING.value, SweepState.PAUSED.value)
+STATE_DISPLAY = {
+    SweepState.RUNNING: ("running", "Running"),
+    SweepState.PAUSED: ("stopped", "Paused"),
+    SweepState.COMPLETED: ("done", "Completed"),
+    SweepState.STOPPED: ("stopped", "Stopped"),
+}
+TRIAL_DISPLAY = {
+    TrialState.WAITING: ("waiting", "Next"),
+    TrialState.RUNNING: ("running", "Active"),
+    TrialState.PAUSED: ("stopped", "Paused"),
+    TrialState.COMPLETED: ("done", "Completed"),
+    TrialState.PRUNED: ("stopped", "Pruned"),
+    TrialState.FAILED: ("failed", "Failed"),
+    TrialState.STOPPED: ("stopped", "Stopped"),
+}
+
+
+@page(AccessPolicy.SIGNED_IN)
+def sweeps(request: HttpRequest, user: User) -> HttpResponse:
+    view = request.GET.get("state", "")
+    rows = list_sweeps(user)
+    if view in ("active", "ended"):
+        rows = (
+            rows.filter(state__in=ACTIVE_STATES)
+            if view == "active"
+            else rows.exclude(state__in=ACTIVE_STATES)
+        )
+    listed = _listed(request, rows)
+    shown = [
+        {"sweep": row, "symbol": STATE_DISPLAY[SweepState(row.state)], "best": best_value(row)}
+        for row in listed.object_list
+    ]
+    context = {"rows": shown, "listed": listed, "view": view, "views": VIEWS.items()}
+    return render(request, "sweeps/list.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_sweep(user, public_id)
+    order, state = request.GET.get("order", "number"), request.GET.get("state", "")
+    trials = list_trials(row, order.removeprefix("-"), descending=order.startswith("-"))
+    counts = Counter(row.trials.values_list("state", flat=True))
+    if state in TrialState.__members__:
+        trials = trials.filter(state=state)
+    listed = _listed(request, trials)
+    names = list(row.points[0] if row.points else row.parameters)
+    charted = list(row.trials.order_by("-number")[:MAX_CHARTED])[::-1]
+    parameters = read_parameters(row.parameters)
+    best = best_value(row)
+    context: dict[str, Any] = {
+        "sweep": row,
+        "symbol": STATE_DISPLAY[SweepState(row.state)],
+        "is_live": row.state in ACTIVE_STATES,
+        "is_array": row.searcher in ARRAY_SEARCHERS,
+        "may_control": can(user, Permission.CONTROL, row),
+        "best": best,
+        "counts": [(each.value, TRIAL_DISPLAY[each], counts[each]) for each in TrialState if counts[each]],
+        "live_count": sum(counts[each] for each in LIVE_TRIAL_STATES),
+        "ended_count": sum(counts.values()) - sum(counts[each] for each in LIVE_TRIAL_STATES),
+        "names": names,
+        "trials": [_trial_row(each, names, best) for each in listed.object_list],
+        "listed": listed,
+        "order": order,
+        "orders": TRIAL_ORDERS,
+        "state": state,
+        "space": [(name, describe_parameter(each)) for name, each in parameters.items()],
+        "best_chart": best_chart(row, charted) if row.metric else None,
+        "curves": curves_chart(charted, learning_curves(charted)) if row.metric else None,
+        "parallel": parallel_coordinates(row, parameters, charted) if row.metric else None,
+        "importances": _importances(row, charted) if row.metric else [],
+    }
+    return render_live(request, "sweeps/page.html", "sweeps/live.html", context)
+
+
+def _listed(request: HttpRequest, rows: QuerySet[Any]) -> Any:
+    return Paginator(rows, PAGE_SIZE).get_page(request.GET.get("page"))
+
+
+def _trial_row(trial: Trial, names: list[str], best: float | None) -> dict[str, Any]:
+    return {
+        "trial": trial,
+        "symbol": TRIAL_DISPLAY[TrialState(trial.state)],
+        "values": [(name, format_value(trial.parameters[name])) for name in names],
+        "is_best": best is not None and trial.value == best,
+    }
+
+
+def _importances(row: Sweep, trials: list[Trial]) -> list[tuple[str, int]]:
+    """Return the percentage of each parameter; empty until enough trials have ended."""
+    # here, so that a web process loads Optuna only for the first page of a sweep
+    from portal.services.sweeps.optuna_search import OptunaSearch, TrialRecord
+
+    if row.searcher in ARRAY_SEARCHERS:
+        return []
+    ended = [each for each in trials if each.state == TrialState.COMPLETED and each.value is not None]
+    records = [
+        TrialRecord(number, each.parameters, TrialState(each.state), each.step, each.value)
+        for number, each in enumerate(ended)
+    ]
+    found = OptunaSearch(sweep_spec(row), read_parameters(row.parameters), records).importances()
+    return [(name, round(100 * share)) for name, share in found.items()]
+
+
+def _act(
+    request: HttpRequest, user: User, public_id: str, act: Callable[[User, Sweep], Sweep]
+) -> HttpResponse:
+    row = get_sweep(user, public_id)
+    with refusals_as_messages(request):
+        act(user, row)
+    return redirect("sweep", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def stop(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    return _act(request, user, public_id, do_stop_sweep)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def pause(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    return _act(request, user, public_id, do_pause_sweep)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    return _act(request, user, public_id, do_resume_sweep)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Change the number of parallel trials, and the budget of a search."""
+    given = {name: request.POST.get(name, "").strip() for name in ("max_parallel", "max_trials")}
+    numbers = {
+        name: int(value) if value.isdecimal() and len(value) < 10 else 0
+        for name, value in given.items()
+        if value
+    }
+    return _act(request, user, public_id, lambda who, row: do_change_sweep(who, row, **numbers))
+
+
+class ImportForm(forms.Form):
+    """An experiment file, as text or upload, and where it runs."""
+
+    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
+    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
+    pool = PublicIdChoiceField(
+        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=select_input()
+    )
+    file = forms.FileField(required=False, widget=forms.ClearableFileInput({"class": "form-control"}))
+    experiment = forms.CharField(
+        label="Experiment", required=False, max_length=MAX_BYTES, widget=text_area(14, spellcheck="false"),
+        help_text="The YAML of the experiment, unless a file is chosen.",
+    )  # fmt: skip
+
+    def __init__(self, user: User, data: Any = None, files: Any = None) -> None:
+        super().__init__(data, files, label_suffix="")
+        fields: Any = self.fields
+        fields["project"].queryset = launchable_projects(user)
+        fields["environment"].queryset = visible_environments(user).filter(enabled=True).order_by("title")
+        fields["pool"].queryset = NodePool.objects.order_by("name")
+
+    def clean(self) -> dict[str, Any]:
+        """Read the file, if one is chosen."""
+        data: dict[str, Any] = super().clean() or self.cleaned_data
+        if data.get("file"):
+            data["experiment"] = data["file"].read(MAX_BYTES + 1).decode(errors="replace")
+        if not data.get("experiment"):
+            self.add_error("experiment", "Choose a file or enter its text.")
+        return data
+
+
+@form_page(AccessPolicy.SIGNED_IN)
+def import_page(request: HttpRequest, user: User) -> HttpResponse:
+    """Import an experiment file; "check" only lists the keys without a counterpart."""
+    if request.method == "GET":
+        return render(request, "sweeps/import.html", {"form": ImportForm(user)})
+    form = ImportForm(user, request.POST, request.FILES)
+    found = None
+    if form.is_valid():
+        data = form.cleaned_data
+        rows = {key: data[key] for key in ("project", "environment", "pool")}
+        try:
+            found = read_experiment(data["experiment"])
+            made = do_import_experiment(user, found, **rows, submit="check" not in request.POST)
+        except FairwayError as refusal:
+            add_service_errors(form, refusal)
+        else:
+            if made is None:
+                return render(request, "sweeps/import.html", {"form": form, "found": found})
+            ignored = ", ".join(found.ignored)
+            messages.success(
+                request, f"{made.name} is created." + (f" Ignored: {ignored}." if ignored else "")
+            )
+            return redirect(reverse("sweep", args=[made.public_id]))
+    return render(request, "sweeps/import.html", {"form": form, "found": found}, status=400)

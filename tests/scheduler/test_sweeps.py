@@ -1,0 +1,80 @@
+"""A sweep on real workers and a real agent: trials report by their file, and are pruned, paused and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portal.domain.sweeps import SweepSpec
+from portal.models import Job, Sweep
+from portal.services.jobs.submission import JobRequest
+from portal.services.sweeps.sweeps import do_create_sweep, do_pause_sweep, do_resume_sweep
+from tests import factories
+from tests.engine_harness import engine_harness, held_milli, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TRAIN = (
+    'n=0; [ -e "$HOME/{name}" ] && n=$(cat "$HOME/{name}"); echo "from $n";'
+    " while [ $n -lt $FAIRWAY_TRIAL_MAX_STEPS ]; do n=$((n + 1));"
+    ' echo $n > "$HOME/{name}"; echo "$n {lr}" >> "$FAIRWAY_METRIC_FILE"; sleep 0.4; done'
+)
+"""Continues from its own file, as from a checkpoint; its loss is its learning rate."""
+
+
+@pytest.fixture
+def dataset(settings: Any) -> Iterator[dict[str, Any]]:
+    """Workers, a real agent with four pretend GPUs, and a user."""
+    with engine_harness() as harness:
+        settings.LOG_DIR = Path(harness.folder) / "logs"
+        harness.mark_enrolled(harness.create_node(gpus=4), gpus=4)
+        harness.start_worker()
+        owner = factories.user("ada")
+        yield {
+            "owner": owner,
+            "project": factories.project("vision", member=owner),
+            "environment": factories.environment(runtime="process", tool=False),
+        }
+
+
+def test_a_sweep_prunes_bad_trials_is_paused_and_resumed_and_ends(dataset: dict[str, Any]) -> None:
+    spec = SweepSpec(
+        searcher="asha", metric="loss", max_trials=8, max_parallel=4, max_steps=40, reduction_factor=3, seed=5
+    )
+    command = ["sh", "-c", TRAIN.replace("{name}", "trial-$FAIRWAY_TRIAL")]
+    request = JobRequest(
+        name="real",
+        project=dataset["project"],
+        environment=dataset["environment"],
+        command=command,
+        memory_mib=64,
+        termination_grace_s=1,
+    )
+    sweep = do_create_sweep(dataset["owner"], spec, request, {"lr": {"low": 0.1, "high": 0.9}})
+    wait_for("a report", lambda: sweep.trials.filter(step__gt=0, state="RUNNING").exists(), 60.0)
+    do_pause_sweep(dataset["owner"], sweep)
+    wait_for("its GPUs are free", lambda: held_milli() == 0, 40.0)
+    assert not sweep.trials.filter(state="RUNNING").exists()
+    do_resume_sweep(dataset["owner"], sweep)
+
+    wait_for("its end", lambda: Sweep.objects.filter(pk=sweep.pk, state="COMPLETED").exists(), 150.0)
+    trials = list(sweep.trials.select_related("job").order_by("number"))
+    assert [each.number for each in trials] == list(range(8)) and Job.objects.count() == 8
+    assert {each.state for each in trials} == {"COMPLETED", "PRUNED"}
+    best = min(trials, key=lambda each: each.parameters["lr"])
+    assert (
+        best.state == "COMPLETED" and best.step == 40 and best.value == pytest.approx(best.parameters["lr"])
+    )
+    for trial in trials:
+        state, reason = ("COMPLETED", "completed") if trial.state == "COMPLETED" else ("CANCELLED", "pruned")
+        job = Job.objects.filter(pk=trial.job_id, state=state, reason=reason)
+        wait_for("the end of its job", job.exists)
+    assert wait_for("its GPUs are free", lambda: held_milli() == 0)
+    twice = [each for each in trials if each.job.attempt_count == 2]
+    assert twice  # paused with the sweep, and resumed from their own file
+    for trial in twice:
+        steps = list(trial.reports.values_list("step", flat=True))
+        assert steps == sorted(set(steps))
