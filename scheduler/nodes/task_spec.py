@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agents.launchers import LAUNCHERS, GangShape, LaunchSpec, RankNetwork, RendezvousPoint
+from agents.launchers import (
+    GangShape,
+    LaunchSpec,
+    RankNetwork,
+    RendezvousPoint,
+    equal_members,
+    launch_rank,
+)
 from agents.node.spec.task_spec import RANK0_ADDRESS_PLACEHOLDER
 from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
@@ -190,8 +197,9 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
     meeting = RendezvousPoint(row.address or RANK0_ADDRESS_PLACEHOLDER, row.port) if row else None
     interface = row.interfaces.get(node.public_id) if row else None
     try:
-        return LAUNCHERS[job.launcher](
-            GangShape(job.tasks, job.gpus_per_task, meeting),
+        return launch_rank(
+            job.launcher,
+            GangShape(equal_members(job.tasks, job.gpus_per_task), meeting),
             RankNetwork(assignment.rank, interface, (row.adapters or None) if row else None),
             command,
         )

@@ -13,6 +13,8 @@ from agents.launchers import (
     LaunchSpec,
     RankNetwork,
     RendezvousPoint,
+    equal_members,
+    launch_rank,
 )
 
 HERE = RendezvousPoint("10.1.2.3", 32001)
@@ -20,10 +22,15 @@ TRAIN = ("python", "train.py", "--epochs", "3")
 BOTH = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}
 
 GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
-    "a single task is told nothing": ("none", GangShape(1, 4), RankNetwork(0), LaunchSpec(TRAIN)),
+    "a single task is told nothing": (
+        "none",
+        GangShape(equal_members(1, 4)),
+        RankNetwork(0),
+        LaunchSpec(TRAIN),
+    ),
     "the third of four": (
         "none",
-        GangShape(4, 1, HERE),
+        GangShape(equal_members(4, 1), HERE),
         RankNetwork(2, "ib0"),
         LaunchSpec(
             TRAIN,
@@ -41,7 +48,7 @@ GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
     ),
     "without a network it knows its number": (
         "none",
-        GangShape(2, 1),
+        GangShape(equal_members(2, 1)),
         RankNetwork(1),
         LaunchSpec(
             TRAIN,
@@ -50,13 +57,13 @@ GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
     ),
     "torchrun on one node": (
         "torchrun",
-        GangShape(1, 8),
+        GangShape(equal_members(1, 8)),
         RankNetwork(0),
         LaunchSpec(("torchrun", "--no-python", "--standalone", "--nproc-per-node=8", *TRAIN)),
     ),
     "torchrun on the second of two": (
         "torchrun",
-        GangShape(2, 8, HERE),
+        GangShape(equal_members(2, 8), HERE),
         RankNetwork(1, "ib0"),
         LaunchSpec(
             ("torchrun", "--no-python", "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", *TRAIN),
@@ -72,7 +79,7 @@ GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
     ),
     "torchrun where they meet at an address of ipv6, with the adapters that the pool names": (
         "torchrun",
-        GangShape(2, 8, RendezvousPoint("fd00:9::1", 32001)),
+        GangShape(equal_members(2, 8), RendezvousPoint("fd00:9::1", 32001)),
         RankNetwork(1, "ib0", "mlx5_0,mlx5_1"),
         LaunchSpec(
             ("torchrun", "--no-python", "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", *TRAIN),
@@ -88,7 +95,7 @@ GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
     ),
     "torchrun without a GPU": (
         "torchrun",
-        GangShape(1, 0),
+        GangShape(equal_members(1, 0)),
         RankNetwork(0),
         LaunchSpec(("torchrun", "--no-python", "--standalone", "--nproc-per-node=1", *TRAIN)),
     ),
@@ -98,13 +105,13 @@ GOLDEN: dict[str, tuple[str, GangShape, RankNetwork, LaunchSpec]] = {
 @pytest.mark.parametrize("case", GOLDEN)
 def test_golden(case: str) -> None:
     name, gang, rank, launch = GOLDEN[case]
-    assert LAUNCHERS[name](gang, rank, TRAIN) == launch
+    assert launch_rank(name, gang, rank, TRAIN) == launch
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRES_RENDEZVOUS))
 def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: str) -> None:
     with pytest.raises(ValueError, match="rendezvous address"):
-        LAUNCHERS[name](GangShape(2, 1), RankNetwork(0), TRAIN)
+        launch_rank(name, GangShape(equal_members(2, 1)), RankNetwork(0), TRAIN)
 
 
 @given(
@@ -115,9 +122,9 @@ def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: st
     data=st.data(),
 )
 def test_ranks_differ_and_the_command_stays_whole(name, tasks, gpus, command, data) -> None:
-    gang = GangShape(tasks, gpus, HERE)
+    gang = GangShape(equal_members(tasks, gpus), HERE)
     ranks = [RankNetwork(number, data.draw(st.sampled_from([None, "eth0"]))) for number in range(tasks)]
-    launches = [LAUNCHERS[name](gang, rank, command) for rank in ranks]
+    launches = [launch_rank(name, gang, rank, command) for rank in ranks]
     assert all(each.command[-len(command) :] == tuple(command) for each in launches)
     reported = {(each.command, tuple(sorted(each.environment.items()))) for each in launches}
     assert len(reported) == tasks

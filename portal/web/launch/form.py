@@ -32,10 +32,6 @@ KINDS = [
     (JobKind.TRAINING.value, "Job"),
 ]
 RECENT_JOBS = 8
-LAUNCHER_LABELS = {
-    "none": "none: RANK, WORLD_SIZE and the like",
-    "torchrun": "torchrun: a process for each GPU",
-}
 _REQUEST_VALUES = (
     "project", "environment", "pool", "template", "topology_constraint", "command", "env", "volumes",
 )  # fmt: skip
@@ -137,7 +133,7 @@ class LaunchForm(DataForm):
     )
     launcher = forms.ChoiceField(
         label="Launcher", required=False, widget=select_input(), initial="none",
-        choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
+        choices=[(name, each.label) for name, each in LAUNCHERS.items()],
         help_text="How tasks find each other.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
