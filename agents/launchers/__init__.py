@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agents.launchers.accelerate import ACCELERATE
+from agents.launchers.custom import CUSTOM
+from agents.launchers.deepspeed import DEEPSPEED
 from agents.launchers.gang import (
+    WORKER,
     GangMember,
     GangShape,
     Launcher,
@@ -18,13 +22,20 @@ from agents.launchers.gang import (
     SshKeys,
     equal_members,
 )
+from agents.launchers.horovod import HOROVOD
+from agents.launchers.jax import JAX
+from agents.launchers.mpi import MPI
 from agents.launchers.options import LauncherOption, OptionValue, option_errors, option_values
 from agents.launchers.plain import PLAIN
+from agents.launchers.ray import RAY
+from agents.launchers.spark import SPARK
+from agents.launchers.tensorflow import TENSORFLOW
 from agents.launchers.torchrun import TORCHRUN
 
 __all__ = [
     "LAUNCHERS",
     "REQUIRES_RENDEZVOUS",
+    "WORKER",
     "GangMember",
     "GangShape",
     "LaunchFile",
@@ -41,7 +52,19 @@ __all__ = [
     "option_values",
 ]
 
-LAUNCHERS: dict[str, Launcher] = {"none": PLAIN, "torchrun": TORCHRUN}
+LAUNCHERS: dict[str, Launcher] = {
+    "none": PLAIN,
+    "torchrun": TORCHRUN,
+    "tensorflow": TENSORFLOW,
+    "horovod": HOROVOD,
+    "deepspeed": DEEPSPEED,
+    "accelerate": ACCELERATE,
+    "jax": JAX,
+    "mpi": MPI,
+    "ray": RAY,
+    "spark": SPARK,
+    "custom": CUSTOM,
+}
 """Launchers by name; ``none`` is the default of a job."""
 
 REQUIRES_RENDEZVOUS = frozenset(name for name, each in LAUNCHERS.items() if each.requires_rendezvous)

@@ -77,6 +77,11 @@ class GangShape:
     def is_elastic(self) -> bool:
         return self.min_tasks is not None
 
+    @property
+    def is_single(self) -> bool:
+        """True if there is never a second task."""
+        return self.tasks == 1 and not self.is_elastic
+
     def member(self, rank: int) -> GangMember:
         """Return the member of a rank."""
         return next(each for each in self.members if each.rank == rank)
@@ -136,6 +141,7 @@ class Launcher:
 
     - ``label``: short description for the launch page.
     - ``requires_rendezvous``: its tasks cannot work alone.
+    - ``needs_addresses``: it uses the address of each member, not only the rendezvous.
     - ``ports``: names of ports that each member listens on.
     - ``uses_ssh``: its tasks log in to each other, so that the attempt has keys.
     - ``elastic``: its tasks may come and go while the job runs.
@@ -145,6 +151,7 @@ class Launcher:
     label: str
     options: tuple[LauncherOption, ...] = ()
     requires_rendezvous: bool = False
+    needs_addresses: bool = False
     ports: tuple[str, ...] = ()
     uses_ssh: bool = False
     elastic: bool = False

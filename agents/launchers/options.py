@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 OptionValue = bool | int | float | str
+PATH_PATTERN = r"[^\x00-\x1f]{1,500}"
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class LauncherOption:
             return f"Choose one of {', '.join(self.choices)}."
         if isinstance(value, str) and self.pattern and value and not re.fullmatch(self.pattern, value):
             return f"Must match {self.pattern}."
-        if isinstance(value, int | float) and self.minimum is not None and self.maximum is not None:
-            if not self.minimum <= value <= self.maximum:
-                return f"Must be between {self.minimum:g} and {self.maximum:g}."
-        return None
+        if self.minimum is None or self.maximum is None or not isinstance(value, int | float):
+            return None
+        in_range = self.minimum <= value <= self.maximum
+        return None if in_range else f"Must be between {self.minimum:g} and {self.maximum:g}."
 
 
 def option_errors(options: Sequence[LauncherOption], values: Mapping[str, object]) -> list[str]:

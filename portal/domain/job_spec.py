@@ -236,6 +236,16 @@ class JobSpec:
     launcher: str = declare(
         "none", JobField(affects_placement=True, jobs_only=True, help="How tasks find each other.")
     )
+    launcher_options: Mapping[str, Any] = declare(
+        {}, JobField(jobs_only=True, help="Options of the launcher by name (launchers/).")
+    )
+    rank_overrides: Mapping[str, Mapping[str, str]] = declare(
+        {},
+        JobField(
+            jobs_only=True,
+            help="Variables of single ranks, {rank: {name: value}}; they override those of the launcher.",
+        ),
+    )
     held: bool = declare(False, JobField(copied=False))
     ignore_dependency_failure: bool = declare(
         False,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from agents.launchers import GangShape, equal_members
 from portal.access import visible_secrets
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Membership, Secret
@@ -95,7 +96,7 @@ def test_the_digest_on_a_label_tells_nothing_of_a_value(dataset) -> None:
     job, given = job_with(dataset), read_job_secrets(job_with(dataset))
     specs = [
         build_task_spec(
-            "lab", job, RankAssignment(1, 0, ()), dataset["node"], JobVolumes(), "", given._replace(**more)
+            "lab", job, assignment, dataset["node"], JobVolumes(), "", given._replace(**more)
         )
         for more in (
             {"variables": {"A": "1"}, "files": {"f": "1"}},

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
+from portal.api.jobs.launchers import PAGE_RANKS, RankLaunchDetail
 from portal.api.serializers.references import Reference
 from portal.selectors.jobs.jobs import visible_job_ids
 from portal.selectors.jobs.preemption_preview import (
@@ -19,6 +20,7 @@ from portal.selectors.jobs.preemption_preview import (
     total_lost_gpu_seconds,
 )
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import preview_start, validate_request
 from portal.valkey import rate_limits
 
@@ -75,6 +77,10 @@ class JobPreview(ResponseSerializer):
         allow_null=True,
         help_text="GPU-seconds that all victims would lose; null if the scheduler did not respond.",
     )
+    ranks = RankLaunchDetail(
+        many=True,
+        help_text=f"What the first {PAGE_RANKS} ranks would run; addresses and ports follow from the placement.",
+    )
     alternatives = serializers.ListField(
         child=serializers.DictField(), help_text="Changes of the request with which it would start now."
     )
@@ -115,6 +121,7 @@ class JobPreviewView(SignedInView):
                 interval_missing=reported.get("interval_missing"),
                 victims=victims,
                 lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
+                ranks=preview_ranks(wanted, PAGE_RANKS),
                 alternatives=reported.get("alternatives", []),
             )
         )

@@ -40,6 +40,7 @@ for _name in (
     "amount",
     "rate",
     "layout_text",
+    "shell_words",
     "short_digest",
 ):
     register.filter(_name, getattr(formatting, _name))

@@ -32,6 +32,7 @@ from portal.selectors.nodes.nodes import list_templates
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
+from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
@@ -41,6 +42,7 @@ from portal.web.launch.preview import LaunchPreview, preview_launch, preview_uns
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
+PREVIEW_RANKS = 16
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
 NAME_PREFIXES = {
@@ -209,6 +211,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
             for share in shares
             if _applies_to(share, request, strips)
         ],
+        "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
         "as_rest": rest_example(request) if request else "",
         "as_yaml": yaml_example(request) if request else "",
     }
