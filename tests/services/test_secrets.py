@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from agents.launchers import GangShape, equal_members
 from portal.access import visible_secrets
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Membership, Secret
@@ -17,7 +16,7 @@ from portal.services.projects.secrets import (
     do_save_secret,
     read_job_secrets,
 )
-from scheduler.nodes.task_spec import JobVolumes, RankAssignment, build_task_spec
+from scheduler.nodes.task_spec import JobVolumes, build_task_spec
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,10 +93,9 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(dataset) -> None:
 
 def test_the_digest_on_a_label_tells_nothing_of_a_value(dataset) -> None:
     job, given = job_with(dataset), read_job_secrets(job_with(dataset))
+    assignment = RankAssignment(1, 0, (), GangShape(equal_members(1, 0)))
     specs = [
-        build_task_spec(
-            "lab", job, assignment, dataset["node"], JobVolumes(), "", given._replace(**more)
-        )
+        build_task_spec("lab", job, assignment, dataset["node"], JobVolumes(), "", given._replace(**more))
         for more in (
             {"variables": {"A": "1"}, "files": {"f": "1"}},
             {"variables": {"A": "2"}, "files": {"f": "2"}},
