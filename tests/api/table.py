@@ -234,6 +234,8 @@ ROWS = [
     ),
     Row("jobs_resubmit", "post", "jobs/{ended}/resubmit/", CONTROLLERS, {}, 201, scope=BY_KIND),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
+    Row("jobs_ranks", "get", "jobs/{running}/ranks/?attempt=1", CONTROLLERS),
+    Row("launchers_list", "get", "launchers/", EVERYBODY),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
     Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),

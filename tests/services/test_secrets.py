@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from agents.launchers import GangShape, equal_members
 from portal.access import visible_secrets
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Membership, Secret
@@ -16,7 +17,7 @@ from portal.services.projects.secrets import (
     do_save_secret,
     read_job_secrets,
 )
-from scheduler.nodes.task_spec import JobVolumes, build_task_spec
+from scheduler.nodes.task_spec import JobVolumes, RankAssignment, build_task_spec
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
