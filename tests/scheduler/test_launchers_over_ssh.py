@@ -59,9 +59,9 @@ def dataset(make_rig, rig_cluster, ssh_image, settings, tmp_path):
     return dataset
 
 
-def finish(dataset, job: Job, state: str = "COMPLETED") -> list[str]:
+def finish(dataset, job: Job, state: str = "COMPLETED", within_s: float = 90) -> list[str]:
     """Run the job to its end and return the log of each rank."""
-    wait_until(dataset, in_state(job, state), job, within_s=90)
+    wait_until(dataset, in_state(job, state), job, within_s=within_s)
     rows = job.attempts.last().task_rows
     wait_until(dataset, lambda: not rows.filter(log_complete=False).exists(), job)
     paths = [log_path(job.public_id, 1, task.rank, "k8s") for task in rows.order_by("rank")]

@@ -43,6 +43,7 @@ from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
 PREVIEW_RANKS = 16
+MAX_TEMPLATES = 30
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
 NAME_PREFIXES = {
@@ -163,7 +164,7 @@ def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> di
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
-        "templates": list_templates(user).order_by("title")[:12],
+        "templates": list_templates(user).order_by("title")[:MAX_TEMPLATES],
         "projects_missing": not launchable_projects(user).exists(),
     }
 
