@@ -16,11 +16,11 @@ from agents.launchers.gang import (
 
 
 def launch_jax(gang: GangShape, rank: RankNetwork, command: Sequence[str], _: Options) -> LaunchSpec:
-    """Set the variables that ``jax.distributed.initialize()`` reads without arguments.
+    """Set variables for the arguments of ``jax.distributed.initialize``.
 
-    See https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html: address and port of the
-    coordinator in process 0, the number of processes, and the number of this one, which uses all GPUs of its task.
-    Raise ValueError for several tasks without rendezvous.
+    See https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html: it reads address and port of the
+    coordinator in process 0 itself; programs pass the number of processes, and the number of this one, which uses
+    all GPUs of its task. Raise ValueError for several tasks without rendezvous.
     """
     if gang.tasks == 1:
         return LaunchSpec(tuple(command))

@@ -51,7 +51,8 @@ def launch_torchrun(
         nodes = f"{gang.min_tasks}:{gang.max_tasks}" if gang.is_elastic else str(gang.tasks)
         words += [*processes, f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-id={gang.name}"]
         words.append(f"--rdzv-endpoint={rendezvous.host}:{rendezvous.port}")
-        # otherwise the address of the first process is a host name, which other nodes may not resolve
+        # torchrun compares host names to find these, which need not resolve in a container
+        words.append(f"--rdzv-conf=is_host={int(member.rank == 0)}")
         words += [f"--local-addr={member.address}"] if member.address else []
         return LaunchSpec((*words, *command), {}, interface_variables(rank))
     words += [*processes, f"--nnodes={gang.tasks}", f"--node-rank={rank.number}"]

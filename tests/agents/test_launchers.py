@@ -144,12 +144,13 @@ LINES: dict[str, tuple[str, GangShape, int, dict[str, object], str]] = {
     "torchrun elastic": (
         "torchrun", gang(2, 4, min_tasks=2, max_tasks=8, name="job-1"), 1, {"max_restarts": 3},
         "torchrun --no-python --nproc-per-node=4 --max-restarts=3 --nnodes=2:8 --rdzv-backend=c10d "
-        "--rdzv-id=job-1 --rdzv-endpoint=10.1.2.3:32001 --local-addr=10.1.2.4 python train.py --epochs 3",
+        "--rdzv-id=job-1 --rdzv-endpoint=10.1.2.3:32001 --rdzv-conf=is_host=0 "
+        "--local-addr=10.1.2.4 python train.py --epochs 3",
     ),
     "torchrun with the rendezvous c10d": (
         "torchrun", gang(2, 0, name="job-1"), 0, {"rendezvous": "c10d", "processes_per_task": 2},
         "torchrun --no-python --nproc-per-node=2 --nnodes=2 --rdzv-backend=c10d --rdzv-id=job-1 "
-        "--rdzv-endpoint=10.1.2.3:32001 --local-addr=10.1.2.3 python train.py --epochs 3",
+        "--rdzv-endpoint=10.1.2.3:32001 --rdzv-conf=is_host=1 --local-addr=10.1.2.3 python train.py --epochs 3",
     ),
     "horovod": (
         "horovod", gang(2, 4), 0, {},

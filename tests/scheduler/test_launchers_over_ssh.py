@@ -8,7 +8,7 @@ from portal.domain.reasons import EndReason
 from portal.models import Job, NodePool
 from portal.services.jobs.logs import log_path
 from tests.rig.images import RigImage, rig_image
-from tests.two_rig_nodes import describe, in_state, submit, two_rig_nodes, wait_until
+from tests.two_rig_nodes import describe, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
 
@@ -61,11 +61,13 @@ def dataset(make_rig, rig_cluster, ssh_image, settings, tmp_path):
 
 def finish(dataset, job: Job, state: str = "COMPLETED", within_s: float = 90) -> list[str]:
     """Run the job to its end and return the log of each rank."""
-    wait_until(dataset, in_state(job, state), job, within_s=within_s)
+    wait_until(dataset, lambda: job.refresh_from_db() or job.ended_at is not None, job, within_s=within_s)
     rows = job.attempts.last().task_rows
     wait_until(dataset, lambda: not rows.filter(log_complete=False).exists(), job)
     paths = [log_path(job.public_id, 1, task.rank, "k8s") for task in rows.order_by("rank")]
-    return [path.read_text() if path.exists() else "" for path in paths]
+    logs = [path.read_text() if path.exists() else "" for path in paths]
+    assert job.state == state, "\n".join([describe(job), *logs])
+    return logs
 
 
 @pytest.mark.parametrize("gpus", [2, 1], ids=["two nodes", "one node"])

@@ -155,7 +155,8 @@ accelerator.end_training()
 """
 _JAX = """import os, jax
 if "JAX_NUM_PROCESSES" in os.environ:
-    jax.distributed.initialize()
+    jax.distributed.initialize(
+        num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]))
 from jax.experimental import multihost_utils
 total = multihost_utils.process_allgather(jax.numpy.array([jax.process_index() + 1.0])).sum()
 print("done: process", jax.process_index(), "of", jax.process_count(), "sum", float(total))

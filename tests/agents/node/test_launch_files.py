@@ -1,17 +1,18 @@
-"""Files of launchers in the runtime ``process``, for real: placeholders, modes, and their replacement while it runs."""
+"""Files of launchers in the runtime ``process``, for real: placeholders, modes, and their replacement."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from pathlib import Path
 
 import pytest
 
 from agents.engines.agent_engine import AgentEngine
 from agents.engines.interface import TaskKey
 from agents.link import AgentError
+from agents.node import errors as node_errors
 from agents.node.spec.environment import LaunchPlaceholders
-from tests.agents.node.conftest import CLUSTER, LoneNode, log_of, wait_for
+from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 
 WATCH = """
 stat -c '%a' "$FAIRWAY_SECRETS/hosts"
@@ -28,11 +29,11 @@ def test_files_are_private_and_can_be_replaced_while_the_task_runs(node: LoneNod
         launch_files=files,
     )  # fmt: skip
     key = TaskKey("jhosts", 1, 0)
-    with AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER) as engine:
+    with contextlib.closing(AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)) as engine:
         container = engine.start(1, spec).container
         engine.update_files(key, {"hosts": "rank-0:1\nrank-1:1\n"})
-        folder = Path(node.state) / "tasks" / container / "secrets"
-        text = wait_for(lambda: "hosts\n" in (said := log_of(node, "jhosts")) and said)
+        folder = node.folder / "state/tasks" / container / "secrets"
+        text = log_with(node.open(), "jhosts", "/hosts\n")
         assert "600\n" in text and f"in {folder} and {folder}\n" in text
         assert text.endswith(f"rank-0:1\nrank-1:1\n{folder}/hosts\n")
         with pytest.raises(AgentError, match=r"has no launch file|is not running"):
@@ -41,9 +42,11 @@ def test_files_are_private_and_can_be_replaced_while_the_task_runs(node: LoneNod
 
 
 def test_addresses_are_those_of_the_jobs_network() -> None:
-    filled = LaunchPlaceholders("/run/fairway", "10.89.1.0/29").fill("{fairway:address:0} {fairway:address:3} {x}")
+    filled = LaunchPlaceholders("/run/fairway", "10.89.1.0/29").fill(
+        "{fairway:address:0} {fairway:address:3} {x}"
+    )
     assert filled == "10.89.1.2 10.89.1.5 {x}"
-    with pytest.raises(AgentError, match="no free address for rank 5"):
+    with pytest.raises(node_errors.AgentError, match="no free address for rank 5"):
         LaunchPlaceholders("/run/fairway", "10.89.1.0/29").fill("{fairway:address:5}")
-    with pytest.raises(AgentError, match="its job has no network"):
+    with pytest.raises(node_errors.AgentError, match="its job has no network"):
         LaunchPlaceholders("/run/fairway").fill("{fairway:address:0}")
