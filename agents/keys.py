@@ -12,6 +12,8 @@ from typing import Literal, get_args
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from agents.launchers.gang import SshKeys
+
 Purpose = Literal["control", "watch", "tunnel", "signing"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
@@ -38,6 +40,27 @@ def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
         if not path.exists():
             _make_key(path, comment=f"fairway-{cluster}-{purpose}")
     return {purpose: key_path(folder, purpose) for purpose in PURPOSES}
+
+
+def derive_ssh_keys(secret: str) -> SshKeys:
+    """Return the keys of an attempt, which follow from its secret, so that every start sends the same."""
+    user, host = (
+        Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"{purpose} {secret}".encode()).digest())
+        for purpose in ("ssh user", "ssh host")
+    )
+    return SshKeys(_private_text(user), _public_text(user), _private_text(host), _public_text(host))
+
+
+def _private_text(key: Ed25519PrivateKey) -> str:
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    return text.decode()
+
+
+def _public_text(key: Ed25519PrivateKey) -> str:
+    text = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return text.decode()
 
 
 def read_public_key(private_key_path: Path) -> str:

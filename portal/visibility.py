@@ -45,13 +45,14 @@ class PrivateFields(NamedTuple):
     """Fields of a job for users who may control it; None for others."""
 
     env: Mapping[str, str] | None
+    rank_overrides: Mapping[str, Mapping[str, str]] | None
     secrets: list[dict[str, Any]] | None
 
 
 def private_fields(requester: Requester, job: Job) -> PrivateFields:
-    """Return the job's variables and secret references if the requester may control it."""
+    """Return the job's variables, those of its ranks, and secret references if the requester may control it."""
     return (
-        PrivateFields(job.env, job.secrets)
+        PrivateFields(job.env, job.rank_overrides, job.secrets)
         if can(requester, Permission.CONTROL, job)
-        else PrivateFields(None, None)
+        else PrivateFields(None, None, None)
     )

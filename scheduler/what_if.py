@@ -136,7 +136,7 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
         dependencies=unfinished_jobs(body.get("dependencies") or ()),
         ignore_dependency_failure=bool(columns["ignore_dependency_failure"]),
     )
-    side = isolation_side(columns["kind"], row.tasks, row.min_tasks)
+    side = isolation_side(columns["kind"], row.tasks, row.min_tasks, columns["launcher"])
     return (
         row
         if side is None

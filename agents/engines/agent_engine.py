@@ -235,6 +235,10 @@ class AgentEngine:
             "check_rendezvous", RendezvousCheck.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields
         )
 
+    def update_files(self, key: TaskKey, files: Mapping[str, str]) -> None:
+        fields = {"job": key.job, "attempt": key.attempt, "task": key.task, "files": dict(files)}
+        self._link.request("update_files", timeout_s=REPLY_TIMEOUT_S, **fields)
+
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)
 

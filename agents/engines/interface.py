@@ -392,6 +392,13 @@ class NodeEngine(Protocol):
         Requires ``agents.node.spec.task_spec.CAN_CHECK_RENDEZVOUS``.
         """
 
+    def update_files(self, key: TaskKey, files: Mapping[str, str]) -> None:
+        """Replace launch files of a running task, where they differ.
+
+        Requires ``agents.node.spec.task_spec.CAN_UPDATE_FILES``; every agent that accepts launch files has it.
+        Raise AgentError ``no_such_container`` when the task does not run.
+        """
+
     def gc(self, **options: Any) -> dict[str, Any]:
         """Remove unused files and images; return what was removed."""
 

@@ -52,7 +52,17 @@ _IMAGE_VERBS = frozenset({"images", "pull", "load"})
 VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
-    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "check_rendezvous"}
+    | {
+        "start",
+        "terminal",
+        "prepare",
+        "update_files",
+        "stop",
+        "remove",
+        "signal",
+        "probe",
+        "check_rendezvous",
+    }
     | {"preflight", "gc", "upgrade", "deny_egress"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
@@ -87,6 +97,7 @@ class AgentSession:
             "list": self._list,
             "start": self.tasks.start,
             "prepare": self.tasks.prepare,
+            "update_files": self.tasks.update_files,
             "stop": self.tasks.stop,
             "remove": self.tasks.remove,
             "signal": self.tasks.signal,

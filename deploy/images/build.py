@@ -74,11 +74,17 @@ def main() -> None:
     options.add_argument(
         "--also", action="append", default=[], help="a requirement that pip resolves itself, for trials"
     )
+    options.add_argument(
+        "--program",
+        action="append",
+        default=[],
+        help="a command of this machine to include with its libraries",
+    )
     chosen = options.parse_args()
     recipe = RECIPES[chosen.recipe]
     with tempfile.TemporaryDirectory(prefix="fairway-image-", dir=chosen.out.resolve().parent) as folder:
         root = Path(folder) / "root"
-        lay_out_system(root)
+        lay_out_system(root, [*COMMANDS, *chosen.program])
         put_python(root)
         if recipe["lock"] is not None:
             install(root, "--require-hashes", "--no-deps", "--requirement", str(recipe["lock"]))
@@ -102,7 +108,7 @@ def cache_key(recipe: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def lay_out_system(root: Path) -> None:
+def lay_out_system(root: Path, commands: Iterable[str]) -> None:
     """Create the folders and the few commands that a terminal in a container needs."""
     for folder in (
         "bin",
@@ -130,7 +136,8 @@ def lay_out_system(root: Path) -> None:
     for path in (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/services"), Path("/etc/protocols")):
         if path.exists():
             _copy(path, root / path.relative_to("/"))
-    found = [Path(place) for command in COMMANDS if (place := shutil.which(command, path="/usr/bin:/bin"))]
+    searched = "/usr/bin:/bin:/usr/sbin:/sbin"
+    found = [Path(place) for command in commands if (place := shutil.which(command, path=searched))]
     for path in found:
         target = root / "usr/bin" / path.name
         _copy(path.resolve(), target)

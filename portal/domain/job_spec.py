@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from portal.domain.formatting import format_memory
@@ -236,6 +236,16 @@ class JobSpec:
     launcher: str = declare(
         "none", JobField(affects_placement=True, jobs_only=True, help="How tasks find each other.")
     )
+    launcher_options: Mapping[str, Any] = declare(
+        {}, JobField(jobs_only=True, help="Options of the launcher by name (launchers/).")
+    )
+    rank_overrides: Mapping[str, Mapping[str, str]] = declare(
+        {},
+        JobField(
+            jobs_only=True,
+            help="Variables of single ranks, {rank: {name: value}}; they override those of the launcher.",
+        ),
+    )
     held: bool = declare(False, JobField(copied=False))
     ignore_dependency_failure: bool = declare(
         False,
@@ -259,23 +269,24 @@ def job_fields(spec: type[Any] = JobSpec) -> Mapping[str, JobField]:
     if spec not in _resolved:
         hints = get_type_hints(spec)
         _resolved[spec] = {
-            each.name: _resolve(each.name, each.metadata[_METADATA_KEY], hints[each.name], each.default)
+            each.name: _resolve(each.metadata[_METADATA_KEY], hints[each.name], each)
             for each in fields(spec)
             if _METADATA_KEY in each.metadata
         }
     return _resolved[spec]
 
 
-def _resolve(name: str, rule: JobField, hint: Any, default: Any) -> JobField:
+def _resolve(rule: JobField, hint: Any, declared: Field[Any]) -> JobField:
+    default = declared.default if declared.default_factory is MISSING else declared.default_factory()
     nullable = type(None) in get_args(hint)
     inner = next(each for each in get_args(hint) if each is not type(None)) if nullable else hint
     return replace(
         rule,
-        name=name,
+        name=declared.name,
         value_type=get_origin(inner) or inner,
         nullable=nullable,
         default=None if default is MISSING else default,
-        form_name=rule.form_name or name,
+        form_name=rule.form_name or declared.name,
     )
 
 

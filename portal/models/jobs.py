@@ -108,6 +108,12 @@ class Job(models.Model):
         db_default="none",
         help_text="How its ranks find each other.",
     )
+    launcher_options = models.JSONField(
+        default=dict, db_default={}, help_text="Options of the launcher by name; defaults are left out."
+    )
+    rank_overrides = models.JSONField(
+        default=dict, db_default={}, help_text="Variables of single ranks: {rank: {name: value}}."
+    )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
     pending_since = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
@@ -194,6 +200,11 @@ class Job(models.Model):
         """True if it can run with fewer tasks than requested."""
         return self.required_tasks < self.tasks
 
+    @property
+    def needs_rendezvous(self) -> bool:
+        """True if its tasks connect to each other: a gang, or an elastic job with a launcher."""
+        return self.is_gang or (self.is_elastic and self.launcher != JobSpec.launcher)
+
 
 class Dependency(models.Model):
     """``job`` starts after ``depends_on``, which is older, so that there can be no cycle."""
@@ -220,7 +231,9 @@ class Attempt(models.Model):
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="+")
     leader_epoch = models.BigIntegerField()
     secret = models.CharField(
-        max_length=200, blank=True, help_text="Encrypted; the gateway adds it to upstream requests."
+        max_length=200,
+        blank=True,
+        help_text="Encrypted; authorizes upstream requests to a workspace, or makes SSH keys of a job.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
     start_sent_at = optional_time("When the first start command was sent.")
@@ -302,6 +315,8 @@ class Task(models.Model):
     oom = models.BooleanField(default=False)
     peak_memory_mib = optional_number()
     status_message = models.CharField(max_length=1000, blank=True, help_text="Why its start is delayed.")
+    gang_address = optional_text(45, "Address at which the other tasks reach it; blank: only its node knows.")
+    gang_ports = models.JSONField(default=dict, db_default={}, help_text="Ports of its launcher by name.")
     world_size_at_start = optional_number("Number of tasks of the elastic job when this task was placed.")
     eviction_requested_at = optional_time(
         "When only this task was evicted, while the other tasks kept running."

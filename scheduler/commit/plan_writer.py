@@ -21,6 +21,7 @@ from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import Conflict
 from portal.failpoints import failpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
+from portal.services.jobs.launching import needs_ssh_keys
 from portal.services.lifecycle import elastic, job_control
 from portal.services.lifecycle.elastic import ScaleUpSession, TaskEviction
 from portal.services.lifecycle.job_control import AttemptStart, NewTasks, RankPlacement, StopRequest
@@ -152,7 +153,8 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
         if growth is not None:
             growths.append(growth)
             continue
-        secret = create_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
+        has_secret = job.kind == JobKind.WORKSPACE.value or needs_ssh_keys(job)
+        secret = create_attempt_secret(job) if has_secret else ""
         beginnings.append(AttemptStart(job, pool, placements, secret))
     _assign_home_nodes(beginnings)
     failpoint("commit.in_transaction")

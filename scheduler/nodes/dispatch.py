@@ -19,13 +19,14 @@ from portal.domain.formatting import format_distinct_memories, format_memory
 from portal.domain.node_breaker import STUCK_AFTER_KILL_S, IncidentKind
 from portal.domain.policy_settings import TASK_DISK_LIMIT
 from portal.domain.reasons import EndReason, end_message
-from portal.domain.states import LIVE_ATTEMPT_STATES, RuntimeKind
+from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
 from portal.failpoints import failpoint
-from portal.models import Attempt, ClusterSettings, Node, Task
+from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.selectors.jobs.rights import job_denial
 from portal.selectors.nodes.network_policy import network_policy
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.images.pins import pin_job
+from portal.services.jobs.launching import attempt_gang, attempt_keys
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.jobs.retries import exclude_node
 from portal.services.lifecycle import elastic, job_control
@@ -139,9 +140,17 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
         raise AgentError("image_missing", f"The digest of {job.environment.image} is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
-    secret = decrypt_attempt_secret(attempt) if attempt.secret else ""
+    is_workspace = job.kind == JobKind.WORKSPACE.value
+    secret = decrypt_attempt_secret(attempt) if attempt.secret and is_workspace else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    assignment = RankAssignment(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
+    assignment = RankAssignment(
+        attempt.number,
+        task.rank,
+        tuple(gpus),
+        attempt_gang(attempt, attempt_keys(attempt)),
+        getattr(attempt, "rendezvous", None),
+        task.gang_address,
+    )
     capabilities = connection.engine.hello.get("capabilities", ())
     try:
         spec = build_task_spec(

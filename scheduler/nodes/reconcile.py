@@ -29,6 +29,7 @@ from scheduler.nodes.dispatch import (
     stop_task,
 )
 from scheduler.nodes.engine_connect import EngineConnectError
+from scheduler.nodes.launch_files import refresh_hosts
 from scheduler.nodes.state_diff import StateDiff, StoredTask, diff_state
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     found = diff_state(recorded, seen.containers)
     _apply(connection, found, {_key(task): task for task in held})
     _record_reports(held, seen.containers, asked_at)
+    refresh_hosts(connection, held)
     if recovering:
         _apply_admin_decisions(connection, found.orphans)
     else:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from agents.launchers import LAUNCHERS, GangShape, LaunchSpec, RankNetwork, RendezvousPoint
-from agents.node.spec.task_spec import RANK0_ADDRESS_PLACEHOLDER
+from agents.launchers import GangShape, LaunchSpec
+from agents.node.spec.task_spec import LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
 from portal.models import Environment, Job, Node, Rendezvous, Volume
 from portal.services.images.process_environment import SECRET_FILE
+from portal.services.jobs.launching import launch_task, rank_network
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
 from portal.services.projects.volumes import declared_volumes, usable_volumes
@@ -31,6 +32,7 @@ OPTIONAL_CAPABILITIES = frozenset(
         "devices",
         "local_rendezvous",
         "secret_variables",
+        "launch_files",
     }
 )
 """Capabilities that an agent needs only when a spec uses them."""
@@ -122,15 +124,17 @@ class RendezvousUnknownError(Exception):
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A placed rank: attempt number, rank, and (GPU uuid, milli) pairs.
+    """A placed rank: attempt number, rank, (GPU uuid, milli) pairs, and the gang that it belongs to.
 
-    ``rendezvous``: None when it is alone or its launcher needs none.
+    ``rendezvous``: None when it is alone or its launcher needs none. ``address``: its own in a container network.
     """
 
     attempt: int
     rank: int
     gpus: tuple[tuple[str, int], ...]
+    gang: GangShape
     rendezvous: Rendezvous | None = None
+    address: str = ""
 
 
 def build_task_spec(
@@ -168,6 +172,7 @@ def build_task_spec(
         },
         "secret_files": secrets.files | ({SECRET_NAME: secret} if secret else {}),
         "secret_variables": secrets.variables or None,
+        "launch_files": _launch_files(launch),
         "uid": user.uid,
         "gid": user.gid,
         "user": user.username[:32],
@@ -189,20 +194,19 @@ def build_task_spec(
 
 def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
     """Return the command of a rank with the launcher's changes."""
-    command = _command(job, job.environment, node)
-    if job.kind == JobKind.WORKSPACE.value or job.is_elastic:
-        return LaunchSpec(tuple(command))
-    row = assignment.rendezvous
-    meeting = RendezvousPoint(row.address or RANK0_ADDRESS_PLACEHOLDER, row.port) if row else None
-    interface = row.interfaces.get(node.public_id) if row else None
+    network = rank_network(assignment.rank, assignment.rendezvous, node.public_id)
     try:
-        return LAUNCHERS[job.launcher](
-            GangShape(job.tasks, job.gpus_per_task, meeting),
-            RankNetwork(assignment.rank, interface, (row.adapters or None) if row else None),
-            command,
-        )
+        return launch_task(job, assignment.gang, network, _command(job, job.environment, node))
     except ValueError as error:
         raise RendezvousUnknownError(str(error)) from error
+
+
+def _launch_files(launch: LaunchSpec) -> dict[str, str] | None:
+    """Return the launcher's files; None if it has none and no placeholders."""
+    texts = (*launch.command, *launch.environment.values(), *launch.defaults.values())
+    if not launch.files and not any(LAUNCH_PLACEHOLDER_PREFIX in text for text in texts):
+        return None
+    return {name: file.content for name, file in launch.files.items()}
 
 
 def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
@@ -212,7 +216,8 @@ def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
         return {}
     if row.network:
         named = {"network": row.network, "devices": list(row.devices)}
-        return named | ({"address": row.address} if assignment.rank == 0 else {})
+        address = row.address if assignment.rank == 0 else assignment.address
+        return named | ({"address": address} if address else {})
     first_on_node = assignment.rank == 0 and (row.node_network or node.runtime == RuntimeKind.PROCESS.value)
     found: dict[str, Any] = {"rendezvous_port": row.port} if first_on_node else {}
     if first_on_node and row.connectivity_check:
@@ -228,6 +233,7 @@ def spec_digest(spec: dict[str, Any]) -> str:
     """Return a digest of a spec; the workspace secret is hashed first, so that the label reveals nothing.
 
     Secrets of users count by name only: a value may be short enough to guess, and may change before a retry.
+    So do files of launchers, whose keys are encoded anew each time.
     Directory limits do not count, because changing one does not change the container.
     """
     plain = dict(spec)
@@ -243,8 +249,9 @@ def spec_digest(spec: dict[str, Any]) -> str:
             **spec["env"],
             TRACKING_TOKEN: "",
         }  # another key makes another token, not another task
-    if "secret_variables" in spec:
-        plain["secret_variables"] = sorted(spec["secret_variables"])
+    for key in ("secret_variables", "launch_files"):
+        if key in spec:
+            plain[key] = sorted(spec[key])
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

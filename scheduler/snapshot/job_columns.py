@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from agents.launchers import REQUIRES_RENDEZVOUS
-from portal.domain.job_spec import job_fields, placement_fields
+from portal.domain.job_spec import JobSpec, job_fields, placement_fields
 from portal.domain.states import JobKind
 from scheduler.core.model.snapshot import NodeId, PendingRow, RunningRow, TopologyConstraint
 
@@ -58,6 +58,11 @@ def parse_topology_constraint(requested: dict[str, Any] | None) -> TopologyConst
     ):
         raise ValueError(f"near {requested!r} is no topology with levels")
     return near
+
+
+def spans_nodes(tasks: int, min_tasks: int | None, launcher: str) -> bool:
+    """Return True for a gang, or an elastic job with a launcher: its tasks connect to each other."""
+    return tasks > 1 and (elastic_min_tasks(tasks, min_tasks) is None or launcher != JobSpec.launcher)
 
 
 def gang_launcher(tasks: int, launcher: str) -> str | None:

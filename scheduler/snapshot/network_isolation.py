@@ -16,11 +16,12 @@ from portal.errors import Conflict
 from portal.models import Job, NodePool, Task
 from portal.services.lifecycle.job_control import RankPlacement
 from scheduler.core.model.snapshot import NodeId, PendingRow, PoolRow, ProjectId, RunningRow
-from scheduler.snapshot.job_columns import elastic_min_tasks
+from scheduler.snapshot.job_columns import spans_nodes
 from scheduler.snapshot.row_cache import DerivedCache
 from scheduler.snapshot.running import LiveAttempt
 
 Row = TypeVar("Row", PendingRow, RunningRow)
+_SIDE_COLUMNS = ("kind", "tasks", "min_tasks", "launcher")
 
 
 class IsolationClass(Enum):
@@ -54,12 +55,11 @@ def isolation_excluded_nodes(
     )
 
 
-def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationClass | None:
+def isolation_side(kind: str, tasks: int, min_tasks: int | None, launcher: str) -> IsolationClass | None:
     """Return the isolation class of a job, independent of its placement: any gang may span several nodes."""
     if kind == JobKind.WORKSPACE.value:
         return IsolationClass.WORKSPACE
-    gang = tasks > 1 and elastic_min_tasks(tasks, min_tasks) is None
-    return IsolationClass.HOST_NETWORK if gang else None
+    return IsolationClass.HOST_NETWORK if spans_nodes(tasks, min_tasks, launcher) else None
 
 
 def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:
@@ -69,7 +69,7 @@ def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAtt
     if host_network_pools:
         for attempt in attempts:
             row = attempt.row
-            side = isolation_side(row["job__kind"], row["job__tasks"], row["job__min_tasks"])
+            side = isolation_side(*(row[f"job__{name}"] for name in _SIDE_COLUMNS))
             if side is not None and row["pool__public_id"] in host_network_pools:
                 for task in attempt.tasks:
                     found[task.node].add((side, ProjectId(row["job__project__public_id"])))
@@ -89,7 +89,7 @@ def exclude_isolated_nodes(
     """
     sides = {}
     for id_, job in columns.items():
-        if side := isolation_side(job[f"{prefix}kind"], job[f"{prefix}tasks"], job[f"{prefix}min_tasks"]):
+        if side := isolation_side(*(job[f"{prefix}{name}"] for name in _SIDE_COLUMNS)):
             sides[id_] = side
     if not workloads or not sides:
         return tuple(rows)
@@ -124,13 +124,11 @@ class NetworkIsolationCheck:
             return
         rows = Task.objects.filter(container_removed=False, node__public_id__in=set(nodes)).values_list(
             "node_id",
-            "attempt__job__kind",
-            "attempt__job__tasks",
-            "attempt__job__min_tasks",
+            *(f"attempt__job__{name}" for name in _SIDE_COLUMNS),
             "attempt__job__project__public_id",
         )
-        for node, kind, tasks, min_tasks, project in rows:
-            if side := isolation_side(kind, tasks, min_tasks):
+        for node, *columns, project in rows:
+            if side := isolation_side(*columns):
                 self._workloads[node].add((side, ProjectId(project)))
 
     def check(self, job: Job, pool: NodePool, placements: Sequence[RankPlacement]) -> None:
@@ -153,4 +151,4 @@ class NetworkIsolationCheck:
 
 
 def _side(job: Job) -> IsolationClass | None:
-    return isolation_side(job.kind, job.tasks, job.min_tasks)
+    return isolation_side(job.kind, job.tasks, job.min_tasks, job.launcher)

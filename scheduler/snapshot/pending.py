@@ -31,6 +31,7 @@ from scheduler.snapshot.job_columns import (
     home_node,
     parse_topology_constraint,
     pending_values,
+    spans_nodes,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes
 from scheduler.snapshot.row_cache import INVALID_DATA, DerivedCache, RowCache, row_version_blocks
@@ -133,7 +134,7 @@ def build_placeable_row(
     """Return the snapshot row of a job with the nodes that can never run it, and its home node."""
     ineligible_nodes = ineligible.for_job(
         row,
-        gang=row["tasks"] > 1 and elastic_min_tasks(row["tasks"], row["min_tasks"]) is None,
+        gang=spans_nodes(row["tasks"], row["min_tasks"], row["launcher"]),
         needs_rendezvous=bool(gang_launcher(row["tasks"], row["launcher"])),
     )
     home = home_node(row["kind"], row["owner__public_id"], home_nodes)

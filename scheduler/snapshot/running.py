@@ -147,6 +147,7 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         "job__memory_mib",
         "job__tasks",
         "job__min_tasks",
+        "job__launcher",
         "job__max_attempts",
         "job__desired_state",
     ):

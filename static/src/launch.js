@@ -14,6 +14,7 @@ export function startLaunch(root) {
     form.dataset.kind = kind;
     for (const part of form.querySelectorAll("[data-only-for]")) part.hidden = part.dataset.onlyFor !== kind;
     for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = part.dataset.notFor === kind;
+    for (const part of form.querySelectorAll("[data-launcher]")) part.hidden = part.dataset.launcher !== form.elements.launcher.value;
     const project = form.elements.project.value;
     for (const part of form.querySelectorAll("[data-projects]")) {
       part.hidden = part.dataset.notFor === kind || !part.dataset.projects.split(" ").includes(project);

@@ -40,9 +40,10 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Project: dict.fromkeys(("name", "title"), INSIDE),
     models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
     models.Job: dict.fromkeys(
-        ("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE
+        ("name", "message", "command", "launcher_options", "volumes", "topology_constraint", "image_digest"),
+        INSIDE,
     )
-    | dict.fromkeys(("env", "secrets"), CONTROLLERS),
+    | dict.fromkeys(("env", "secrets", "rank_overrides"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE, "failure_line": INSIDE},
     models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
@@ -119,7 +120,7 @@ OTHERS: dict[str, str] = {
     "JobSignal": "signal",
     "MagicLink": "code_sha256",
     "JobVerdict": "code jobs_ahead",
-    "Task": "state container ports eviction_reason",
+    "Task": "state container ports gang_address gang_ports eviction_reason",
     "Template": "kind",
     "SchedulerCounters": "counts",
     "OrphanContainer": "name job gpus ports decision",
@@ -260,6 +261,8 @@ def _owner_of(fixture_data: FixtureData, row: Any) -> str:
 def _text_for(column: str, row: Any, word: str) -> Any:
     texts: dict[str, Any] = {
         "env": {word.upper(): word},
+        "launcher_options": {"autotune_log_file": word},
+        "rank_overrides": {"0": {"WORD": word}},
         "command": ["true", word],
         "volumes": [{"volume": word, "target": f"/{word}", "read_only": True}],
         "secrets": [{"secret": word, "owner_type": "me", "variable": "WORD"}],

@@ -262,6 +262,8 @@ ROWS = [
     Row("sweeps_pause", "post", "sweeps/{sweep}/pause/", CONTROLLERS, {}, scope=JOBS),
     Row("sweeps_resume", "post", "sweeps/{sweep}/resume/", CONTROLLERS, {}, 409, scope=JOBS),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
+    Row("jobs_ranks", "get", "jobs/{running}/ranks/?attempt=1", CONTROLLERS),
+    Row("launchers_list", "get", "launchers/", EVERYBODY),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
     Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,24 +30,25 @@ class RigImage:
     store: Path
 
 
-def rig_image(recipe: str, also: str = "") -> RigImage:
+def rig_image(recipe: str, also: str = "", programs: Sequence[str] = ()) -> RigImage:
     """Gives an image of deploy/images, building it when the cache has none of this recipe's present form.
 
-    ``also`` is one more requirement in it, as pip finds it.
+    ``also`` are more requirements in it, as pip finds them, separated by spaces; ``programs`` are commands of this
+    machine.
     """
     key = runpy.run_path(str(BUILD))["cache_key"](recipe)
-    kind = f"{recipe}+{also}" if also else recipe
+    kind = "+".join([recipe, *also.split(), *programs])
     folder = CACHE / f"{kind}-{key}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
-            _build(recipe, folder, kind, also)
+            _build(recipe, folder, kind, also.split(), programs)
     name, digest = (folder / "ready").read_text().split()
     return RigImage(name, digest, folder / "image.tar", folder / "store")
 
 
-def _build(recipe: str, folder: Path, kind: str, also: str) -> None:
+def _build(recipe: str, folder: Path, kind: str, also: Sequence[str], programs: Sequence[str]) -> None:
     """Builds beside the final place and moves there when all is done, so that a killed build is no image."""
     for older in CACHE.glob(f"{kind}-*/"):
         if older == folder or older.suffix == ".new" or time.time() - older.stat().st_mtime > KEPT_S:
@@ -54,7 +56,9 @@ def _build(recipe: str, folder: Path, kind: str, also: str) -> None:
     draft = Path(tempfile.mkdtemp(prefix=f"{kind}-", suffix=".new", dir=CACHE))
     draft.chmod(0o755)
     archive = draft / "image.tar"
-    words = ["--also", also, "--name", "localhost/fairway/trial:latest"] if also else []
+    more = [("--also", each) for each in also] + [("--program", each) for each in programs]
+    words = [word for pair in more for word in pair]
+    words += ["--name", "localhost/fairway/trial:latest"] if more else []
     built = subprocess.run(
         [sys.executable, str(BUILD), recipe, "--out", str(archive), *words],
         capture_output=True,

@@ -13,6 +13,7 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
+from portal.services.jobs.launching import attempt_gang
 from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
@@ -213,8 +214,24 @@ def test_what_is_asked_for_is_checked(dataset) -> None:
         submit(dataset, launcher="mpirun")
     assert "none, torchrun" in unknown.value.fields["launcher"]
     with pytest.raises(InvalidRequest) as elastic:
-        submit(dataset, launcher="torchrun", min_tasks=1)
-    assert "an elastic job" in elastic.value.fields["launcher"]
+        submit(dataset, launcher="jax", min_tasks=1)
+    assert "an elastic job can use torchrun, horovod" in elastic.value.fields["launcher"]
+    for wrong, said in (
+        ({"launcher": "torchrun", "launcher_options": {"speed": 1}}, "no option speed; it has processes"),
+        ({"launcher": "torchrun", "launcher_options": {"max_restarts": 101}}, "between 0 and 100"),
+        ({"launcher": "torchrun", "launcher_options": {"max_restarts": True}}, "of the type integer"),
+        ({"launcher": "horovod", "launcher_options": {"controller": "nccl"}}, "Choose one of gloo, mpi"),
+        ({"launcher": "tensorflow", "launcher_options": {"strategy": "mirrored"}}, "has one task"),
+        (
+            {"launcher": "tensorflow", "launcher_options": {"strategy": "parameter_server"}},
+            "at least 3 tasks",
+        ),
+        ({"rank_overrides": {"2": {"A": "b"}}}, "no rank 2; ranks are numbered from 0 to 1"),
+        ({"rank_overrides": {"1": {"CUDA_VISIBLE_DEVICES": "0"}}}, "set by Fairway"),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            submit(dataset, **wrong)
+        assert said in next(iter(error.value.fields.values()))
     assert submit(dataset, launcher="torchrun").launcher == "torchrun"
     NodePool.objects.update(allow_host_network=False)
     with pytest.raises(Unsatisfiable) as never:
@@ -295,7 +312,7 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(d
     )  # one that failed is not the next
     attempt = rows[1].attempt
     for task in tasks(attempt):
-        part = RankAssignment(attempt.number, task.rank, (), attempt.rendezvous)
+        part = RankAssignment(attempt.number, task.rank, (), attempt_gang(attempt, None), attempt.rendezvous)
         spec = build_task_spec("lab", attempt.job, part, task.node, JobVolumes(), "")
         assert (spec["network"], spec["devices"]) == ("fabric0", ["/dev/infiniband/uverbs*"])
         assert spec.get("address") == ("10.9.0.38" if task.rank == 0 else None)

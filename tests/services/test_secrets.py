@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from agents.launchers import GangShape, equal_members
 from portal.access import visible_secrets
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Membership, Secret
@@ -93,10 +94,9 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(dataset) -> None:
 
 def test_the_digest_on_a_label_tells_nothing_of_a_value(dataset) -> None:
     job, given = job_with(dataset), read_job_secrets(job_with(dataset))
+    assignment = RankAssignment(1, 0, (), GangShape(equal_members(1, 0)))
     specs = [
-        build_task_spec(
-            "lab", job, RankAssignment(1, 0, ()), dataset["node"], JobVolumes(), "", given._replace(**more)
-        )
+        build_task_spec("lab", job, assignment, dataset["node"], JobVolumes(), "", given._replace(**more))
         for more in (
             {"variables": {"A": "1"}, "files": {"f": "1"}},
             {"variables": {"A": "2"}, "files": {"f": "2"}},

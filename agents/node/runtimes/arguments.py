@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node.errors import invalid_spec
 from agents.node.gpus import mps
 from agents.node.host.versions import Version
 from agents.node.runtimes import REGISTRY_AUTH_FILE, ContainerConfig
@@ -14,6 +13,7 @@ from agents.node.spec import report_files
 from agents.node.spec.environment import (
     CONTAINER_SECRETS_DIR,
     is_reserved,
+    rank_address,
     substitute_placeholders,
     task_environment,
     wrap_with_secret_env,
@@ -70,8 +70,9 @@ def create(
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
     words += ["--hostname", spec.job, "--network", order.network or "none"]
     words += _network_restrictions(engine, order)
-    if spec.local_rendezvous and order.subnet:
-        words += ["--ip", rank_address(order.subnet, spec.task)]
+    subnet = _gang_subnet(order)
+    if subnet is not None:
+        words += ["--ip", rank_address(subnet, spec.task)]
     if spec.address is not None:
         words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
@@ -119,7 +120,7 @@ def create(
         words += ["--workdir", spec.workdir or _home(order)]
     same = {port: port for port in spec.ports}
     command = substitute_placeholders(
-        spec.command, ports=same, address=LISTEN_ON, secrets=CONTAINER_SECRETS_DIR
+        spec, ports=same, address=LISTEN_ON, secrets=CONTAINER_SECRETS_DIR, subnet=_gang_subnet(order)
     )
     command = wrap_with_secret_env(command, spec.secret_variables, CONTAINER_SECRETS_DIR)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
@@ -171,15 +172,9 @@ def _supplementary_groups(engine: EngineOptions, order: ContainerConfig) -> List
     return [] if engine.rootless else [word for gid in groups for word in ("--group-add", str(gid))]
 
 
-def rank_address(subnet: str, rank: int) -> str:
-    """Return the address of a rank in its job's network: the gateway has the first, rank 0 the next.
-
-    Refuse a rank that the network has no address for.
-    """
-    network = ipaddress.IPv4Network(subnet)
-    if rank + 2 >= network.num_addresses - 1:
-        raise invalid_spec(f"A network of this node has no free address for rank {rank} of a gang.")
-    return str(network[rank + 2])
+def _gang_subnet(order: ContainerConfig) -> Optional[str]:
+    """Return the network of a gang whose ranks are all on this node."""
+    return order.subnet or None if order.spec.local_rendezvous else None
 
 
 def _home(order: ContainerConfig) -> str:
@@ -196,7 +191,7 @@ def environment(engine: EngineOptions, order: ContainerConfig) -> Dict[str, str]
         home=_home(order),
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
-        rank0_address=rank_address(order.subnet, 0) if spec.local_rendezvous and order.subnet else None,
+        subnet=_gang_subnet(order),
         mps_variables=mps.client_environment(order.mps_share, mps.CONTAINER_PIPE_DIR)
         if order.mps_share
         else None,

@@ -82,7 +82,7 @@ class ProcessRuntime(Runtime):
             )
         )
         command = substitute_placeholders(
-            spec.command, ports=config.host_ports, address=self._loopback, secrets=secrets
+            spec, ports=config.host_ports, address=self._loopback, secrets=secrets
         )
         needed = [folder, config.home_path or "", command[0], spec.workdir or "", sys.executable]
         write_json(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+import ipaddress
+import re
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
+from agents.node.errors import invalid_spec
 from agents.node.spec.task_spec import RANK0_ADDRESS_PLACEHOLDER, TaskSpec
 
 CONTAINER_SECRETS_DIR = "/run/fairway"
@@ -11,6 +14,7 @@ CONTAINER_SECRETS_DIR = "/run/fairway"
 SECRET_ENV_FILE = "variables"  # noqa: S105 - a file name
 """File among a task's secrets that sets its secret variables."""
 _SHELL = "/bin/sh"
+_LAUNCH_PLACEHOLDER = re.compile(r"\{fairway:(?:secrets|address:([0-9]{1,6}))\}")
 
 RESERVED_VARIABLES = (
     "NVIDIA_VISIBLE_DEVICES",
@@ -38,6 +42,37 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES)
 
 
+def rank_address(subnet: str, rank: int) -> str:
+    """Return the address of a rank in its job's network: the gateway has the first, rank 0 the next.
+
+    Refuse a rank that the network has no address for.
+    """
+    network = ipaddress.IPv4Network(subnet)
+    if rank + 2 >= network.num_addresses - 1:
+        raise invalid_spec(f"A network of this node has no free address for rank {rank} of a gang.")
+    return str(network[rank + 2])
+
+
+class LaunchPlaceholders(NamedTuple):
+    """What replaces the placeholders of a launcher: the folder of the task's files, and the job's network.
+
+    ``subnet``: None when the portal chose the addresses of all ranks.
+    """
+
+    secrets: str
+    subnet: Optional[str] = None
+
+    def fill(self, text: str) -> str:
+        def value(found: "re.Match[str]") -> str:
+            if found.group(1) is None:
+                return self.secrets
+            if self.subnet is None:
+                raise invalid_spec("The spec names the address of a rank, but its job has no network.")
+            return rank_address(self.subnet, int(found.group(1)))
+
+        return _LAUNCH_PLACEHOLDER.sub(value, text)
+
+
 def task_environment(
     spec: TaskSpec,
     *,
@@ -46,21 +81,24 @@ def task_environment(
     home: Optional[str],
     ports: Mapping[int, int],
     address: str,
-    rank0_address: Optional[str] = None,
+    subnet: Optional[str] = None,
     mps_variables: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, str]:
     """Return the variables of a task; ``ports`` maps each requested port to the one to listen on.
 
     ``secrets`` and the values of ``report_files`` (by variable) are paths as the task sees them.
-    ``rank0_address``: address of its gang's rank 0 when only the node knows it. ``mps_variables``: those of
-    its GPU share.
+    ``subnet``: network of its gang when only the node knows the addresses. ``mps_variables``: those of its GPU
+    share.
     """
     environment = {name: text for name, text in spec.env.items() if not is_reserved(name)}
-    if rank0_address is not None:
+    if subnet is not None:
+        first = rank_address(subnet, 0)
         environment = {
-            name: rank0_address if text == RANK0_ADDRESS_PLACEHOLDER else text
-            for name, text in environment.items()
+            name: first if text == RANK0_ADDRESS_PLACEHOLDER else text for name, text in environment.items()
         }
+    if spec.launch_files is not None:
+        placeholders = LaunchPlaceholders(secrets, subnet)
+        environment = {name: placeholders.fill(text) for name, text in environment.items()}
     uuids = ",".join(share.uuid for share in spec.gpus)
     environment.update(
         {
@@ -111,12 +149,15 @@ def wrap_with_secret_env(command: List[str], variables: Mapping[str, str], secre
 
 
 def substitute_placeholders(
-    command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str
+    spec: TaskSpec, *, ports: Mapping[int, int], address: str, secrets: str, subnet: Optional[str] = None
 ) -> List[str]:
     """Return the command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
 
-    Applies only to tasks with a port, that is, to tools; commands of users are unchanged.
+    Applies only to tasks with a port, that is, to tools; placeholders of launchers are replaced for them.
     """
+    command = spec.command
+    if spec.launch_files is not None:
+        return [LaunchPlaceholders(secrets, subnet).fill(word) for word in command]
     if not ports:
         return list(command)
     words = {"{port}": str(next(iter(ports.values()))), "{address}": address, "{secrets}": secrets}

@@ -94,6 +94,7 @@ class TaskSpec(NamedTuple):
     secret_variables: Dict[str, str] = {}
     egress: EgressPolicy = EgressPolicy()  # allowed connections
     disk_mib: Optional[int] = None  # limit on the node's disk outside volumes
+    launch_files: Optional[Dict[str, str]] = None  # of its launcher; also turns placeholders on
 
     @property
     def name(self) -> str:
@@ -139,6 +140,7 @@ SPEC_CAPABILITIES = (
     "secret_variables",
     "disk_mib",
     "egress",
+    "launch_files",
 )
 """Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
 CAN_STOP_TASKS = "stop.tasks"
@@ -159,6 +161,8 @@ CAN_OPEN_TERMINALS = "terminal"
 """Capability: verb that opens a terminal in a task."""
 CAN_DENY_EGRESS = "deny_egress"
 """Capability: verb that sets the addresses that no container may connect to."""
+CAN_UPDATE_FILES = "update_files"
+"""Capability: verb that replaces launch files of a running task."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -169,10 +173,21 @@ VERB_CAPABILITIES = (
     CAN_CHECK_FABRIC,
     CAN_EXPAND_DEVICE_PATTERNS,
     CAN_DENY_EGRESS,
+    CAN_UPDATE_FILES,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
 """Variable value that is replaced by rank 0's address, when all ranks are in one job network."""
+LAUNCH_PLACEHOLDER_PREFIX = "{fairway:"
+SECRETS_PLACEHOLDER = "{fairway:secrets}"
+"""Replaced by the folder of the task's files in command, variables and files of a launcher."""
+HOSTS_FILE = "hosts"
+"""File of a launcher that lists the current tasks of an elastic job."""
+
+
+def address_placeholder(rank: int) -> str:
+    """Return what is replaced by the address of a rank, likewise, when all ranks are in one job network."""
+    return f"{{fairway:address:{rank}}}"
 
 
 def parse_spec(raw: Any) -> TaskSpec:
@@ -198,7 +213,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         command=_parse_command(raw["command"]),
         workdir=_parse_text(raw, "workdir", _PATH) if raw.get("workdir") is not None else None,
         env=_parse_env(raw.get("env")),
-        secret_files=_parse_secret_files(raw.get("secret_files")),
+        secret_files=parse_files(raw, "secret_files"),
         uid=_parse_number(raw, "uid", 1, 2**32 - 2),
         gid=_parse_number(raw, "gid", 1, 2**32 - 2),
         user=_parse_text(raw, "user", _USER),
@@ -225,8 +240,13 @@ def parse_spec(raw: Any) -> TaskSpec:
         secret_variables=_parse_env(raw.get("secret_variables")),
         disk_mib=_parse_optional_number(raw, "disk_mib", 1, 2**40),
         egress=parse_egress_policy(raw.get("egress")),
+        launch_files=parse_files(raw, "launch_files") if raw.get("launch_files") is not None else None,
     )
-    secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
+    secrets = (
+        *spec.secret_files.values(),
+        *spec.secret_variables.values(),
+        *(spec.launch_files or {}).values(),
+    )
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:
         raise invalid_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB in total.")
     if spec.runtime != "process" and spec.image is None:
@@ -289,14 +309,16 @@ def _parse_env(value: Any) -> Dict[str, str]:
     return dict(value)
 
 
-def _parse_secret_files(value: Any) -> Dict[str, str]:
+def parse_files(raw: Dict[str, Any], key: str) -> Dict[str, str]:
+    """Return the contents of files by name."""
+    value = raw.get(key)
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 64:
-        raise invalid_spec("secret_files is not an object of file names and contents.")
+        raise invalid_spec(f"{key} is not an object of file names and contents.")
     for name, content in value.items():
         if not _FILE_NAME.match(name) or not isinstance(content, str):
-            raise invalid_spec(f"secret_files contains an invalid file name or content: {name!r}.")
+            raise invalid_spec(f"{key} contains an invalid file name or content: {name!r}.")
     return dict(value)
 
 

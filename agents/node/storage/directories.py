@@ -6,14 +6,19 @@ import contextlib
 import os
 import shutil
 import zlib
-from typing import Iterable, Iterator, Optional
+from typing import Dict, Iterable, Iterator, List, Optional
 
 from agents.node import errors
-from agents.node.errors import AgentError
+from agents.node.errors import AgentError, invalid_spec
 from agents.node.host.atomic_files import disk_full_as_error, file_lock, free_mib, opened, remove_file
 from agents.node.settings import Settings
 from agents.node.spec import report_files
-from agents.node.spec.environment import SECRET_ENV_FILE, secret_env_file_content
+from agents.node.spec.environment import (
+    CONTAINER_SECRETS_DIR,
+    SECRET_ENV_FILE,
+    LaunchPlaceholders,
+    secret_env_file_content,
+)
 from agents.node.spec.image_names import normalize_image_name
 from agents.node.spec.task_spec import TaskSpec
 from agents.node.storage.volumes import Volumes
@@ -92,10 +97,12 @@ class NodeDirectories:
                 return f"{path} has {free} MiB left; {settings.min_free_disk_mib} MiB must remain free."
         return None
 
-    def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
+    def prepare_task(
+        self, spec: TaskSpec, uid: Optional[int], gid: Optional[int], subnet: Optional[str] = None
+    ) -> str:
         """Create the task's folder with secrets and report files, owned by ``uid`` (the agent when None).
 
-        Idempotent; call before the task runs.
+        ``subnet``: network of the job, for addresses in launch files. Idempotent; call before the task runs.
         """
         folder = self.task_dir(spec.name)
         with disk_full_as_error(folder):
@@ -104,6 +111,9 @@ class NodeDirectories:
             for each in (secrets, temporary):
                 os.makedirs(each, mode=0o700, exist_ok=True)
             files = dict(spec.secret_files)
+            placeholders = LaunchPlaceholders(self.secrets_path(spec.name, spec.runtime), subnet)
+            for name, content in (spec.launch_files or {}).items():
+                files[name] = placeholders.fill(content)
             if spec.secret_variables:
                 files[SECRET_ENV_FILE] = secret_env_file_content(spec.secret_variables)
             for name, content in files.items():
@@ -116,6 +126,31 @@ class NodeDirectories:
                 stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{spec.job}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)
         return folder
+
+    def secrets_path(self, name: str, runtime: str) -> str:
+        """Return the folder of a task's secrets as the task sees it."""
+        return os.path.join(self.task_dir(name), "secrets") if runtime == "process" else CONTAINER_SECRETS_DIR
+
+    def update_launch_files(self, name: str, runtime: str, files: Dict[str, str]) -> List[str]:
+        """Replace launch files of a running task that differ; return their names. Unknown ones are refused."""
+        folder = os.path.join(self.task_dir(name), "secrets")
+        placeholders = LaunchPlaceholders(self.secrets_path(name, runtime))
+        changed = []
+        for file, text in sorted(files.items()):
+            path, content = os.path.join(folder, file), placeholders.fill(text).encode()
+            try:
+                owner = os.lstat(path)
+                with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
+                    if os.read(descriptor, len(content) + 1) == content:
+                        continue
+            except OSError as error:
+                raise invalid_spec(f"{name} has no launch file {file}.") from error
+            part = f"{path}.part"
+            as_agent = os.geteuid() != 0
+            self._write_secret(part, content, *((None, None) if as_agent else (owner.st_uid, owner.st_gid)))
+            os.replace(part, path)
+            changed.append(file)
+        return changed
 
     @staticmethod
     def _write_secret(path: str, content: bytes, uid: Optional[int], gid: Optional[int]) -> None:

@@ -38,6 +38,7 @@ from agents.node.spec import report_files
 from agents.node.spec.task_spec import (
     TaskSpec,
     container_name,
+    parse_files,
     parse_integer,
     parse_public_id,
     parse_seconds,
@@ -106,6 +107,18 @@ class TaskManager:
     def start(self, request: JsonObject) -> JsonObject:
         """Start a task, or report that it already runs."""
         return self._handle_start(request, start=True)
+
+    def update_files(self, request: JsonObject) -> JsonObject:
+        """Replace launch files of a running task; ``changed`` are the names of those that differed."""
+        task = parse_integer(request, "task")
+        job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
+        name = container_name(self.settings.cluster, job, attempt, task)
+        files = parse_files(request, "files")
+        with self._task_lock(name):
+            record = self.ledger.tasks().get(name)
+            if record is None or record["phase"] not in LIVE_PHASES:
+                raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not running.")
+            return {"changed": self.directories.update_launch_files(name, record["runtime"], files)}
 
     def prepare(self, request: JsonObject) -> JsonObject:
         """Execute all steps of a start but the last; the task is created and waits for its start."""
@@ -256,7 +269,9 @@ class TaskManager:
         simulated = {facts.uuid: facts.simulated for facts in self.gpus.gpus()}
         return ContainerConfig(
             spec=spec,
-            task_dir=self.directories.prepare_task(spec, uid, gid),
+            task_dir=self.directories.prepare_task(
+                spec, uid, gid, record["subnet"] if spec.local_rendezvous else None
+            ),
             log_path=self.directories.log_path(spec.name),
             host_ports=ports,
             home_path=sources[spec.home.target] if spec.home else None,

@@ -157,7 +157,15 @@ class JobBody(SubmitBody):
     launcher = serializers.ChoiceField(
         sorted(LAUNCHERS),
         required=False,
-        help_text="How its tasks find each other (docs/jobs.md). Not allowed for elastic jobs.",
+        help_text="How its tasks find each other (docs/training.md). Elastic jobs can use some of them.",
+    )
+    launcher_options = serializers.DictField(
+        required=False, help_text="Options of the launcher by name (launchers/); others have their defaults."
+    )
+    rank_overrides = serializers.DictField(
+        required=False,
+        child=serializers.DictField(child=StrictCharField(allow_blank=True, max_length=32_768)),
+        help_text="Variables of single ranks: {rank: {name: value}}. They override those of the launcher.",
     )
 
 

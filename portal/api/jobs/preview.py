@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
+from portal.api.jobs.launchers import PAGE_RANKS, RankLaunchDetail
 from portal.api.serializers.progress import CheaperSize, ScalePoint
 from portal.api.serializers.references import Reference
 from portal.domain.scaling import cheaper_size
@@ -22,6 +23,7 @@ from portal.selectors.jobs.preemption_preview import (
 )
 from portal.selectors.jobs.progress import measure_scaling
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import preview_start, validate_request
 from portal.valkey import rate_limits
 
@@ -87,6 +89,9 @@ class JobPreview(ResponseSerializer):
         help_text="The measured number of GPUs with the least GPU-seconds for each unit of work; null if the "
         "requested one was not measured, or no other one saves 5 percent.",
     )
+    ranks = RankLaunchDetail(
+        help_text=f"What the first {PAGE_RANKS} ranks would run; addresses and ports follow from the placement.",
+    )
     alternatives = serializers.ListField(
         child=serializers.DictField(), help_text="Changes of the request with which it would start now."
     )
@@ -130,6 +135,7 @@ class JobPreviewView(SignedInView):
                 lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
                 scaling=scaling,
                 cheaper=cheaper_size(scaling, wanted.tasks * wanted.gpus_per_task),
+                ranks=preview_ranks(wanted, PAGE_RANKS),
                 alternatives=reported.get("alternatives", []),
             )
         )

@@ -495,7 +495,14 @@ class JobDetail(Job):
     termination_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
     retry_on_failure = serializers.BooleanField(help_text="true if a failed command is retried too.")
-    launcher = serializers.CharField(help_text="How its tasks find each other (docs/jobs.md).")
+    launcher = serializers.CharField(help_text="How its tasks find each other (docs/training.md).")
+    launcher_options = serializers.DictField(help_text="Options of the launcher that are not defaults.")
+    rank_overrides = serializers.DictField(
+        child=serializers.DictField(child=serializers.CharField(allow_blank=True)),
+        allow_null=True,
+        source="context.private.rank_overrides",
+        help_text="Variables of single ranks; null unless you may control the job.",
+    )
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
     env = serializers.DictField(
         child=serializers.CharField(allow_blank=True),

@@ -9,6 +9,7 @@ from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 
 from portal.access import Requester, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
+from portal.errors import NotFound
 from portal.models import Allocation, Attempt, AttemptEnergy, Job, JobEvent, Task
 from portal.selectors.lookup import get_first, matches_key
 
@@ -76,6 +77,15 @@ def list_attempts(job: Job) -> list[Attempt]:
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")
     )
+
+
+def get_attempt(job: Job, number: int | None = None) -> Attempt:
+    """Return an attempt of the job, by default the newest, with its rendezvous. Raise NotFound."""
+    rows = Attempt.objects.filter(job=job).select_related("job", "pool", "rendezvous").order_by("-number")
+    found = (rows if number is None else rows.filter(number=number)).first()
+    if found is None:
+        raise NotFound("There is no such attempt, or nothing has been placed yet.", code="no_such_attempt")
+    return found
 
 
 def attempts_preempted_for(job: Job) -> list[Attempt]:

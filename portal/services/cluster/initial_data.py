@@ -22,6 +22,7 @@ from portal.models.public_id import name_error
 from portal.services.accounts.users import do_create_magic_link
 from portal.services.audit import record_action
 from portal.services.cluster.demo import ensure_demo
+from portal.services.cluster.starter_templates import ensure_starter_templates
 from portal.services.images.environments import EnvironmentInput, do_save_environment
 from portal.services.images.process_environment import (
     TOOL_PORT,
@@ -49,6 +50,7 @@ def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -
     _publish_agent()
     pool = NodePool.objects.order_by("id").first() or do_create_pool(admin, "default")
     _ensure_first_project(admin)
+    ensure_starter_templates()
     if local_node:
         _ensure_local_node(admin, pool, simulated_gpus)
         _ensure_local_environment(admin)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
+from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS, option_errors
 from portal.models import NodePool
 from portal.services.jobs.feasibility import InfeasibleReason
+from portal.services.jobs.launching import LaunchRequest, preview_ranks
 
 
 def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
@@ -13,9 +14,17 @@ def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | No
         return f"Choose one of {', '.join(LAUNCHERS)}."
     if launcher != "none" and workspace:
         return "A workspace runs the tool of its environment and has no launcher."
-    if launcher != "none" and elastic:
-        return f"{launcher} needs a fixed number of tasks; an elastic job has no launcher."
+    if launcher != "none" and elastic and not LAUNCHERS[launcher].elastic:
+        fitting = ", ".join(name for name, each in LAUNCHERS.items() if each.elastic)
+        return f"{launcher} needs a fixed number of tasks; an elastic job can use {fitting}, or no launcher."
     return None
+
+
+def launcher_options_error(request: LaunchRequest) -> str | None:
+    """Return why the launcher cannot start such a job with its options, or None; the launcher is valid."""
+    if errors := option_errors(LAUNCHERS[request.launcher].options, request.launcher_options):
+        return " ".join(errors)
+    return next((each.error for each in preview_ranks(request, 1) if each.error), None)
 
 
 def no_gang_network_reason(
@@ -32,7 +41,7 @@ def no_gang_network_reason(
     network = "no network between nodes" if pool else "a network between nodes"
     message = (
         f"With {launcher} its {tasks} tasks must reach each other, but {where} gangs {network}. Request one task"
-        + (f" with {gpus} GPUs on one node: {launcher} starts a process for each." if gpus else ".")
+        + (f" with {gpus} GPUs on one node." if gpus else ".")
     )
     return message, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
 from portal.access import Permission, can, require_permission
-from portal.domain.job_spec import JobSpec, field_errors, job_fields, placement_fields
+from portal.domain.job_spec import MAX_TASKS, JobSpec, field_errors, job_fields, placement_fields
 from portal.domain.reasons import EndReason
 from portal.domain.secrets import VARIABLE_NAME
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
@@ -22,7 +22,7 @@ from portal.selectors.jobs.rights import Requirement, job_denial, read_rights, u
 from portal.services.audit import record_action
 from portal.services.jobs import feasibility
 from portal.services.jobs.dependencies import dependency_errors, lock_dependencies
-from portal.services.jobs.gang_rules import launcher_error, no_gang_network_reason
+from portal.services.jobs.gang_rules import launcher_error, launcher_options_error, no_gang_network_reason
 from portal.services.lifecycle import job_control, suspension
 from portal.services.nodes.topologies import topology_constraint_error
 from portal.services.projects import secrets, volumes
@@ -62,6 +62,8 @@ def validate_request(user: User, request: JobRequest) -> None:
         request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
     ):
         wrong["launcher"] = fault
+    elif fault := launcher_options_error(request):
+        wrong["launcher_options"] = fault
     if request.topology_constraint and (fault := topology_constraint_error(request.topology_constraint)):
         wrong["topology_constraint"] = fault
     if fault := secrets.secret_references_error(request.env, request.secrets):
@@ -245,6 +247,8 @@ def _job_columns(request: JobRequest) -> dict[str, Any]:
     return columns | {
         "command": list(request.command),
         "env": dict(request.env),
+        "launcher_options": dict(request.launcher_options),
+        "rank_overrides": {rank: dict(variables) for rank, variables in request.rank_overrides.items()},
         "topology_constraint": dict(request.topology_constraint) if request.topology_constraint else None,
         "volumes": volumes.normalize_volume_references(request.volumes),
         "secrets": secrets.normalize_secret_references(request.secrets),
@@ -287,19 +291,35 @@ def _text_errors(request: JobRequest) -> dict[str, str]:
         wrong["command"] = f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."
     elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
         wrong["command"] = "The first argument is the program to run; it must not begin with - or [."
-    texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
-    if len(request.env) > MAX_VARIABLES:
-        wrong["env"] = f"There are more than {MAX_VARIABLES} variables."
-    elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        wrong["env"] = "The variables are longer than 128 KiB in total; put long values into a file."
-    for name, value in request.env.items():
-        if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            wrong["env"] = f"{name!r} is not a valid variable name with a string value."
-        elif len(value.encode()) > MAX_VARIABLE_BYTES:
-            wrong["env"] = f"{name} is longer than 32 KiB; put long values into a file."
-        elif RESERVED_VARIABLES.match(name):
-            wrong["env"] = f"{name} is set by Fairway and cannot be changed."
+    if fault := _variables_error(request.env):
+        wrong["env"] = fault
+    for rank, variables in request.rank_overrides.items():
+        if not str(rank).isdecimal() or not 0 <= int(rank) < (
+            MAX_TASKS if request.is_elastic else request.tasks
+        ):
+            wrong["rank_overrides"] = (
+                f"There is no rank {rank}; ranks are numbered from 0 to {request.tasks - 1}."
+            )
+        elif fault := _variables_error(variables):
+            wrong["rank_overrides"] = f"Rank {rank}: {fault}"
     return wrong
+
+
+def _variables_error(variables: Mapping[str, object]) -> str | None:
+    """Return what is wrong with the variables of a job, or None."""
+    texts = [(name, value) for name, value in variables.items() if isinstance(value, str)]
+    if len(variables) > MAX_VARIABLES:
+        return f"There are more than {MAX_VARIABLES} variables."
+    if sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
+        return "The variables are longer than 128 KiB in total; put long values into a file."
+    for name, value in variables.items():
+        if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
+            return f"{name!r} is not a valid variable name with a string value."
+        if len(value.encode()) > MAX_VARIABLE_BYTES:
+            return f"{name} is longer than 32 KiB; put long values into a file."
+        if RESERVED_VARIABLES.match(name):
+            return f"{name} is set by Fairway and cannot be changed."
+    return None
 
 
 def _number_errors(request: JobRequest) -> dict[str, str]:

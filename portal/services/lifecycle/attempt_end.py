@@ -93,10 +93,15 @@ def survives_without(
     """Return True if an attempt continues when these tasks (ids) end.
 
     Not if it must end anyway: a stop was requested, or one of its tasks has completed, which ends the others.
+    With a launcher rank 0 is where the other tasks meet.
     """
     if not job.is_elastic or attempt.stop_requested_at is not None or job.desired_state != DesiredState.RUN:
         return False
     if any(task.state == AttemptState.COMPLETED for task in tasks):
+        return False
+    if job.needs_rendezvous and not any(
+        task.rank == 0 and is_staying(task) and task.pk not in without for task in tasks
+    ):
         return False
     return surviving_tasks(tasks, without) >= job.required_tasks
 

@@ -37,6 +37,7 @@ from portal.services.lifecycle.job_control import (
     lock_live_attempts,
     request_stops,
 )
+from portal.services.lifecycle.rendezvous import join_rendezvous
 from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event, record_event
 from portal.services.lifecycle.transitions import transition_task
 
@@ -95,7 +96,8 @@ def scale_up_attempts(scale_ups: Sequence[NewTasks]) -> None:
     already allocated, Conflict if one is not healthy.
     """
     allocate_placements((each.attempt.job, each.placements) for each in scale_ups)
-    create_tasks(scale_ups, timezone.now())
+    created = create_tasks(scale_ups, timezone.now())
+    join_rendezvous((each.attempt, tasks) for each, tasks in zip(scale_ups, created, strict=True))
     events: list[JobEvent] = []
     news: list[TopicEvent] = []
     for each in scale_ups:

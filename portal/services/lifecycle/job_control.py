@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from django.db import transaction
 from django.db.models import Case, F, Value, When
@@ -159,8 +160,8 @@ def start_attempts(
         for each in starts
     )
     tasks = [NewTasks(attempt, each.placements) for attempt, each in zip(attempts, starts, strict=True)]
-    create_tasks(tasks, now)  # before the events: nodes are waiting, pages are not
-    rendezvous.create_rendezvous((each.attempt, [one.node for one in each.placements]) for each in tasks)
+    created = create_tasks(tasks, now)  # before the events: nodes are waiting, pages are not
+    rendezvous.create_rendezvous(zip(attempts, created, strict=True))
     JobVerdict.objects.filter(job__in=[each.job for each in starts]).delete()
     _set_running(starts, attempts, now)
     return attempts
@@ -176,8 +177,8 @@ def allocate_placements(placed: Iterable[tuple[Job, Sequence[RankPlacement]]]) -
     )
 
 
-def create_tasks(new: Sequence[NewTasks], now: dt.datetime) -> None:
-    """Create tasks whose GPUs are allocated, and notify their nodes."""
+def create_tasks(new: Sequence[NewTasks], now: dt.datetime) -> list[list[Task]]:
+    """Create tasks whose GPUs are allocated, and notify their nodes. Return the tasks of each in rank order."""
     placed = [
         (
             Task(
@@ -194,9 +195,10 @@ def create_tasks(new: Sequence[NewTasks], now: dt.datetime) -> None:
         for each in new
         for rank, placement in enumerate(each.placements, each.first_rank)
     ]
-    Task.objects.bulk_create(task for task, _, _ in placed)
+    rows = iter(Task.objects.bulk_create(task for task, _, _ in placed))
     create_allocations(placed, now)
     notify_nodes({task.node.public_id: ("start", task.attempt.job.public_id) for task, _, _ in placed})
+    return [list(islice(rows, len(each.placements))) for each in new]
 
 
 def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], now: dt.datetime) -> None:

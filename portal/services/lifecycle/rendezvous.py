@@ -5,13 +5,13 @@ Called in the transaction that starts attempts, and in the one that ends each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from django.db.models import Max
 from django.utils import timezone
 
-from agents.launchers import REQUIRES_RENDEZVOUS
+from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
 from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
 from portal.domain.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.domain.states import AttemptState, RuntimeKind
@@ -26,24 +26,70 @@ PORT_OPTION = "rendezvous_port"
 """Capability of agents that support gangs."""
 
 
-def create_rendezvous(placements: Iterable[tuple[Attempt, Sequence[Node]]]) -> None:
+def create_rendezvous(starts: Iterable[tuple[Attempt, Sequence[Task]]]) -> None:
     """Create the rendezvous of each gang, with a port of its own; no query if there is no gang.
 
-    ``placements`` are attempts with the nodes of their ranks, in rank order. Raise Conflict if a gang needs a
-    network that its pool does not allow, or if a node has no free port.
+    ``starts`` are attempts with their tasks in rank order. Raise Conflict if a gang needs a network that its
+    pool does not allow, or if a node has no free port.
     """
-    gangs = [(attempt, nodes) for attempt, nodes in placements if attempt.gang_start]
+    gangs = [(attempt, tasks) for attempt, tasks in starts if attempt.job.needs_rendezvous]
     if not gangs:
         return
-    ports = _FreePorts({nodes[0].pk for _, nodes in gangs})
-    rows = [row for attempt, nodes in gangs if (row := _plan_rendezvous(attempt, nodes, ports)) is not None]
-    Rendezvous.objects.bulk_create(rows)
+    ports = _FreePorts({task.node_id for _, tasks in gangs for task in tasks})
+    rows = []
+    for attempt, tasks in gangs:
+        if (row := _plan_rendezvous(attempt, [task.node for task in tasks], ports)) is not None:
+            rows.append((row, tasks))
+    Rendezvous.objects.bulk_create(row for row, _ in rows)
+    _assign_members(rows, ports)
+
+
+def join_rendezvous(growths: Iterable[tuple[Attempt, Sequence[Task]]]) -> None:
+    """Give tasks that are added to elastic attempts the addresses and ports that their launcher needs."""
+    growing = [(attempt, tasks) for attempt, tasks in growths if attempt.job.needs_rendezvous]
+    if not growing:
+        return
+    found = Rendezvous.objects.filter(attempt__in=[attempt for attempt, _ in growing]).select_related("node")
+    rows = {row.attempt_id: row for row in found}
+    added = [(rows[attempt.pk], tasks) for attempt, tasks in growing if attempt.pk in rows]
+    _assign_members(added, _FreePorts({task.node_id for _, tasks in added for task in tasks}))
 
 
 def release_rendezvous(attempt: Attempt) -> None:
     """Free the port and address of an ended attempt."""
-    if attempt.gang_start:
+    if attempt.job.needs_rendezvous:
         Rendezvous.objects.filter(attempt=attempt).update(live=False)
+
+
+def _assign_members(starts: Sequence[tuple[Rendezvous, Sequence[Task]]], ports: _FreePorts) -> None:
+    """Store address, ports and interface of each task, where its launcher uses them."""
+    changed: list[Task] = []
+    for row, tasks in starts:
+        launcher = LAUNCHERS[row.attempt.job.launcher]
+        if not launcher.needs_addresses:
+            continue
+        own_address = bool(row.network or not row.address)
+        numbers = {
+            name: ports.allocate_each([task.node for task in tasks], own_address) for name in launcher.ports
+        }
+        for position, task in enumerate(tasks):
+            task.gang_ports = {name: each[position] for name, each in numbers.items()}
+            task.gang_address = _member_address(row, task, {each.gang_address for each in changed})
+            changed.append(task)
+    if changed:
+        Task.objects.bulk_update(changed, ["gang_address", "gang_ports"])
+
+
+def _member_address(row: Rendezvous, task: Task, taken: Collection[str]) -> str:
+    """Return the address of a task as the others see it, none of ``taken``; blank if only its node knows it."""
+    if task.rank == 0 or not (row.network or row.node_network):
+        return row.address
+    if row.network:
+        return _address_in_engine_network(row.network, task.node, taken) or ""
+    found = task.node.gang_address(row.attempt.pool.fabric)
+    if found is None:
+        raise Conflict(f"{task.node.name} lacks the network of its pool.", code="no_gang_network")
+    return found.address
 
 
 def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
@@ -66,22 +112,25 @@ def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
 
 
 def _plan_rendezvous(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts) -> Rendezvous | None:
-    """Return None for a gang without a rendezvous: no network allowed, or an agent without support."""
+    """Return None for a gang without a rendezvous: no network allowed, or an agent without support.
+
+    Tasks of an elastic job may come to other nodes, so it uses their network even while it is on one node.
+    """
     first, pool = nodes[0], attempt.pool
     if not pool.allow_host_network and attempt.job.launcher in REQUIRES_RENDEZVOUS:
         raise Conflict(f"{pool.name} does not allow gangs the host network.", code="no_gang_network")
     if any(PORT_OPTION not in node.agent_info.get("capabilities", ()) for node in nodes):
         return None
-    network = _plan_network(pool, nodes)
+    network = _plan_network(pool, nodes, may_grow=attempt.job.is_elastic)
     if network is None:
         return None
     return Rendezvous(attempt=attempt, node=first, port=ports.allocate(first), **network)
 
 
-def _plan_network(pool: NodePool, nodes: Sequence[Node]) -> dict[str, Any] | None:
+def _plan_network(pool: NodePool, nodes: Sequence[Node], *, may_grow: bool) -> dict[str, Any] | None:
     """Return the network of a gang, as columns of its rendezvous; None if its nodes have none in common."""
     first = nodes[0]
-    if len({node.pk for node in nodes}) == 1:
+    if len({node.pk for node in nodes}) == 1 and not may_grow:
         plain = first.runtime == RuntimeKind.PROCESS.value
         interface = "lo" if plain else "eth0"
         return {"address": LOOPBACK if plain else "", "interfaces": {first.public_id: interface}}
@@ -102,23 +151,24 @@ def _plan_network(pool: NodePool, nodes: Sequence[Node]) -> dict[str, Any] | Non
         "address": here.address,
         "node_network": True,
         "interfaces": {node: each.interface for node, each in found.items() if each is not None},
-        "connectivity_check": all(
-            CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in nodes
-        ),
+        "connectivity_check": not may_grow
+        and all(CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in nodes),
     }
 
 
-def _address_in_engine_network(name: str, first: Node) -> str | None:
-    """Choose an address for rank 0 in a container engine network; None if its node does not report it."""
-    reported = (first.agent_info.get("networks") or {}).get(first.runtime) or ()
+def _address_in_engine_network(name: str, node: Node, taken: Collection[str] = ()) -> str | None:
+    """Choose an address for a task in a container engine network; None if its node does not report it."""
+    reported = (node.agent_info.get("networks") or {}).get(node.runtime) or ()
     network = next((each for each in reported if each["name"] == name), None)
-    return None if network is None else _next_free_address(name, allocatable_addresses(network))
+    return None if network is None else _next_free_address(name, allocatable_addresses(network), taken)
 
 
-def _next_free_address(network: str, addresses: Sequence[str]) -> str:
+def _next_free_address(network: str, addresses: Sequence[str], reserved: Collection[str]) -> str:
     """Return the next unused address, round-robin. Raise Conflict if there is none."""
     rows = Rendezvous.objects.filter(network=network, address__in=addresses)
-    taken = set(rows.filter(live=True).values_list("address", flat=True))
+    taken = {*rows.filter(live=True).values_list("address", flat=True), *reserved}
+    members = Task.objects.filter(gang_address__in=addresses, container_removed=False)
+    taken.update(members.values_list("gang_address", flat=True))
     last = rows.order_by("-pk").values_list("address", flat=True).first()
     begin = addresses.index(last) + 1 if last else 0
     turn = [*addresses[begin:], *addresses[:begin]]
@@ -134,6 +184,9 @@ class _FreePorts:
     def __init__(self, nodes: Iterable[int]) -> None:
         rows = Rendezvous.objects.filter(node__in=nodes)
         self._taken = set(rows.filter(live=True).values_list("node_id", "port"))
+        members = Task.objects.filter(node__in=nodes, container_removed=False).exclude(gang_ports={})
+        for node, ports in members.values_list("node_id", "gang_ports"):
+            self._taken.update((node, port) for port in ports.values())
         newest = rows.order_by().values("node_id").annotate(last=Max("pk")).values("last")
         self._last = dict(Rendezvous.objects.filter(pk__in=newest).values_list("node_id", "port"))
 
@@ -149,3 +202,23 @@ class _FreePorts:
                 self._last[node.pk] = port
                 return port
         raise Conflict(f"All rendezvous ports of {node.name} are in use.", code="no_port")
+
+    def allocate_each(self, nodes: Sequence[Node], own_address: bool) -> list[int]:
+        """Reserve a port for a task on each node, the same one where possible.
+
+        With ``own_address`` tasks share no address, so that one port of the first node serves all.
+        """
+        if own_address:
+            return [self.allocate(nodes[0])] * len(nodes)
+        found: list[int] = []
+        used: set[int] = set()
+        for node in nodes:
+            shared = (node.pk, found[0]) if found else None
+            first, last = node.agent_info.get("rendezvous_ports") or PORT_RANGE
+            if shared and node.pk not in used and shared not in self._taken and first <= found[0] <= last:
+                self._taken.add(shared)
+                found.append(found[0])
+            else:
+                found.append(self.allocate(node))
+            used.add(node.pk)
+        return found

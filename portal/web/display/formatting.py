@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import shlex
 import zoneinfo
+from collections.abc import Sequence
 
 from portal.domain.throughput import Layout
 
@@ -163,6 +165,11 @@ def plural(count: int, names: str) -> str:
     """Format as 1 node, 3 nodes; 1 time, 2 times for the names ``time,times``."""
     one, _, many = names.partition(",")
     return f"{count:,}{NBSP}{one if count == 1 else (many or one + 's')}"
+
+
+def shell_words(words: Sequence[str]) -> str:
+    """Return an argument list as it would be typed in a shell."""
+    return shlex.join(words)
 
 
 def short_digest(pin: str) -> str:

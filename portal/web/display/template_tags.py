@@ -42,6 +42,7 @@ for _name in (
     "layout_text",
     "gb",
     "milliseconds",
+    "shell_words",
     "short_digest",
     "metric_value",
 ):

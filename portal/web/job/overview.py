@@ -16,13 +16,14 @@ from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
-from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobState
+from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
 from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
     dependency_chain,
+    get_attempt,
     get_job,
     job_events,
     list_attempts,
@@ -34,6 +35,7 @@ from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensi
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
+from portal.services.jobs.launching import attempt_ranks
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
@@ -45,6 +47,7 @@ from portal.web.job.forecast_display import build_forecast_display
 from portal.web.views import page, render_live
 
 TIMELINE_EVENTS = 60
+SHOWN_RANKS = 16
 EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
 
 
@@ -298,16 +301,22 @@ def _default_log_task(attempt: Attempt | None) -> Task | None:
 def request_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Show environment and configuration: the request, and each attempt."""
     found = get_job(user, public_id)
+    context = job_page_context(user, found)
+    last: Attempt | None = context["last"]
+    ranks = []
+    if last is not None and context["may_control"] and found.kind != JobKind.WORKSPACE.value:
+        ranks = attempt_ranks(get_attempt(found, last.number), 0, SHOWN_RANKS)
     shown = {
         "tab": "run",
         "request_rows": request_rows(found),
+        "ranks": ranks,
         **private_fields(user, found)._asdict(),
     }
-    return render(request, "job/request.html", job_page_context(user, found) | shown)
+    return render(request, "job/request.html", context | shown)
 
 
 SHOWN_ELSEWHERE = {
-    "name", "kind", "command", "env", "volumes", "secrets", "held", "ignore_dependency_failure",
+    "name", "kind", "command", "env", "rank_overrides", "volumes", "secrets", "held", "ignore_dependency_failure",
 }  # fmt: skip
 """Fields of the request that other parts of the job's pages show."""
 

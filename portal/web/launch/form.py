@@ -13,7 +13,7 @@ from django.http import QueryDict
 
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
-from portal.domain.job_spec import job_fields
+from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
 from portal.domain.sweeps import (
     SEARCHER_LABELS,
@@ -30,6 +30,7 @@ from portal.services.jobs.submission import JobRequest
 from portal.web.display.formatting import MAX_DIGITS
 from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.data_fields import DataForm
+from portal.web.launch.launcher_fields import build_launcher_fields, launcher_options, option_field_name
 from portal.web.launch.spec_fields import build_spec_fields, request_values
 
 SHELL = ["/bin/sh", "-c"]
@@ -41,12 +42,9 @@ KINDS = [
     (JobKind.TRAINING.value, "Job"),
 ]
 RECENT_JOBS = 8
-LAUNCHER_LABELS = {
-    "none": "none: RANK, WORLD_SIZE and the like",
-    "torchrun": "torchrun: a process for each GPU",
-}
 _REQUEST_VALUES = (
     "project", "environment", "pool", "template", "topology_constraint", "command", "env", "volumes",
+    "rank_overrides",
 )  # fmt: skip
 WHOLE_MILLI = 1000
 GPU_FRACTIONS = [(WHOLE_MILLI, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
@@ -146,8 +144,13 @@ class LaunchForm(DataForm):
     )
     launcher = forms.ChoiceField(
         label="Launcher", required=False, widget=select_input(), initial="none",
-        choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
+        choices=[(name, each.label) for name, each in LAUNCHERS.items()],
         help_text="How tasks find each other.",
+    )  # fmt: skip
+    rank_overrides = forms.CharField(
+        label="Variables of single ranks", max_length=65536, required=False,
+        widget=text_area(2, placeholder="3 NAME=value", spellcheck="false"),
+        help_text="One RANK NAME=value per line; it overrides the variable of the launcher, shown in the review.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
@@ -167,7 +170,8 @@ class LaunchForm(DataForm):
 
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
-        self.fields |= build_spec_fields(self.request_type) | build_spec_fields(SweepSpec)
+        self.fields |= build_spec_fields(self.request_type) | build_launcher_fields()
+        self.fields |= build_spec_fields(SweepSpec)
         self.fields["searcher"] = forms.ChoiceField(
             label="Array or sweep", required=False, widget=select_input(),
             choices=[("", "No: one job"), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
@@ -217,6 +221,15 @@ class LaunchForm(DataForm):
     def opens_software(self) -> bool:
         """True if the folded section has variables or an error."""
         return bool(self["env"].value()) or any(field.errors for field in self.software_fields)
+
+    @property
+    def launcher_fields(self) -> list[tuple[str, list[forms.BoundField]]]:
+        """Return the fields of each launcher that has options."""
+        return [
+            (name, [self[option_field_name(name, option.name)] for option in each.options])
+            for name, each in LAUNCHERS.items()
+            if each.options
+        ]
 
     @property
     def jobs_only_names(self) -> set[str]:
@@ -300,6 +313,17 @@ class LaunchForm(DataForm):
             found[name.strip()] = value.strip()
         return found
 
+    def clean_rank_overrides(self) -> dict[str, dict[str, str]]:
+        """Convert RANK NAME=value lines to the API's format."""
+        found: dict[str, dict[str, str]] = {}
+        for line in filter(None, map(str.strip, self.cleaned_data["rank_overrides"].splitlines())):
+            rank, _, variable = line.partition(" ")
+            name, sign, value = variable.partition("=")
+            if not sign or not rank.isdecimal() or len(rank) > MAX_DIGITS:
+                raise forms.ValidationError(f"“{line[:40]}” is not RANK NAME=value.")
+            found.setdefault(str(int(rank)), {})[name.strip()] = value.strip()
+        return found
+
     def clean_dependency_ids(self) -> list[Job]:
         keys = re.split(r"[\s,;]+", self.cleaned_data["dependency_ids"].strip())
         keys = list(dict.fromkeys(key for key in keys if key))
@@ -328,6 +352,7 @@ class LaunchForm(DataForm):
         data = self.cleaned_data
         values = request_values(self.request_type, data)
         values |= {name: data[name] for name in _REQUEST_VALUES}
+        values["launcher_options"] = launcher_options(data.get("launcher") or JobSpec.launcher, data)
         if values["gpus_per_task"] != 1 or values["mig_profile"]:
             values["milli_per_gpu"] = WHOLE_MILLI
         if values["kind"] == JobKind.WORKSPACE.value:

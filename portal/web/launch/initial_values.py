@@ -20,14 +20,16 @@ from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
 from portal.web.launch.form import SHELL
+from portal.web.launch.launcher_fields import launcher_option_values
 from portal.web.launch.spec_fields import form_values
 
 
 def initial_from_job(user: User, job: Job) -> dict[str, Any]:
     """Return a job as form values; variables and secrets only where the user may read them."""
     private = private_fields(user, job)
-    env, secrets = private.env or {}, private.secrets or []
-    fields = {name: getattr(job, name) for name in job_fields()} | {"env": env, "secrets": secrets}
+    shown = {"env": private.env or {}, "secrets": private.secrets or []}
+    shown["rank_overrides"] = private.rank_overrides or {}
+    fields = {name: getattr(job, name) for name in job_fields()} | shown
     return {
         "project": job.project.public_id,
         "environment": job.environment.public_id,
@@ -62,6 +64,13 @@ def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["command"] = command[2] if is_script else shlex.join(command)
     if isinstance(fields.get("env"), dict):
         found["env"] = "\n".join(f"{name}={value}" for name, value in fields["env"].items())
+    found |= launcher_option_values(fields.get("launcher"), fields.get("launcher_options"))
+    if isinstance(fields.get("rank_overrides"), dict):
+        found["rank_overrides"] = "\n".join(
+            f"{rank} {name}={value}"
+            for rank, variables in fields["rank_overrides"].items()
+            for name, value in variables.items()
+        )
     if isinstance(fields.get("volumes"), list):
         found["volumes"] = format_volumes(each for each in fields["volumes"] if isinstance(each, dict))
     if isinstance(fields.get("secrets"), list):

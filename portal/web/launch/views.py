@@ -35,6 +35,7 @@ from portal.selectors.nodes.nodes import list_templates
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
+from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.sweeps.sweeps import do_create_sweep
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
@@ -50,6 +51,8 @@ from portal.web.launch.preview import LaunchPreview, preview_launch, preview_uns
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
+PREVIEW_RANKS = 16
+MAX_TEMPLATES = 30
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
 NAME_PREFIXES = {
@@ -183,7 +186,7 @@ def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> di
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
-        "templates": list_templates(user).order_by("title")[:12],
+        "templates": list_templates(user).order_by("title")[:MAX_TEMPLATES],
         "projects_missing": not launchable_projects(user).exists(),
     }
 
@@ -236,6 +239,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         ],
         "as_rest": rest_example(*_example(request, form)) if request else "",
         "as_yaml": yaml_example(_example(request, form)[1]) if request else "",
+        "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
     }
 
 

@@ -1,0 +1,185 @@
+"""How the ranks of a job are launched: its gang from rows, and command, variables and files of each rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agents.keys import derive_ssh_keys
+from agents.launchers import (
+    LAUNCHERS,
+    WORKER,
+    GangMember,
+    GangShape,
+    LaunchSpec,
+    RankNetwork,
+    RendezvousPoint,
+    SshKeys,
+    equal_members,
+    launch_rank,
+)
+from agents.node.spec.task_spec import (
+    RANK0_ADDRESS_PLACEHOLDER,
+    SECRETS_PLACEHOLDER,
+    address_placeholder,
+)
+from portal.domain.job_spec import JobSpec
+from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
+from portal.models import Attempt, Job, Rendezvous, Task
+from portal.services.lifecycle.rendezvous import PORT_RANGE
+from portal.services.workspaces.access import decrypt_attempt_secret
+
+_ADDRESS = re.compile(r"\{fairway:address:([0-9]+)\}")
+_PREVIEW_KEYS = SshKeys("", "<public key>", "", "<host key>")
+
+
+LaunchRequest = Job | JobSpec
+"""A launch depends on the same fields of a job and of a request for one."""
+
+
+@dataclass(frozen=True)
+class RankLaunch:
+    """What one rank runs, for display. ``files``: content by name, None for private ones.
+
+    ``error``: why there is nothing to show.
+    """
+
+    rank: int
+    role: str
+    node: str = ""
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] | None = None
+    files: Mapping[str, str | None] | None = None
+    error: str = ""
+
+
+def needs_ssh_keys(job: Job) -> bool:
+    """Return True if the tasks of the job log in to each other."""
+    return job.needs_rendezvous and LAUNCHERS[job.launcher].uses_ssh
+
+
+def attempt_keys(attempt: Attempt) -> SshKeys | None:
+    """Return the SSH keys of a job's attempt; None if its launcher uses none. Only for its nodes."""
+    if not attempt.secret or attempt.job.kind == JobKind.WORKSPACE.value:
+        return None
+    return derive_ssh_keys(decrypt_attempt_secret(attempt))
+
+
+def attempt_gang(attempt: Attempt, keys: SshKeys | None) -> GangShape:
+    """Return the gang of an attempt; reads its tasks where the launcher needs their addresses."""
+    job = attempt.job
+    row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    if row is None or not job.needs_rendezvous:
+        return _gang(job, equal_members(job.tasks, job.gpus_per_task), None)
+    first = RANK0_ADDRESS_PLACEHOLDER if job.launcher == JobSpec.launcher else address_placeholder(0)
+    meeting = RendezvousPoint(row.address or first, row.port)
+    name = f"{job.public_id}-{attempt.number}"
+    if not LAUNCHERS[job.launcher].needs_addresses:
+        return _gang(job, equal_members(job.tasks, job.gpus_per_task), meeting, name)
+    tasks = attempt.task_rows.order_by("rank")
+    if job.is_elastic:
+        tasks = tasks.filter(state__in=LIVE_ATTEMPT_STATES, eviction_requested_at__isnull=True)
+    return _gang(job, tuple(_member(job, task) for task in tasks), meeting, name, keys)
+
+
+def _member(job: Job, task: Task) -> GangMember:
+    address = task.gang_address or address_placeholder(task.rank)
+    return GangMember(task.rank, WORKER, task.rank, address, task.gang_ports, job.gpus_per_task)
+
+
+def _gang(
+    job: LaunchRequest,
+    members: tuple[GangMember, ...],
+    meeting: RendezvousPoint | None,
+    name: str = "job",
+    keys: SshKeys | None = None,
+) -> GangShape:
+    elastic = job.is_elastic and job.launcher != JobSpec.launcher
+    smallest, largest = (job.min_tasks, job.tasks) if elastic else (None, None)
+    return GangShape(members, meeting, smallest, largest, name, keys)
+
+
+def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:
+    """Return what a rank runs, with its overrides. Raise ValueError if its launcher misses something.
+
+    Tools of workspaces have no launcher, and tasks of an elastic job without one work alone.
+    """
+    if job.kind == JobKind.WORKSPACE.value:
+        return LaunchSpec(tuple(command))
+    if job.is_elastic and job.launcher == JobSpec.launcher:
+        launch = LaunchSpec(tuple(command))
+    else:
+        launch = launch_rank(job.launcher, gang, rank, command, job.launcher_options)
+    overrides = job.rank_overrides.get(str(rank.number), {})
+    return replace(launch, environment={**launch.environment, **overrides})
+
+
+def rank_network(rank: int, row: Rendezvous | None, node_id: str) -> RankNetwork:
+    """Return interface and adapters of a rank on the node with this public id."""
+    if row is None:
+        return RankNetwork(rank)
+    return RankNetwork(rank, row.interfaces.get(node_id), row.adapters or None)
+
+
+def preview_ranks(request: LaunchRequest, limit: int) -> list[RankLaunch]:
+    """Return the launch of the first ranks of a request, before addresses and ports are known."""
+    if request.kind == JobKind.WORKSPACE.value or not request.command:
+        return []
+    launcher = LAUNCHERS[request.launcher]
+    several = request.tasks > 1
+    ports = dict.fromkeys(launcher.ports, PORT_RANGE[0] + 1)
+    members = equal_members(
+        request.tasks,
+        request.gpus_per_task,
+        [address_placeholder(rank) for rank in range(request.tasks)] if several else (),
+        [ports] * request.tasks,
+    )
+    meeting = RendezvousPoint(address_placeholder(0), PORT_RANGE[0]) if several else None
+    gang = _gang(request, members, meeting, keys=_PREVIEW_KEYS)
+    return [
+        _represent(request, gang, RankNetwork(rank, "<interface>" if several else None))
+        for rank in range(min(request.tasks, limit))
+    ]
+
+
+def attempt_ranks(attempt: Attempt, first: int, limit: int) -> list[RankLaunch]:
+    """Return the launch of some tasks of an attempt, in rank order; private files have no content."""
+    row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    gang = attempt_gang(attempt, _PREVIEW_KEYS)
+    known = {each.rank for each in gang.members}
+    found = []
+    for task in attempt.task_rows.select_related("node").order_by("rank")[first : first + limit]:
+        if attempt.job.is_elastic and attempt.job.launcher != JobSpec.launcher and task.rank not in known:
+            found.append(RankLaunch(task.rank, WORKER, task.node.name, error="It has left the job."))
+            continue
+        network = rank_network(task.rank, row, task.node.public_id)
+        found.append(replace(_represent(attempt.job, gang, network), node=task.node.name))
+    return found
+
+
+def _represent(job: LaunchRequest, gang: GangShape, rank: RankNetwork) -> RankLaunch:
+    role = next((each.role for each in gang.members if each.rank == rank.number), WORKER)
+    try:
+        launch = launch_task(job, gang, rank, list(job.command))
+    except ValueError as error:
+        return RankLaunch(rank.number, role, error=f"{str(error)[:1].upper()}{str(error)[1:]}.")
+    return RankLaunch(
+        rank.number,
+        role,
+        command=[_readable(word) for word in launch.command],
+        environment={
+            name: _readable(text) for name, text in sorted((launch.defaults | launch.environment).items())
+        },
+        files={
+            name: None if file.private else _readable(file.content)
+            for name, file in sorted(launch.files.items())
+        },
+    )
+
+
+def _readable(text: str) -> str:
+    """Return a text with placeholders as a reader understands them."""
+    text = text.replace(SECRETS_PLACEHOLDER, "$FAIRWAY_SECRETS")
+    text = text.replace(RANK0_ADDRESS_PLACEHOLDER, "<address of rank 0>")
+    return _ADDRESS.sub(r"<address of rank \1>", text)

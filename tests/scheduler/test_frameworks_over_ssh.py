@@ -1,0 +1,116 @@
+"""The starter templates of launchers on two nodes with real SSH, podman and the CPU builds of the frameworks."""
+
+from __future__ import annotations
+
+import pytest
+
+from portal.models import Job, NodePool
+from portal.services.cluster.starter_templates import STARTER_TEMPLATES
+from portal.services.jobs.submission import do_cancel_job
+from tests.rig.images import RigImage, rig_image
+from tests.scheduler.test_launchers_over_ssh import finish
+from tests.two_rig_nodes import submit, two_rig_nodes, wait_until
+
+pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
+
+STARTERS = {each.name: each.fields for each in STARTER_TEMPLATES}
+
+
+@pytest.fixture
+def dataset_with(make_rig, rig_cluster, settings, tmp_path):
+    def make(image: RigImage, gpus: int = 2) -> dict:
+        stores = [[image.store]] * 2
+        dataset = two_rig_nodes(make_rig, rig_cluster, image, stores, settings, tmp_path, gpus=gpus)
+        NodePool.objects.update(allow_host_network=True)
+        return dataset
+
+    return make
+
+
+def start(dataset, name: str, **fields) -> Job:
+    """Submit a starter template; pretend GPUs are no devices, so that each framework uses its CPU."""
+    sizes = {"memory_mib": 1500, "shm_mib": 128, "env": {}}
+    request = {**sizes, **STARTERS[name], **fields}
+    request["env"] = {"OMP_NUM_THREADS": "1", **request["env"]}
+    command = request.pop("command")
+    command = ["python3", *command[1:]] if command[0] == "python" else command
+    return submit(dataset, *command, **request)
+
+
+def done(dataset, job: Job) -> list[str]:
+    """Return what the ranks of a completed job printed when they were done, sorted."""
+    logs = finish(dataset, job, within_s=240)
+    return sorted(
+        line.partition("done:")[2].strip() for log in logs for line in log.splitlines() if "done:" in line
+    )
+
+
+@pytest.fixture
+def torch(dataset_with) -> dict:
+    return dataset_with(rig_image("tiny", also="torch==2.13.0 numpy accelerate jax"))
+
+
+@pytest.mark.parametrize("name", ["torch-ddp", "torch-fsdp"])
+def test_torchrun(torch, name: str) -> None:
+    lines = done(torch, start(torch, name, gpus_per_task=2))
+    assert [line.partition(" loss")[0] for line in lines] == [f"rank {rank} of 4" for rank in range(4)], lines
+
+
+def test_torchrun_with_the_rendezvous_c10d(torch) -> None:
+    options = {"rendezvous": "c10d", "max_restarts": 2}
+    assert len(done(torch, start(torch, "torch-ddp", gpus_per_task=2, launcher_options=options))) == 4
+
+
+def test_pipeline_schedules_have_equal_losses(torch) -> None:
+    losses = {}
+    for schedule in ("gpipe", "1f1b"):
+        stages = done(torch, start(torch, "torch-pipeline", gpus_per_task=1, env={"SCHEDULE": schedule}))
+        assert [line.partition(" loss")[0] for line in stages] == ["stage 0 of 2", "stage 1 of 2"]
+        losses[schedule] = float(stages[1].rpartition(" ")[2])
+    assert losses["gpipe"] == pytest.approx(losses["1f1b"], rel=1e-4)
+
+
+def test_data_parallel(torch) -> None:
+    assert done(torch, start(torch, "data-parallel"))[0].startswith("loss")
+
+
+def test_torchrun_elastic_grows_while_it_runs(torch) -> None:
+    """It starts with the one node that is free, and goes on with four processes when the other one is."""
+    block = submit(torch, "sleep", "600", gpus_per_task=2)
+    wait_until(torch, lambda: block.attempts.filter(state="RUNNING").exists(), block)
+    program = STARTERS["torch-elastic"]["command"][2].replace(
+        "range(20)", "range(20 if dist.get_world_size() == 4 else 10**6)"
+    )
+    job = start(
+        torch, "torch-elastic", command=["python3", "-c", program], tasks=2, min_tasks=1, gpus_per_task=2,
+        launcher_options={"max_restarts": 10},
+    )  # fmt: skip
+    wait_until(torch, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=120)
+    assert job.attempts.get().task_rows.count() == 1
+    do_cancel_job(torch["owner"], block)
+    lines = done(torch, job)
+    assert [line.partition(" loss")[0] for line in lines] == [f"rank {rank} of 4" for rank in range(4)], lines
+
+
+def test_accelerate(torch) -> None:
+    processes = done(torch, start(torch, "accelerate", gpus_per_task=0))
+    assert processes == ["process 0 of 2", "process 1 of 2"]
+
+
+def test_jax(torch) -> None:
+    assert done(torch, start(torch, "jax", env={"JAX_PLATFORMS": "cpu"})) == [
+        "process 0 of 2 sum 3.0",
+        "process 1 of 2 sum 3.0",
+    ]
+
+
+def test_ray(dataset_with) -> None:
+    dataset = dataset_with(rig_image("tiny", also="ray==2.60.0"))
+    assert done(dataset, start(dataset, "ray", gpus_per_task=2)) == ["285 on 2 nodes"]
+
+
+def test_tensorflow(dataset_with) -> None:
+    dataset = dataset_with(rig_image("tiny", also="tensorflow-cpu==2.21.0"))
+    assert done(dataset, start(dataset, "tf-mirrored")) == ["1 replicas"]
+    assert done(dataset, start(dataset, "tf-multi-worker")) == ["2 replicas"] * 2
+    assert done(dataset, start(dataset, "tf-parameter-server")) == ["weight 0.8"]
