@@ -43,6 +43,9 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
         ("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE
     )
     | dict.fromkeys(("env", "secrets"), CONTROLLERS),
+    models.Sweep: dict.fromkeys(("name", "message", "metric", "parameters", "points"), INSIDE)
+    | {"job": CONTROLLERS},
+    models.Trial: dict.fromkeys(("message", "parameters"), INSIDE),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE},
     models.Task: {"status_message": INSIDE},
@@ -116,6 +119,8 @@ OTHERS: dict[str, str] = {
     "JobSignal": "signal",
     "MagicLink": "code_sha256",
     "JobVerdict": "code jobs_ahead",
+    "Sweep": "searcher direction state",
+    "Trial": "state search_state",
     "Task": "state container ports eviction_reason",
     "Template": "kind",
     "SchedulerCounters": "counts",
@@ -265,7 +270,11 @@ def _text_for(column: str, row: Any, word: str) -> Any:
         "path": f"/{word}",
         "suggestion": {"kind": "x", "message": word, "fields": {}},
         "fields": {"env": {"WORD": word}},
+        "job": {"name": "n", "command": ["true"], "env": {"WORD": word}},
+        "points": [{"lr": word}],
     }
+    if column == "parameters":
+        return {"lr": [0.1, word]} if isinstance(row, models.Sweep) else {"lr": 0.1, "note": word}
     if column == "command" and row.kind == "workspace":
         return []
     if column in ("details", "before", "after"):
