@@ -81,7 +81,7 @@ def sweeps(request: HttpRequest, user: User) -> HttpResponse:
             if view == "active"
             else rows.exclude(state__in=ACTIVE_STATES)
         )
-    listed = _listed(request, rows)
+    listed = _listed(request, rows.order_by("-id"))
     shown = [
         {"sweep": row, "symbol": STATE_DISPLAY[SweepState(row.state)], "best": best_value(row)}
         for row in listed.object_list

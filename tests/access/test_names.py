@@ -44,6 +44,9 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
         INSIDE,
     )
     | dict.fromkeys(("env", "secrets", "rank_overrides"), CONTROLLERS),
+    models.Sweep: dict.fromkeys(("name", "message", "metric", "parameters", "points"), INSIDE)
+    | {"job": CONTROLLERS},
+    models.Trial: dict.fromkeys(("message", "parameters"), INSIDE),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE, "failure_line": INSIDE},
     models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
@@ -121,6 +124,8 @@ OTHERS: dict[str, str] = {
     "MagicLink": "code_sha256",
     "JobVerdict": "code jobs_ahead",
     "Task": "state container ports gang_address gang_ports eviction_reason",
+    "Sweep": "searcher direction state",
+    "Trial": "state search_state",
     "Template": "kind",
     "SchedulerCounters": "counts",
     "OrphanContainer": "name job gpus ports decision",
@@ -271,7 +276,11 @@ def _text_for(column: str, row: Any, word: str) -> Any:
         "path": f"/{word}",
         "suggestion": {"kind": "x", "message": word, "fields": {}},
         "fields": {"env": {"WORD": word}},
+        "job": {"name": "n", "command": ["true"], "env": {"WORD": word}},
+        "points": [{"lr": word}],
     }
+    if column == "parameters":
+        return {"lr": [0.1, word]} if isinstance(row, models.Sweep) else {"lr": 0.1, "note": word}
     if column == "command" and row.kind == "workspace":
         return []
     if column in ("details", "before", "after"):

@@ -10,7 +10,7 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import visible_environments, visible_projects
+from portal.access import Permission, can, visible_environments, visible_projects
 from portal.api.framework.pagination import OLDEST
 from portal.api.framework.request_parsing import (
     StrictBooleanField,
@@ -74,11 +74,14 @@ class Sweep(ResponseSerializer):
 
 
 class SweepDetail(Sweep):
-    """A sweep with its job and search space."""
+    """A sweep with its job and search space. The context says whether the reader may control it."""
 
     environment = Reference()
     pool = Reference(allow_null=True)
-    job = serializers.DictField(help_text="Fields of the job request, with placeholders in the command.")
+    job = serializers.DictField(
+        help_text="Fields of the job request, with placeholders in the command; variables and secrets only for "
+        "users who may control it."
+    )
     parameters = serializers.DictField()
     points = serializers.ListField(child=serializers.DictField(), help_text="Trials of a list.")
     max_steps = serializers.IntegerField(allow_null=True)
@@ -88,6 +91,11 @@ class SweepDetail(Sweep):
     population = serializers.IntegerField()
     seed = serializers.IntegerField()
     reads_environment = serializers.BooleanField()
+
+    @staticmethod
+    def get_job(row: SweepRow, may_control: bool) -> dict[str, Any]:
+        hidden = () if may_control else ("env", "secrets")
+        return {name: value for name, value in row.job.items() if name not in hidden}
 
 
 class Trial(ResponseSerializer):
@@ -188,7 +196,8 @@ class ReportsBody(StrictSerializer):
 
 
 def _represent(user: User, sweep: SweepRow, _result: object = None) -> dict[str, Any]:
-    return SweepDetail.represent(get_sweep(user, sweep.public_id))
+    row = get_sweep(user, sweep.public_id)
+    return SweepDetail.represent(row, can(user, Permission.CONTROL, row))
 
 
 def _sweep_arguments(user: User, given: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +275,7 @@ class SweepImportView(SignedInView):
 class SweepView(SignedInView):
     @operation("sweeps_get", "Get a sweep", tag="sweeps", scope=Scope.READ, response=SweepDetail)
     def get(self, request: Request, sweep: str) -> HttpResponse:
-        return self.json_response(SweepDetail.represent(get_sweep(self.user, sweep)))
+        return self.json_response(_represent(self.user, get_sweep(self.user, sweep)))
 
     @operation(
         "sweeps_change",

@@ -1,0 +1,177 @@
+"""Sweeps in the browser: launched from the form, shown with trials and charts, changed, stopped and imported."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from portal.models import Job, Sweep, Trial, TrialReport
+from portal.services.sweeps.advance import advance_sweep
+from portal.services.sweeps.reports import record_reports
+from tests.web.test_pages import count
+
+ASHA = {
+    "command": "train --lr {lr} --opt {opt}",
+    "searcher": "asha",
+    "sweep_parameters": "lr = 1e-4..1e-1 log\nopt = sgd, adam",
+    "metric": "loss",
+    "max_trials": "30",
+    "max_parallel": "25",
+    "max_steps": "27",
+}
+EXPERIMENT = """
+name: mnist
+entrypoint: python3 train.py
+hyperparameters: {lr: {type: double, minval: 0.1, maxval: 0.5}}
+searcher: {name: random, metric: loss, max_trials: 3}
+workspace: x
+"""
+
+
+@pytest.fixture
+def sweep(dataset: Any, client_of: Any, typed: dict[str, str]) -> Sweep:
+    """A sweep with 25 trials; those with an even number have reported, and four have ended."""
+    answer = client_of("member").post(reverse("launch"), typed | ASHA)
+    found = Sweep.objects.get()
+    assert answer.status_code == 302 and answer["Location"] == reverse("sweep", args=[found.public_id])
+    advance_sweep(found.public_id)
+    for trial in found.trials.filter(number__in=range(0, 25, 2)):
+        record_reports(trial.job_id, [(1.0, 0.9), (2.0, 0.5 + trial.number / 100)])
+    Trial.objects.filter(number__in=(0, 2, 4, 6)).update(state="COMPLETED")
+    Trial.objects.filter(number=8).update(state="PRUNED", message="Its loss is not among the best.")
+    return found
+
+
+def page_of(client: Any, address: str) -> str:
+    answer = client.get(address)
+    assert answer.status_code == 200
+    return html.unescape(answer.content.decode())
+
+
+def test_the_form_creates_a_sweep_as_typed(sweep: Sweep) -> None:
+    assert (sweep.searcher, sweep.metric, sweep.max_trials, sweep.max_steps) == ("asha", "loss", 30, 27)
+    assert sweep.parameters == {
+        "lr": {"low": 1e-4, "high": 0.1, "log": True},
+        "opt": {"choices": ["sgd", "adam"]},
+    }
+    job = sweep.trials.get(number=0).job
+    assert job.command[:2] == ["train", "--lr"] and job.command[4] in ("sgd", "adam")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sweep_parameters": "lr"}, "“lr” is not NAME = LOW..HIGH"),
+        ({"sweep_parameters": ""}, "Name at least one parameter."),
+        ({"sweep_parameters": "lr = 1..2"}, "uses {opt}, which is no parameter of the sweep"),
+        ({"max_steps": ""}, "needs the number of steps of a trial"),
+        ({"max_parallel": "0"}, "Must be at least 1."),
+        ({"searcher": "list", "sweep_parameters": "lr=1\nopt=2"}, "Point 1 does not have"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_on_the_form(
+    client_of: Any, typed: dict[str, str], fields: dict[str, str], message: str
+) -> None:
+    answer = client_of("member").post(reverse("launch"), typed | ASHA | fields)
+    assert answer.status_code == 400 and message in html.unescape(answer.content.decode())
+    assert not Sweep.objects.exists() and not Job.objects.filter(name__startswith="my run").exists()
+
+
+def test_the_preview_shows_the_sweep_for_scripts(client_of: Any, typed: dict[str, str]) -> None:
+    answer = client_of("member").post(reverse("launch-check"), typed | ASHA)
+    shown = html.unescape(answer.content.decode())
+    assert "POST /api/v1/sweeps" in shown and '"searcher": "asha"' in shown and 'metric: "loss"' in shown
+
+
+def test_a_form_without_a_searcher_submits_one_job(client_of: Any, typed: dict[str, str]) -> None:
+    client_of("member").post(reverse("launch"), typed | {"command": "train {lr}"})
+    assert Job.objects.get(name="my run").command == ["train", "{lr}"] and not Sweep.objects.exists()
+
+
+def test_the_page_shows_trials_charts_and_importance(sweep: Sweep, client_of: Any) -> None:
+    page = page_of(client_of("member"), reverse("sweep", args=[sweep.public_id]))
+    assert "5 of 30 ended" in page and "20 of at most 25" in page
+    for heading in ("Best so far", "Learning curves", "Parameters and loss", "Importance", "Page 1 of 2"):
+        assert heading in page
+    assert len(re.findall(r'class="dot"><title>Trial \d+: 0\.', page)) == 13
+    assert "1e-4" not in page and "0.0001..0.1 log" in page
+    assert "Its loss is not among the best." in page and "best so far" in page
+
+
+def test_trials_are_sorted_filtered_and_paged(sweep: Sweep, client_of: Any) -> None:
+    address, client = reverse("sweep", args=[sweep.public_id]), client_of("member")
+
+    def numbers(query: str) -> list[int]:
+        page = page_of(client, f"{address}?{query}")
+        return [int(each) for each in re.findall(r'<tr>\s*<td class="fw-num">(\d+)</td>', page)]
+
+    assert numbers("") == list(range(20)) and numbers("page=2") == list(range(20, 25))
+    assert numbers("order=value")[:3] == [0, 2, 4] and numbers("order=-value")[:2] == [24, 22]
+    assert numbers("state=COMPLETED") == [0, 2, 4, 6] and numbers("state=nothing&page=x&order=y")[:2] == [
+        0,
+        1,
+    ]
+
+
+def test_a_sweep_without_values_says_what_is_missing(client_of: Any, typed: dict[str, str]) -> None:
+    client_of("member").post(reverse("launch"), typed | ASHA)
+    page = page_of(client_of("member"), reverse("sweep", args=[Sweep.objects.get().public_id]))
+    assert "No values yet" in page and "No trials here" in page
+
+
+def test_the_number_of_queries_does_not_depend_on_the_trials(sweep: Sweep, client_of: Any) -> None:
+    address, client = reverse("sweep", args=[sweep.public_id]), client_of("member")
+    few = Trial.objects.filter(number__gt=8)
+    before = count(client, address)
+    TrialReport.objects.filter(trial__in=few).delete()
+    few.delete()
+    assert count(client, address) == before
+
+
+def test_its_owner_pauses_resumes_changes_and_stops_it(sweep: Sweep, client_of: Any) -> None:
+    client = client_of("member")
+    for act, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
+        if act == "stop":
+            client.post(
+                reverse("change-sweep", args=[sweep.public_id]), {"max_parallel": "3", "max_trials": "40"}
+            )
+        client.post(reverse(f"{act}-sweep", args=[sweep.public_id]))
+        sweep.refresh_from_db()
+        assert sweep.state == state
+    assert (sweep.max_parallel, sweep.max_trials) == (3, 40)
+    answer = client.post(
+        reverse("change-sweep", args=[sweep.public_id]), {"max_parallel": "many"}, follow=True
+    )
+    assert "Must be between 1 and 1000." in answer.content.decode()
+    page = page_of(client, reverse("sweep", args=[sweep.public_id]))
+    assert "Stop all trials" not in page and "Stopped by m-okafor." in page
+
+
+def test_the_list_shows_active_and_ended_sweeps_of_the_project(sweep: Sweep, client_of: Any) -> None:
+    assert "No sweeps yet" in page_of(client_of("stranger"), reverse("sweeps"))
+    client = client_of("member")
+    assert "5 of 30" in page_of(client, reverse("sweeps"))
+    assert sweep.public_id in page_of(client, reverse("sweeps") + "?state=active")
+    assert "No such sweeps" in page_of(client, reverse("sweeps") + "?state=ended")
+
+
+def test_an_experiment_file_is_checked_and_then_imported(dataset: Any, client_of: Any) -> None:
+    client, where = client_of("member"), reverse("import-sweep")
+    rows = {
+        "project": dataset.projects["vision"].public_id,
+        "environment": dataset.environments["batch"].public_id,
+        "experiment": EXPERIMENT,
+    }
+    checked = html.unescape(client.post(where, rows | {"check": "1"}).content.decode())
+    assert "workspace" in checked and "The project is chosen at the import." in checked
+    assert not Sweep.objects.exists()
+    answer = client.post(where, rows, follow=True)
+    sweep = Sweep.objects.get()
+    assert (sweep.name, sweep.max_trials) == ("mnist", 3) and sweep.reads_environment
+    assert "mnist is created. Ignored: workspace." in answer.content.decode()
+    wrong = client.post(where, rows | {"experiment": "name: x"})
+    assert wrong.status_code == 400 and "It has no entrypoint" in html.unescape(wrong.content.decode())
