@@ -20,7 +20,7 @@ from portal.api.cluster import (
     volumes,
 )
 from portal.api.framework import problems
-from portal.api.jobs import actions, jobs, logs, preview, queue, time_limits, workspaces
+from portal.api.jobs import actions, checkpoints, jobs, logs, preview, queue, time_limits, workspaces
 from portal.api.monitoring import health, metrics
 from portal.api.projects import projects, quotas, secrets, usage, users
 from portal.api.scheduling import policy, scheduler
@@ -40,6 +40,7 @@ V1: list[URLPattern | URLResolver] = [
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
     *actions.ROUTES,
     *time_limits.ROUTES,
+    *checkpoints.ROUTES,
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileView.as_view()),
@@ -65,6 +66,7 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
     *alerts.ROUTES,
     path("usage/", usage.UsageView.as_view()),
+    path("usage/work/", usage.WorkView.as_view()),
 ]
 
 

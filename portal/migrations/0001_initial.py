@@ -7,6 +7,7 @@ import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.db.models.functions.text
+import portal.models.jobs
 import portal.models.public_id
 from django.conf import settings
 from django.contrib.postgres.operations import BtreeGistExtension
@@ -39,6 +40,11 @@ class Migration(migrations.Migration):
                 ('running_at', models.DateTimeField(blank=True, null=True)),
                 ('ready_at', models.DateTimeField(blank=True, help_text='When the workspace server first responded.', null=True)),
                 ('checkpoint_at', models.DateTimeField(blank=True, help_text='When it last reported a checkpoint.', null=True)),
+                ('checkpoint_step', models.PositiveBigIntegerField(blank=True, help_text='Of that checkpoint.', null=True)),
+                ('resume_decided', models.BooleanField(db_default=False, default=False, help_text='Its tasks may start: from which checkpoint is decided.')),
+                ('resume_path', models.CharField(blank=True, db_default='', default='', help_text='Path of the checkpoint from which it starts, below a mount.', max_length=800)),
+                ('resume_step', models.PositiveBigIntegerField(blank=True, null=True)),
+                ('resume_target', models.CharField(blank=True, db_default='', default='', help_text='Mount path of the volume with that checkpoint.', max_length=1024)),
                 ('stop_requested_at', models.DateTimeField(blank=True, null=True)),
                 ('stop_reason', models.CharField(blank=True, max_length=40)),
                 ('stop_requested_by', models.CharField(blank=True, max_length=200)),
@@ -298,7 +304,17 @@ class Migration(migrations.Migration):
                 ('time_limit_s', models.PositiveIntegerField(blank=True, null=True)),
                 ('termination_grace_s', models.PositiveIntegerField(default=30)),
                 ('max_attempts', models.PositiveIntegerField(default=3, help_text='Maximum attempts after failures caused by the cluster.')),
-                ('retry_on_failure', models.BooleanField(db_default=False, default=False, help_text='Also retry when the command fails.')),
+                ('checkpoint_dir', models.CharField(blank=True, db_default='', default='', help_text='Relative to the home, or below a volume; blank: the default.', max_length=500)),
+                ('checkpoint_keep_every', models.PositiveIntegerField(blank=True, help_text='Checkpoints of each multiple of this step are kept, too.', null=True)),
+                ('checkpoint_keep_last', models.PositiveIntegerField(blank=True, help_text='Newest valid checkpoints that are kept; null: all.', null=True)),
+                ('exclude_failed_node', models.BooleanField(db_default=False, default=False, help_text='Retries avoid the node on which a task failed.')),
+                ('on_stall', models.CharField(db_default='notify', default='notify', max_length=8)),
+                ('resume_from', models.CharField(blank=True, db_default='', default='', help_text='Public id of the checkpoint from which its first attempt starts.', max_length=16)),
+                ('retry_backoff_s', models.PositiveIntegerField(db_default=10, default=10)),
+                ('retry_exit_codes', models.JSONField(db_default=[], default=list, help_text='Exit codes that count as a failure of the command; empty: any.')),
+                ('retry_max_backoff_s', models.PositiveIntegerField(db_default=300, default=300)),
+                ('retry_on', models.JSONField(db_default=['node_failure'], default=portal.models.jobs.default_failure_classes, help_text='Failure classes (portal.domain.end_states) after which it is retried.')),
+                ('stall_timeout_s', models.PositiveIntegerField(blank=True, help_text='null: the policy of the pool.', null=True)),
                 ('launcher', models.CharField(db_default='none', default='none', help_text='How its ranks find each other.', max_length=16)),
                 ('submitted_at', models.DateTimeField(auto_now_add=True)),
                 ('pending_since', models.DateTimeField(auto_now_add=True, help_text='When it last became PENDING.')),
@@ -1382,5 +1398,69 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
+        ),
+
+        migrations.CreateModel(
+            name='AttemptObservation',
+            fields=[
+                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='observation', serialize=False, to='portal.attempt')),
+                ('output_at', models.DateTimeField(blank=True, help_text='Of any task, in steps of at least 30 s.', null=True)),
+                ('checkpoints_listed_at', models.DateTimeField(blank=True, null=True)),
+                ('listing_problem', models.CharField(blank=True, db_default='', default='', help_text='Why the last listing failed.', max_length=300)),
+                ('stalled_at', models.DateTimeField(blank=True, help_text='When it was found to be stalled; null after it continued.', null=True)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='AttemptWork',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('ended_at', models.DateTimeField()),
+                ('cause', models.CharField(blank=True, db_default='', default='', help_text='Why the work was lost; blank: it completed.', max_length=12)),
+                ('startup_gpu_s', models.FloatField()),
+                ('useful_gpu_s', models.FloatField()),
+                ('lost_gpu_s', models.FloatField()),
+                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='work', to='portal.attempt')),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.project')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'indexes': [models.Index(fields=['ended_at'], name='work_by_end')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('cause__in', ['', 'failure', 'preemption', 'node', 'stop', 'stall'])), name='work_cause'), models.CheckConstraint(condition=models.Q(('lost_gpu_s__gte', 0), ('startup_gpu_s__gte', 0), ('useful_gpu_s__gte', 0)), name='work_not_negative')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Checkpoint',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(help_text='File or folder in the checkpoint directory of the job.', max_length=200)),
+                ('step', models.PositiveBigIntegerField(blank=True, null=True)),
+                ('size_bytes', models.PositiveBigIntegerField()),
+                ('saved_at', models.DateTimeField()),
+                ('validity', models.CharField(max_length=10)),
+                ('problem', models.CharField(blank=True, db_default='', default='', help_text='Why it is broken, or could not be checked.', max_length=300)),
+                ('pinned_at', models.DateTimeField(blank=True, help_text='It is kept whatever the retention of the job.', null=True)),
+                ('pinned_by', models.CharField(blank=True, db_default='', default='', max_length=200)),
+                ('removal_requested_at', models.DateTimeField(blank=True, help_text='When retention decided to remove it.', null=True)),
+                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='portal.job')),
+            ],
+            options={
+                'ordering': ['-saved_at', '-id'],
+                'constraints': [models.UniqueConstraint(fields=('job', 'name'), name='checkpoint_name_once'), models.CheckConstraint(condition=models.Q(('validity__in', ['valid', 'broken', 'unchecked'])), name='checkpoint_validity'), models.CheckConstraint(condition=models.Q(('pinned_at__isnull', True), ('removal_requested_at__isnull', True), _connector='OR'), name='checkpoint_pinned_is_kept')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RankProgress',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('rank', models.PositiveIntegerField()),
+                ('reports', models.JSONField(default=list, help_text='[[Unix time, units done], ...], oldest first.')),
+                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rank_progress', to='portal.attempt')),
+            ],
+            options={
+                'ordering': ['rank'],
+                'constraints': [models.UniqueConstraint(fields=('attempt', 'rank'), name='rank_progress_once')],
+            },
         ),
     ]

@@ -13,7 +13,8 @@ from portal.models import Job, Node, Task
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.nodes import network_links, quarantine
-from scheduler.nodes.dispatch import NodeConnection, exclude_node
+from scheduler.nodes.dispatch import exclude_node
+from scheduler.nodes.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
+from collections import defaultdict
 
 from django.utils import timezone
 
@@ -18,7 +19,6 @@ from portal.services.jobs import task_reports
 from portal.services.lifecycle import job_control
 from portal.services.nodes import nodes, quarantine
 from scheduler.nodes.dispatch import (
-    NodeConnection,
     active_tasks,
     collect_log,
     record_task_end,
@@ -28,6 +28,7 @@ from scheduler.nodes.dispatch import (
     stop_task,
 )
 from scheduler.nodes.engine_connect import EngineConnectError
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.state_diff import StateDiff, StoredTask, diff_state
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
         job_control.record_task_running(recorded.id, container=container.name, ports=container.ports)
         failpoint("reconcile.adopted")
     for recorded, container in found.finish:
-        record_task_end(recorded.id, container)
+        record_task_end(connection, recorded.id, container)
     if found.lost:
         _record_lost_tasks(connection, found.lost)
     for job, attempt in sorted(found.stop):
@@ -113,27 +114,24 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
 
 
 def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
-    """Record checkpoints and progress; one task of a gang is enough."""
-    saved_s: dict[tuple[str, int], float] = {}
-    reporting: dict[tuple[str, int], Container] = {}
+    """Record checkpoints, progress and output; one task of a gang is enough."""
     here = set(map(_key, held))
+    by_attempt: dict[tuple[str, int], list[Container]] = defaultdict(list)
     for container in sorted(containers, key=lambda each: each.key.task):
-        if container.key not in here:
-            continue  # another node reports that rank
-        attempt_key = container.key.job, container.key.attempt
-        if container.checkpoint_age_s is not None:
-            saved_s[attempt_key] = min(
-                container.checkpoint_age_s, saved_s.get(attempt_key, container.checkpoint_age_s)
-            )
-        if container.progress is not None:
-            reporting.setdefault(attempt_key, container)
+        if container.key in here:  # another node reports other ranks
+            by_attempt[container.key.job, container.key.attempt].append(container)
     for attempt in {task.attempt_id: task.attempt for task in held}.values():
-        attempt_key = attempt.job.public_id, attempt.number
-        if attempt_key in saved_s:
-            task_reports.record_checkpoint(attempt, saved_s[attempt_key], polled_at=asked_at)
-        if one := reporting.get(attempt_key):
+        mine = by_attempt[attempt.job.public_id, attempt.number]
+        if saved := [each for each in mine if each.checkpoint_age_s is not None]:
+            newest = min(saved, key=lambda each: each.checkpoint_age_s or 0.0)
+            task_reports.record_checkpoint(
+                attempt, newest.checkpoint_age_s or 0.0, newest.checkpoint_step, polled_at=asked_at
+            )
+        if one := next((each for each in mine if each.progress is not None), None):
             rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
             task_reports.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
+        if written := [each.output_age_s for each in mine if each.output_age_s is not None]:
+            task_reports.record_output(attempt, min(written), polled_at=asked_at)
 
 
 def _stop(connection: NodeConnection, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:
@@ -185,7 +183,7 @@ def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) ->
     for recorded in missing:
         if recorded.key not in there:
             log.warning("the container of %s vanished from %s", recorded.key, connection.node.name)
-            record_task_end(recorded.id, None)
+            record_task_end(connection, recorded.id, None)
 
 
 def collect_and_remove(connection: NodeConnection, job: str, attempt: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from agents.node.spec.task_spec import RANK0_ADDRESS_PLACEHOLDER, TaskSpec
@@ -87,6 +88,12 @@ def task_environment(
     environment.update({f"FAIRWAY_{name}": str(count) for name, count in bounds.items() if count is not None})
     for asked, listen in sorted(ports.items()):
         environment[f"PORT_{asked}"] = str(listen)
+    for name, place in (("CHECKPOINT_DIR", spec.checkpoint_dir), ("RESUME_FROM", spec.resume_from)):
+        if place is not None:
+            at_home = spec.home is not None and place.target == spec.home.target
+            environment[f"FAIRWAY_{name}"] = posixpath.join(
+                home if at_home and home else place.target, place.path
+            )
     return environment
 
 

@@ -2,7 +2,7 @@
 
 They are in the task's folder, belong to the task's account and are initially empty; a container sees only
 these files. Their time is zero until the task writes or touches them. They are untrusted: links are not
-followed, reads never block, and other content is ignored. Of a checkpoint file only the time counts.
+followed, reads never block, and other content is ignored. A checkpoint file may contain the step.
 """
 
 from __future__ import annotations
@@ -68,36 +68,37 @@ def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) ->
     return max(0.0, now_s - first_s)
 
 
-class ProgressReport(NamedTuple):
-    """Last report of a task: a finite number from 0, and its age in seconds."""
+class Report(NamedTuple):
+    """Last report of a task: a finite number from 0 (None: none was written), and its age in seconds."""
 
-    done: float
+    value: Optional[float]
     age_s: float
 
 
-def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
+def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
     """Return the last report; None when there is none or it is invalid."""
+    report = _read_report(PROGRESS_FILE, folder, started_s, now_s)
+    return report if report is not None and report.value is not None else None
+
+
+def read_checkpoint(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
+    """Return the last reported checkpoint with its step; None without a report."""
+    return _read_report(CHECKPOINT_FILE, folder, started_s, now_s)
+
+
+def _read_report(file: ReportFile, folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
     try:
-        descriptor = os.open(PROGRESS_FILE.path(folder), _FLAGS)
+        descriptor = os.open(file.path(folder), _FLAGS)
     except OSError:
         return None
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
+        if not stat.S_ISREG(facts.st_mode):
             return None
-        found = _NUMBER.match(os.read(descriptor, MAX_BYTES + 1))
+        found = _NUMBER.match(os.read(descriptor, MAX_BYTES + 1)) if facts.st_size <= MAX_BYTES else None
     except OSError:
         return None
     finally:
         os.close(descriptor)
     since_s = report_age_s(facts.st_mtime, started_s, now_s)
-    return ProgressReport(float(found.group(1)), since_s) if found and since_s is not None else None
-
-
-def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
-    """Return seconds since the last reported checkpoint; None without a report."""
-    try:
-        facts = os.lstat(CHECKPOINT_FILE.path(folder))
-    except OSError:
-        return None
-    return report_age_s(facts.st_mtime, started_s, now_s) if stat.S_ISREG(facts.st_mode) else None
+    return None if since_s is None else Report(float(found.group(1)) if found else None, since_s)

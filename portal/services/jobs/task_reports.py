@@ -16,7 +16,7 @@ from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES
 from portal.domain.throughput import GpuPosition, Layout, layout_of
 from portal.live_events import publish_all_on_commit
-from portal.models import Allocation, Attempt, AttemptProgress, Topology
+from portal.models import Allocation, Attempt, AttemptObservation, AttemptProgress, Topology
 from portal.selectors.jobs.progress import attempt_progress, job_workload_fingerprint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import attempt_topic_event
@@ -34,7 +34,9 @@ def reported_at(running_at: dt.datetime, ago_s: float, polled_at: dt.datetime) -
     return polled_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
 
 
-def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> bool:
+def record_checkpoint(
+    attempt: Attempt, ago_s: float, step: int | None = None, *, polled_at: dt.datetime
+) -> bool:
     """Record a checkpoint ``ago_s`` seconds before the node answered; return True if written.
 
     ``attempt``, with its job, must have been read before ``polled_at``, so that no checkpoint is dated too
@@ -47,10 +49,21 @@ def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime)
         return False
     older = Q(checkpoint_at__isnull=True) | Q(checkpoint_at__lte=at - MIN_UPDATE_INTERVAL)
     live = Attempt.objects.filter(older, pk=attempt.pk, state__in=LIVE_ATTEMPT_STATES)
-    if not live.update(checkpoint_at=at):
+    if not live.update(checkpoint_at=at, checkpoint_step=step):
         return False
+    attempt.checkpoint_at, attempt.checkpoint_step = at, step
     publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", "It saved a checkpoint.")])
     return True
+
+
+def record_output(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> None:
+    """Record when a task last wrote output, for jobs whose stalls are detected; times only increase."""
+    seen: AttemptObservation | None = getattr(attempt, "observation", None)
+    if attempt.running_at is None:
+        return
+    at = reported_at(attempt.running_at, ago_s, polled_at)
+    if seen is None or seen.output_at is None or at >= seen.output_at + MIN_UPDATE_INTERVAL:
+        AttemptObservation.objects.update_or_create(attempt=attempt, defaults={"output_at": at})
 
 
 def stop_memory_overuse(

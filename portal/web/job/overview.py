@@ -310,11 +310,17 @@ SHOWN_ELSEWHERE = {
 """Fields of the request that other parts of the job's pages show."""
 
 
+def _request_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
 def request_rows(found: Job) -> list[tuple[str, str]]:
     return [
         (
             name,
-            "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value),
+            _request_text(value),
         )
         for name in job_fields()
         if name not in SHOWN_ELSEWHERE

@@ -179,6 +179,19 @@ class LaunchForm(DataForm):
         return self._section("limits")
 
     @property
+    def checkpoint_fields(self) -> list[forms.BoundField]:
+        return self._section("checkpoints")
+
+    @property
+    def restart_fields(self) -> list[forms.BoundField]:
+        return self._section("restart")
+
+    @property
+    def opens_restart(self) -> bool:
+        """True if a field about checkpoints or restarts has an error."""
+        return any(field.errors for field in (*self.checkpoint_fields, *self.restart_fields))
+
+    @property
     def opens_gpu_kind(self) -> bool:
         """True if a field of the folded section has a value or an error."""
         return any(field.value() or field.errors for field in self._section("gpu_kind"))
