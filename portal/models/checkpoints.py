@@ -38,6 +38,10 @@ class Checkpoint(models.Model):
             ),
         ]
 
+    @property
+    def size_mib(self) -> float:
+        return self.size_bytes / 2**20
+
 
 class AttemptObservation(models.Model):
     """When an attempt last wrote output, and when its checkpoints were last listed.

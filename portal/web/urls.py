@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in
-from portal.web.job import actions, metrics, overview, terminal
+from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in, usage
+from portal.web.job import actions, checkpoints, metrics, overview, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -43,6 +43,9 @@ urlpatterns = [
     path("jobs/terminals/<slug:public_id>/", terminal.terminal_state, name="terminal-state"),
     path("jobs/<slug:public_id>/metrics/", metrics.metrics, name="job-metrics"),
     path("jobs/<slug:public_id>/metrics/series/", metrics.series, name="job-series"),
+    path("jobs/<slug:public_id>/checkpoints/", checkpoints.checkpoints, name="job-checkpoints"),
+    path("checkpoints/<slug:public_id>/pin/", checkpoints.pin, name="checkpoint-pin"),
+    path("checkpoints/<slug:public_id>/resume/", checkpoints.resume, name="checkpoint-resume"),
     path("jobs/<slug:public_id>/run/", overview.request_page, name="job-run"),
     path("jobs/<slug:public_id>/cancel/", actions.cancel, name="job-cancel"),
     path("jobs/<slug:public_id>/hold/", actions.hold, name="job-hold"),
@@ -58,6 +61,7 @@ urlpatterns = [
     path("approvals/<slug:public_id>/decide/", approvals.decide_extension, name="decide-extension"),
     path("approvals/exemptions/<slug:public_id>/revoke/", actions.revoke_exemption, name="revoke-exemption"),
     path("queue/", queue.queue, name="queue"),
+    path("usage/", usage.usage, name="usage"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
     path("cluster/network/", cluster.network, name="network"),

@@ -46,9 +46,9 @@ from portal.services.nodes.gpus import record_gpu_health
 from portal.services.nodes.operations import OPERATIONS
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
-from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.image_pulls import ImagePuller, record_images
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_operations import run_due_operations
 from scheduler.nodes.node_queue import KeyedPool, NodeQueue
 from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile

@@ -40,11 +40,14 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Project: dict.fromkeys(("name", "title"), INSIDE),
     models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
     models.Job: dict.fromkeys(
-        ("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE
+        ("name", "message", "command", "volumes", "topology_constraint", "image_digest", "checkpoint_dir"),
+        INSIDE,
     )
     | dict.fromkeys(("env", "secrets"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
-    models.Attempt: {"message": INSIDE},
+    models.Attempt: {"message": INSIDE, "resume_path": INSIDE},
+    models.AttemptObservation: {"listing_problem": INSIDE},
+    models.Checkpoint: dict.fromkeys(("name", "problem", "pinned_by"), INSIDE),
     models.Task: {"status_message": INSIDE},
     models.JobVerdict: dict.fromkeys(("message", "details", "suggestion"), INSIDE),
     models.IdleExemption: {"reason": INSIDE},
@@ -91,9 +94,11 @@ OTHERS: dict[str, str] = {
     # words of the program, numbers, ids, hashes and sealed values
     "Allocation": "proof",
     "ApiToken": "secret_sha256 scopes",
-    "Attempt": "state reason secret stop_reason stop_requested_by",
+    "Attempt": "state reason secret stop_reason stop_requested_by resume_target",
+    "AttemptWork": "cause",
     "AuditEntry": "action object_kind object_id",
     "BrowserSession": "session_data session_key",
+    "Checkpoint": "validity",
     "Cycle": "trigger fair_share_breakdown",
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
     "TimeLimitExtension": "state delays reservations",
@@ -101,7 +106,8 @@ OTHERS: dict[str, str] = {
     "Forecast": "code jobs_ahead",
     "GpuAlert": "kind",
     "Invitation": "code_sha256",
-    "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement",
+    "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement retry_on "
+    "retry_exit_codes resume_from on_stall",
     "JobEvent": "kind before after reason",
     "Lease": "name holder",
     "NodeOperation": "kind steps reason program_sha256",
@@ -110,6 +116,7 @@ OTHERS: dict[str, str] = {
     "AttemptProgress": "workload_fingerprint gpu_model",
     "Project": "policy egress_allow",
     "QuotaChange": "before after",
+    "RankProgress": "reports",
     "RegistryLogin": "encrypted_password",
     "Rendezvous": "address network devices adapters interfaces",
     "Secret": "encrypted_value",

@@ -13,6 +13,8 @@ from django.utils import timezone
 
 from portal.models import (
     AgentRollout,
+    AttemptObservation,
+    Checkpoint,
     Environment,
     FailedCycle,
     GpuAlert,
@@ -216,6 +218,15 @@ def work_of(
         code_since=timezone.now(),
     )
     work["extension"] = asked_for(work["running"])
+    AttemptObservation.objects.create(attempt=work["running"].attempts.get(), listing_problem="It is slow.")
+    work["checkpoint"] = Checkpoint.objects.create(
+        job=work["running"],
+        name="step-100.pt",
+        step=100,
+        size_bytes=2**20,
+        saved_at=timezone.now(),
+        validity="valid",
+    )
     until = timezone.now() + dt.timedelta(days=1)
     work["exemption"] = IdleExemption.objects.create(
         job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until

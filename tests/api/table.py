@@ -233,6 +233,11 @@ ROWS = [
         scope=BY_KIND,
     ),
     Row("jobs_resubmit", "post", "jobs/{ended}/resubmit/", CONTROLLERS, {}, 201, scope=BY_KIND),
+    Row("jobs_checkpoints", "get", "jobs/{running}/checkpoints/", INSIDE),
+    Row("checkpoints_pin", "post", "checkpoints/{checkpoint}/pin/", CONTROLLERS, {}, scope=JOBS),
+    Row("checkpoints_unpin", "post", "checkpoints/{checkpoint}/unpin/", CONTROLLERS, {}, scope=JOBS),
+    # it is in the home of its owner
+    Row("checkpoints_resume", "post", "checkpoints/{checkpoint}/resume/", OWNER, {}, 201, scope=JOBS),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
@@ -345,5 +350,6 @@ ROWS = [
     Row("templates_list", "get", "templates/", EVERYBODY),
     Row("templates_get", "get", "templates/{template}/", EVERYBODY),
     Row("usage", "get", "usage/", EVERYBODY),
+    Row("usage_work", "get", "usage/work/", EVERYBODY),
     Row("schema", "get", "../schema/", EVERYBODY),
 ]

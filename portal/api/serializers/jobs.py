@@ -21,8 +21,8 @@ from portal.domain.end_states import FailureClass
 from portal.domain.lost_work import LossCause
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
-from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLimitExtension
+from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
 from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work
@@ -340,6 +340,9 @@ class Attempt(ResponseSerializer):
         allow_blank=True, help_text="Checkpoint from which it started; blank if it started without one."
     )
     resume_step = serializers.IntegerField(allow_null=True)
+    checkpoints_problem = serializers.CharField(
+        allow_null=True, help_text="Why its checkpoints could not be listed last; blank if they could."
+    )
     stalled_at = serializers.DateTimeField(
         allow_null=True, help_text="Since when it is stalled; null if it is not."
     )
@@ -359,6 +362,11 @@ class Attempt(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True, source="task_rows")
+
+    @staticmethod
+    def get_checkpoints_problem(row: AttemptRow, context: JobContext) -> str | None:
+        seen = attempt_observation(row)
+        return seen.listing_problem if seen else None
 
     @staticmethod
     def get_stalled_at(row: AttemptRow, context: JobContext) -> dt.datetime | None:

@@ -72,6 +72,12 @@ def _volumes(references: Sequence[Mapping[str, Any]]) -> list[Volume]:
     return list(Volume.objects.filter(owner__isnull=True, name__in=[each["volume"] for each in references]))
 
 
+def is_in_home(job: Job) -> bool:
+    """Return True if a job keeps its checkpoints in the home of its owner."""
+    place = job_checkpoint_place(job, {row.name: row for row in _volumes(job.volumes)})
+    return place is not None and not place.volume
+
+
 def source_place(job: Job, source: Checkpoint, rows: Mapping[str, Volume]) -> CheckpointPlace | None:
     """Return where ``job`` sees the folder of another job's checkpoint; None where it does not mount it."""
     volumes = {row.name: row for row in _volumes(source.job.volumes)} if source.job.volumes else {}

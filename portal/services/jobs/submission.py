@@ -239,6 +239,8 @@ def do_resubmit_job(user: User, job: Job) -> Job:
 def do_resume_from_checkpoint(user: User, row: Checkpoint) -> Job:
     """Submit the request of a checkpoint's job as a new job that starts from the checkpoint, which is pinned."""
     require_permission(user, Permission.CONTROL, row.job)
+    if row.job.owner_id != user.pk and checkpoints.is_in_home(row.job):
+        raise Forbidden("Only its owner can resume from it: it is kept in their home.")
     if row.job.is_placeholder:
         raise Conflict("It was adopted from a container and its command is unknown.", code="job_unknown")
     return do_submit_job(user, replace(request_from_job(row.job), resume_from=row.public_id))

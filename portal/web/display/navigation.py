@@ -47,7 +47,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "jobs",
             "j",
             counter="jobs",
-            active_views=("job", "job-logs", "job-metrics", "job-run"),
+            active_views=("job", "job-logs", "job-metrics", "job-checkpoints", "job-run"),
             in_tab_bar=True,
         ),
     ),
@@ -88,6 +88,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
     ),
     "Sharing": (
         NavItem("Quotas", "quotas", "quota", "s", active_views=("save-quotas",), in_tab_bar=True),
+        NavItem("GPU time", "usage", "report", "t"),
         NavItem(
             "Projects",
             "projects",
