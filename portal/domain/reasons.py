@@ -109,7 +109,7 @@ END_MESSAGES: dict[EndReason, str] = {
     ),
     EndReason.RENDEZVOUS_UNREACHABLE: "{node} {verb} {first} ({place}): {why}. None of its tasks started.",
     EndReason.OWNER_NOT_PERMITTED: "Its owner may no longer run it: {detail}",
-    EndReason.STALLED: "It wrote nothing, reported no progress and did not use its GPUs for {seconds} s.",
+    EndReason.STALLED: "It wrote nothing, reported no progress and did not use its GPUs for {duration}.",
     EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }
 

@@ -1407,6 +1407,7 @@ class Migration(migrations.Migration):
                 ('output_at', models.DateTimeField(blank=True, help_text='Of any task, in steps of at least 30 s.', null=True)),
                 ('checkpoints_listed_at', models.DateTimeField(blank=True, null=True)),
                 ('listing_problem', models.CharField(blank=True, db_default='', default='', help_text='Why the last listing failed.', max_length=300)),
+                ('stall_suspected_at', models.DateTimeField(blank=True, help_text='When it was first found to be quiet; null while it is active.', null=True)),
                 ('stalled_at', models.DateTimeField(blank=True, help_text='When it was found to be stalled; null after it continued.', null=True)),
             ],
         ),

@@ -11,9 +11,11 @@ from django.utils import timezone
 
 from agents.engines.interface import Container, TaskKey
 from portal.domain.node_breaker import IncidentKind
+from portal.domain.policy_settings import STALL_TIMEOUT
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Node, Task
+from portal.selectors.scheduling.settings import pool_settings
 from portal.services.cluster import recovery
 from portal.services.jobs import task_reports
 from portal.services.lifecycle import job_control
@@ -65,7 +67,8 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     Raise OutcomeUnknownError, AgentError or LeaseLostError.
     """
     # read before the tasks: an adoption that ends recovery mode later is then in the next reconciliation
-    recovering = ClusterSettings.objects.get(id=1).recovery_mode
+    cluster = ClusterSettings.objects.get(id=1)
+    recovering = cluster.recovery_mode
     held = active_tasks(connection.node)
     recorded = {_key(task): _stored_task(task) for task in held}
     asked_at = timezone.now()
@@ -78,7 +81,8 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     recorded |= _known_tasks(connection.node, [c.key for c in seen.containers if c.key not in recorded])
     found = diff_state(recorded, seen.containers)
     _apply(connection, found, {_key(task): task for task in held})
-    _record_reports(held, seen.containers, asked_at)
+    detects_stalls = bool(pool_settings(connection.node.pool, cluster.policy)[STALL_TIMEOUT])
+    _record_reports(held, seen.containers, asked_at, detects_stalls=detects_stalls)
     if recovering:
         _apply_admin_decisions(connection, found.orphans)
     else:
@@ -113,8 +117,10 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
         collect_and_remove(connection, job, attempt)
 
 
-def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
-    """Record checkpoints, progress and output; one task of a gang is enough."""
+def _record_reports(
+    held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime, *, detects_stalls: bool
+) -> None:
+    """Record checkpoints and progress, of which one task of a gang is enough, and output to detect stalls."""
     here = set(map(_key, held))
     by_attempt: dict[tuple[str, int], list[Container]] = defaultdict(list)
     for container in sorted(containers, key=lambda each: each.key.task):
@@ -130,6 +136,8 @@ def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_a
         if one := next((each for each in mine if each.progress is not None), None):
             rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
             task_reports.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
+        if not detects_stalls and attempt.job.stall_timeout_s is None:
+            continue
         if written := [each.output_age_s for each in mine if each.output_age_s is not None]:
             task_reports.record_output(attempt, min(written), polled_at=asked_at)
 

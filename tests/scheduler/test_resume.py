@@ -174,9 +174,8 @@ def test_a_preempted_job_and_one_that_is_resumed_start_from_the_newest(training:
     job = training.submit()
     training.started(job, 1)
     for attempt, reason in ((1, EndReason.PREEMPTED), (2, EndReason.RECLAIMED)):
-        wait_for(
-            "a checkpoint", lambda: [word for word, _ in training.journal(job)].count("saved") >= 2 * attempt
-        )
+        count = 2 * attempt
+        wait_for("checkpoints", lambda count=count: training.saves(job) >= count)
         job_control.request_stop(Attempt.objects.get(job=job, number=attempt).pk, reason)
         training.started(job, attempt + 1)
         assert training.starts(job)[-1] > 0

@@ -25,7 +25,7 @@ from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLi
 from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
-from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work
+from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work, stalled_since
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
@@ -370,8 +370,7 @@ class Attempt(ResponseSerializer):
 
     @staticmethod
     def get_stalled_at(row: AttemptRow, context: JobContext) -> dt.datetime | None:
-        seen = attempt_observation(row)
-        return seen.stalled_at if seen and row.ended_at is None else None
+        return stalled_since(row)
 
     @staticmethod
     def get_work(row: AttemptRow, context: JobContext) -> AttemptWorkRow | None:

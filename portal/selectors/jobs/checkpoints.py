@@ -20,6 +20,12 @@ def attempt_observation(attempt: Attempt) -> AttemptObservation | None:
     return getattr(attempt, "observation", None)
 
 
+def stalled_since(attempt: Attempt) -> dt.datetime | None:
+    """Return since when a live attempt is stalled, or None."""
+    seen = attempt_observation(attempt)
+    return seen.stalled_at if seen and attempt.ended_at is None else None
+
+
 def attempt_work(attempt: Attempt) -> AttemptWork | None:
     """Return the booked GPU time of an ended attempt, or None. Lists should join ``work``."""
     return getattr(attempt, "work", None)

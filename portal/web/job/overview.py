@@ -17,6 +17,7 @@ from portal.domain.job_spec import job_fields
 from portal.domain.signals import SIGNALS
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
+from portal.selectors.jobs.checkpoints import stalled_since
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -118,6 +119,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
+        "stalled_at": stalled_since(last) if last else None,
         "layouts": compare_job_layouts(found),
         "task_rows": task_rows(last),
         "events": dedupe_events(events),
