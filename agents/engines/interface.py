@@ -107,7 +107,8 @@ class Container(Message):
 
     ``gpus``: (uuid, milli) in the node's ledger. ``owner`` and ``project``: public ids from its labels, blank
     without. ``checkpoint_age_s``: age of its last checkpoint, of ``checkpoint_step``, at the time of the
-    reply. ``progress_age_s``: age of ``progress`` (units done). ``output_age_s``: age of its last output.
+    reply. ``progress_age_s``: age of ``progress``, the units done in ``progress_busy_s`` of own work.
+    ``output_age_s``: age of its last output.
     """
 
     key: Annotated[TaskKey, wire(_read_task_key)]
@@ -129,6 +130,7 @@ class Container(Message):
     checkpoint_step: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
     progress: AnyNumber = None
     progress_age_s: AnyNumber = None
+    progress_busy_s: AnyNumber = None
     output_age_s: AnyNumber = None
     fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
     """What ended it: mps_daemon_lost (the daemon of its GPU share ended) or disk_limit_exceeded."""

@@ -20,7 +20,7 @@ from portal.api.cluster import (
     volumes,
 )
 from portal.api.framework import problems
-from portal.api.jobs import actions, checkpoints, jobs, logs, preview, queue, time_limits, workspaces
+from portal.api.jobs import actions, checkpoints, jobs, logs, preview, queue, ranks, time_limits, workspaces
 from portal.api.monitoring import health, metrics
 from portal.api.projects import projects, quotas, secrets, usage, users
 from portal.api.scheduling import policy, scheduler
@@ -44,6 +44,7 @@ V1: list[URLPattern | URLResolver] = [
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileView.as_view()),
+    path("jobs/<slug:job>/ranks/", ranks.JobRanksView.as_view()),
     path("jobs/<slug:job>/events/", jobs.JobEventsView.as_view()),
     path("workspaces/", workspaces.WorkspacesView.as_view()),
     path("workspaces/<slug:workspace>/", workspaces.WorkspaceView.as_view()),

@@ -1456,7 +1456,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('rank', models.PositiveIntegerField()),
-                ('reports', models.JSONField(default=list, help_text='[[Unix time, units done], ...], oldest first.')),
+                ('reports', models.JSONField(default=list, help_text='[[Unix time, units done, seconds of own work or null], ...], oldest first.')),
                 ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rank_progress', to='portal.attempt')),
             ],
             options={

@@ -95,7 +95,9 @@ class RankProgress(models.Model):
 
     attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="rank_progress")
     rank = models.PositiveIntegerField()
-    reports = models.JSONField(default=list, help_text="[[Unix time, units done], ...], oldest first.")
+    reports = models.JSONField(
+        default=list, help_text="[[Unix time, units done, seconds of own work or null], ...], oldest first."
+    )
 
     class Meta:
         ordering = ["rank"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import include, path
 
 from portal.web import account, approvals, cluster, home, job_list, queue, search, sign_in, usage
-from portal.web.job import actions, checkpoints, metrics, overview, terminal
+from portal.web.job import actions, checkpoints, metrics, overview, ranks, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -43,6 +43,7 @@ urlpatterns = [
     path("jobs/terminals/<slug:public_id>/", terminal.terminal_state, name="terminal-state"),
     path("jobs/<slug:public_id>/metrics/", metrics.metrics, name="job-metrics"),
     path("jobs/<slug:public_id>/metrics/series/", metrics.series, name="job-series"),
+    path("jobs/<slug:public_id>/ranks/", ranks.ranks, name="job-ranks"),
     path("jobs/<slug:public_id>/checkpoints/", checkpoints.checkpoints, name="job-checkpoints"),
     path("checkpoints/<slug:public_id>/pin/", checkpoints.pin, name="checkpoint-pin"),
     path("checkpoints/<slug:public_id>/resume/", checkpoints.resume, name="checkpoint-resume"),

@@ -136,6 +136,9 @@ def _record_reports(
         if one := next((each for each in mine if each.progress is not None), None):
             rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
             task_reports.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
+            if attempt.job.tasks > 1:
+                ranks = {each.key.task: each for each in mine if each.progress is not None}
+                task_reports.record_rank_progress(attempt, ranks, polled_at=asked_at)
         if not detects_stalls and attempt.job.stall_timeout_s is None:
             continue
         if written := [each.output_age_s for each in mine if each.output_age_s is not None]:

@@ -233,6 +233,7 @@ ROWS = [
         scope=BY_KIND,
     ),
     Row("jobs_resubmit", "post", "jobs/{ended}/resubmit/", CONTROLLERS, {}, 201, scope=BY_KIND),
+    Row("jobs_ranks", "get", "jobs/{running}/ranks/", INSIDE),
     Row("jobs_checkpoints", "get", "jobs/{running}/checkpoints/", INSIDE),
     Row("checkpoints_pin", "post", "checkpoints/{checkpoint}/pin/", CONTROLLERS, {}, scope=JOBS),
     Row("checkpoints_unpin", "post", "checkpoints/{checkpoint}/unpin/", CONTROLLERS, {}, scope=JOBS),

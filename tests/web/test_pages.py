@@ -26,7 +26,16 @@ COUNTS = {
 }
 
 OPEN_TO_ALL = {"home": [], "jobs": [], "approvals": [], "launch": [], "account": [], "search": []}
-OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines", "job-checkpoints"]
+OF_A_JOB = [
+    "job",
+    "job-run",
+    "job-metrics",
+    "job-series",
+    "job-logs",
+    "job-log-lines",
+    "job-checkpoints",
+    "job-ranks",
+]
 ACTS = ["job-cancel", "job-hold", "job-resubmit", "job-open", "job-suspend", "job-resume"]
 ACTS += ["job-extend", "job-snooze", "job-exempt"]
 PAGES = ["account"] + [item.view for group in NAVIGATION.values() for item in group if not item.admin_only]
@@ -95,7 +104,7 @@ def addresses(dataset) -> list[str]:
     ]
     of_jobs = [
         reverse(page, args=[job])
-        for page in ("job", "job-run", "job-metrics", "job-logs", "job-checkpoints")
+        for page in ("job", "job-run", "job-metrics", "job-logs", "job-checkpoints", "job-ranks")
         for job in jobs
     ]
     return [reverse(page) for page in PAGES] + of_jobs + ["/jobs/nothing9999/"]

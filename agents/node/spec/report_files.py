@@ -32,7 +32,7 @@ CHECKPOINT_FILE = ReportFile("FAIRWAY_CHECKPOINT_FILE", "checkpoint")
 PROGRESS_FILE = ReportFile("FAIRWAY_PROGRESS_FILE", "progress")
 REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
 MAX_BYTES = 64
-_NUMBER = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)\s*\Z")
+_NUMBERS = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)(?:[ \t]+([0-9]{1,14}(?:\.[0-9]*)?))?\s*\Z")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -69,10 +69,14 @@ def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) ->
 
 
 class Report(NamedTuple):
-    """Last report of a task: a finite number from 0 (None: none was written), and its age in seconds."""
+    """Last report of a task: finite numbers from 0 (None: not written), and its age in seconds.
+
+    ``value`` is the amount of work done, or the step; ``busy_s`` the seconds that the task itself worked.
+    """
 
     value: Optional[float]
     age_s: float
+    busy_s: Optional[float] = None
 
 
 def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
@@ -95,10 +99,15 @@ def _read_report(file: ReportFile, folder: str, started_s: Optional[float], now_
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             return None
-        found = _NUMBER.match(os.read(descriptor, MAX_BYTES + 1)) if facts.st_size <= MAX_BYTES else None
+        found = _NUMBERS.match(os.read(descriptor, MAX_BYTES + 1)) if facts.st_size <= MAX_BYTES else None
     except OSError:
         return None
     finally:
         os.close(descriptor)
     since_s = report_age_s(facts.st_mtime, started_s, now_s)
-    return None if since_s is None else Report(float(found.group(1)) if found else None, since_s)
+    if since_s is None:
+        return None
+    value, busy_s = (
+        None if each is None else float(each) for each in (found.groups() if found else (None, None))
+    )
+    return Report(value, since_s, busy_s)

@@ -54,7 +54,7 @@ _STOP_TIMEOUT_S, _KILL_TIMEOUT_S, _REPEATED_KILL_TIMEOUT_S = 8.0, 4.0, 0.2
 """How long a stop waits for all killed tasks, for one, and for one that survived the last kill."""
 _DISK_FULL_HOLD_S = 300.0
 _NO_REPORTS: JsonObject = dict.fromkeys(
-    ("checkpoint_age_s", "checkpoint_step", "progress", "progress_age_s", "output_age_s")
+    ("checkpoint_age_s", "checkpoint_step", "progress", "progress_age_s", "progress_busy_s", "output_age_s")
 )
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
@@ -592,6 +592,7 @@ class TaskManager:
             "checkpoint_step": int(saved.value) if saved and saved.value is not None else None,
             "progress": done.value if done else None,
             "progress_age_s": done.age_s if done else None,
+            "progress_busy_s": done.busy_s if done else None,
             "output_age_s": self._output_age_s(row["name"], started_s, now_s),
         }
 

@@ -118,6 +118,13 @@ def gpu_hours(hours: float) -> str:
     return gpu_time(hours * 3600)
 
 
+def step_time(seconds: float) -> str:
+    """Format as 0.5 ms, 358 ms, 2.4 s or 3 min."""
+    if seconds >= 60:
+        return duration(seconds)
+    return f"{amount(seconds)}{NBSP}s" if seconds >= 1 else f"{amount(seconds * 1000)}{NBSP}ms"
+
+
 def spaced(code: str) -> str:
     """Format a code as words: node_failure as node failure."""
     return code.replace("_", " ")

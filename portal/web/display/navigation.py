@@ -47,7 +47,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "jobs",
             "j",
             counter="jobs",
-            active_views=("job", "job-logs", "job-metrics", "job-checkpoints", "job-run"),
+            active_views=("job", "job-logs", "job-metrics", "job-checkpoints", "job-ranks", "job-run"),
             in_tab_bar=True,
         ),
     ),

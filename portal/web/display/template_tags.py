@@ -37,6 +37,7 @@ for _name in (
     "short_gpu_model",
     "cores",
     "spaced",
+    "step_time",
     "plural",
     "topology_constraint_text",
     "amount",
