@@ -26,16 +26,8 @@ COUNTS = {
 }
 
 OPEN_TO_ALL = {"home": [], "jobs": [], "approvals": [], "launch": [], "account": [], "search": []}
-OF_A_JOB = [
-    "job",
-    "job-run",
-    "job-metrics",
-    "job-series",
-    "job-logs",
-    "job-log-lines",
-    "job-checkpoints",
-    "job-ranks",
-]
+OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
+OF_A_JOB += ["job-checkpoints", "job-ranks"]
 ACTS = ["job-cancel", "job-hold", "job-resubmit", "job-open", "job-suspend", "job-resume"]
 ACTS += ["job-extend", "job-snooze", "job-exempt"]
 PAGES = ["account"] + [item.view for group in NAVIGATION.values() for item in group if not item.admin_only]
