@@ -87,7 +87,11 @@ def likely_cause(own: GpuState, others: Sequence[GpuState]) -> str:
     """Return why a rank is probably slow, by what its GPUs do differently from those of the other ranks."""
     if own.problem:
         return own.problem
-    usual = GpuState(*(_median([getattr(each, name) for each in others]) for name in GpuState._fields[:3]))
+    usual = GpuState(
+        _median([each.utilisation_percent for each in others]),
+        _median([each.temperature_c for each in others]),
+        _median([each.power_watts for each in others]),
+    )
     hot, rest = own.temperature_c, usual.temperature_c
     if hot is not None and rest is not None and hot >= max(_HOT_C, rest + _HOTTER_C):
         return f"Its GPU is at {hot:.0f} °C, the others at {rest:.0f} °C: its clock is probably reduced."

@@ -67,6 +67,7 @@ class JobRanksView(SignedInView):
     def get(self, request: Request, job: str) -> HttpResponse:
         attempts = list_attempts(get_job(self.user, job))
         if not attempts:
-            empty = {"median_s": None, "straggler": None, "node": "", "cause": "", "rows": []}
-            return self.json_response(RankReport.compose(**empty))
+            return self.json_response(
+                RankReport.compose(median_s=None, straggler=None, node="", cause="", rows=[])
+            )
         return self.json_response(RankReport.represent(rank_overview(attempts[0])))

@@ -101,9 +101,9 @@ def _gpu_states(attempt: Attempt, tasks: list[Task]) -> dict[int, GpuState]:
     for task in tasks:
         gpus = [allocation.gpu for allocation in task.allocations.all()]
         samples = [sample for gpu in gpus for sample in measured[gpu.uuid]]
-        means = [_mean([sample[place] for sample in samples]) for place in range(3)]
+        used, warm, power = (_mean([sample[place] for sample in samples]) for place in range(3))
         problem = next((gpu.health_reason for gpu in gpus if gpu.health_reason), "")
-        states[task.rank] = GpuState(*means, problem)
+        states[task.rank] = GpuState(used, warm, power, problem)
     return states
 
 

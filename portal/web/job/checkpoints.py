@@ -67,8 +67,9 @@ def pin(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Submit a new job that starts from the checkpoint."""
     row = get_checkpoint(user, public_id)
+    shown = ("job-checkpoints", row.job.public_id)
     with refusals_as_messages(request):
         job = do_resume_from_checkpoint(user, row)
         messages.success(request, f"{job.name} is submitted and starts from {row.name}.")
-        return redirect("job", job.public_id)
-    return redirect("job-checkpoints", row.job.public_id)
+        shown = ("job", job.public_id)
+    return redirect(*shown)

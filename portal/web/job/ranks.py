@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -26,7 +27,7 @@ def ranks(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     found = get_job(user, public_id)
     context = job_page_context(user, found)
     overview = rank_overview(context["last"]) if context["last"] else None
-    shown = {"tab": "ranks", "overview": overview, "strips": []}
+    shown: dict[str, Any] = {"tab": "ranks", "overview": overview, "strips": []}
     if overview is not None:
         newest = max((each.at_s for row in overview.rows for each in row.times), default=0.0)
         shown["strips"] = [(row, strip(row, overview.median_s, newest)) for row in overview.rows]
