@@ -20,6 +20,7 @@ from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,
+    AttemptWork,
     AuditEntry,
     Environment,
     Gpu,
@@ -353,10 +354,19 @@ def visible_quotas(requester: Requester) -> QuerySet[Quota]:
 
 def visible_usage(requester: Requester) -> QuerySet[UsageInterval]:
     """Return the user's own usage, and the usage of projects that they manage."""
+    return _own_or_managed(requester, UsageInterval.objects.all())
+
+
+def visible_work(requester: Requester) -> QuerySet[AttemptWork]:
+    """Return the work of ended attempts by the rule of ``visible_usage``."""
+    return _own_or_managed(requester, AttemptWork.objects.all())
+
+
+def _own_or_managed(requester: Requester, rows: QuerySet[_Row]) -> QuerySet[_Row]:
     user = require_user(requester)
     if user.is_admin:
-        return UsageInterval.objects.all()
-    return UsageInterval.objects.filter(Q(user=user) | Q(project_id__in=project_ids(user, Role.MANAGER)))
+        return rows
+    return rows.filter(Q(user=user) | Q(project_id__in=project_ids(user, Role.MANAGER)))
 
 
 def visible_nodes(requester: Requester) -> QuerySet[Node]:

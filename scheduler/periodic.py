@@ -17,7 +17,7 @@ from portal.outbox import send_outbox_rows
 from portal.selectors.jobs.time_limits import attempts_with_limit
 from portal.services.cluster import recovery, reservations
 from portal.services.idempotency import delete_expired_keys
-from portal.services.jobs import time_limits
+from portal.services.jobs import stalls, time_limits
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
@@ -46,6 +46,7 @@ def run_periodic_pass() -> None:
     time_limits.warn_before_ends()
     time_limits.close_lapsed_extensions()
     stop_unready_workspaces()
+    stalls.detect_stalls()
     stop_unsent_on_unreachable_nodes()
     stop_gangs_on_unreachable_nodes()
     mark_unreachable_nodes()

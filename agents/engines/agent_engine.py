@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from agents.engines.interface import (
     LOG_CHUNK_BYTES,
+    CheckpointList,
     CheckResult,
     EngineEvent,
     EventHandler,
@@ -30,6 +31,7 @@ from agents.local import open_local
 from agents.node.spec.task_spec import (
     CAN_CHECK_FABRIC,
     CAN_DENY_EGRESS,
+    CAN_LIST_CHECKPOINTS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
     CAN_STOP_TASKS,
@@ -238,6 +240,17 @@ class AgentEngine:
     def update_files(self, key: TaskKey, files: Mapping[str, str]) -> None:
         fields = {"job": key.job, "attempt": key.attempt, "task": key.task, "files": dict(files)}
         self._link.request("update_files", timeout_s=REPLY_TIMEOUT_S, **fields)
+
+    @property
+    def supports_checkpoints(self) -> bool:
+        return CAN_LIST_CHECKPOINTS in self._link.hello.capabilities
+
+    def checkpoints(
+        self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()
+    ) -> CheckpointList:
+        removed = [[name, saved_s] for name, saved_s in remove]
+        fields = {**place, "epoch": epoch, "remove": removed}
+        return self._request("checkpoints", CheckpointList.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

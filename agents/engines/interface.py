@@ -15,7 +15,15 @@ from typing import Annotated, Any, Protocol
 from agents.link import AgentError as AgentError
 from agents.link import InvalidReplyError as InvalidReplyError
 from agents.link import OutcomeUnknownError as OutcomeUnknownError
-from agents.wire.fields import MAX_INT32, FieldReader, InvalidMessageError, Message, check_integer, wire
+from agents.wire.fields import (
+    MAX_INT32,
+    MAX_SAFE_INTEGER,
+    FieldReader,
+    InvalidMessageError,
+    Message,
+    check_integer,
+    wire,
+)
 from agents.wire.messages import (
     MAX_ATTEMPT,
     MAX_GPUS,
@@ -35,6 +43,7 @@ from agents.wire.messages import (
 )
 
 LOG_CHUNK_BYTES = 262_144
+MAX_CHECKPOINTS = 500
 MAX_LOG_BYTES = 2**40
 MAX_METRICS = 200
 CONTAINER_STATES = ("created", "running", "exited")
@@ -105,8 +114,9 @@ class Container(Message):
     """A task as reported by its node. ``state`` is created, running or exited; unknown values are None.
 
     ``gpus``: (uuid, milli) in the node's ledger. ``owner`` and ``project``: public ids from its labels, blank
-    without. ``checkpoint_age_s``: age of its last checkpoint at the time of the reply. ``progress_age_s``:
-    age of ``progress`` (units done).
+    without. ``checkpoint_age_s``: age of its last checkpoint, of ``checkpoint_step``, at the time of the
+    reply. ``progress_age_s``: age of ``progress``, the units done in ``progress_busy_s`` of own work.
+    ``output_age_s``: age of its last output.
     """
 
     key: Annotated[TaskKey, wire(_read_task_key)]
@@ -125,12 +135,15 @@ class Container(Message):
     owner: Annotated[str, wire(_read_name_or_blank, MAX_PUBLIC_ID_LENGTH)] = ""
     project: Annotated[str, wire(_read_name_or_blank, MAX_PUBLIC_ID_LENGTH)] = ""
     checkpoint_age_s: AnyNumber = None
+    checkpoint_step: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
     progress: AnyNumber = None
     progress_age_s: AnyNumber = None
     metrics: Annotated[
         tuple[tuple[float, float | None], ...], wire(FieldReader.list_of, _parse_metric, MAX_METRICS)
     ] = ()
     """The last reported (step, value); None: not a number."""
+    progress_busy_s: AnyNumber = None
+    output_age_s: AnyNumber = None
     fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
     """What ended it: mps_daemon_lost (the daemon of its GPU share ended) or disk_limit_exceeded."""
     disk_mib: MibOrNone = None
@@ -198,6 +211,28 @@ class CheckResult(Message):
     name: Annotated[str, wire(FieldReader.text, 64)]
     ok: Flag
     message: Annotated[str, wire(FieldReader.text)]
+
+
+@dataclass(frozen=True)
+class ListedCheckpoint(Message):
+    """A checkpoint on a node. ``problem``: why it is broken or could not be checked."""
+
+    name: Annotated[str, wire(FieldReader.name, 200)]
+    step: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)]
+    size_bytes: Annotated[int, wire(FieldReader.integer, 0, MAX_SAFE_INTEGER)]
+    saved_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+    validity: Annotated[str, wire(FieldReader.choice, ("valid", "broken", "unchecked"))]
+    problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+
+
+@dataclass(frozen=True)
+class CheckpointList(Message):
+    """The checkpoints of a job, newest first. ``problem``: why some may be missing."""
+
+    checkpoints: Annotated[
+        tuple[ListedCheckpoint, ...], wire(FieldReader.list_of, ListedCheckpoint.from_wire, MAX_CHECKPOINTS)
+    ]
+    problem: Annotated[str, wire(FieldReader.text, 300)] = ""
 
 
 @dataclass(frozen=True)
@@ -397,6 +432,18 @@ class NodeEngine(Protocol):
 
         Requires ``agents.node.spec.task_spec.CAN_UPDATE_FILES``; every agent that accepts launch files has it.
         Raise AgentError ``no_such_container`` when the task does not run.
+        """
+
+    @property
+    def supports_checkpoints(self) -> bool:
+        """Return True when the node supports ``checkpoints``."""
+
+    def checkpoints(
+        self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()
+    ) -> CheckpointList:
+        """Remove checkpoints of a job by name and time, then list those that are there.
+
+        ``place``: the mount, the path below it, uid and gid. Requires ``supports_checkpoints``.
         """
 
     def gc(self, **options: Any) -> dict[str, Any]:

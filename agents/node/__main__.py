@@ -14,6 +14,7 @@ _OWN_PROGRAMS = {
     "shim": "agents.node.shim",
     "mps": "agents.node.gpus.mps_daemons",
     "disk-usage": "agents.node.storage.disk_usage",
+    "checkpoints": "agents.node.storage.checkpoints",
     "terminal": "agents.node.terminals.terminal",
 }
 """Programs that the agent starts as its own processes; each loads only the modules it needs."""

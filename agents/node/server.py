@@ -30,7 +30,8 @@ from agents.node.network.rendezvous import check_rendezvous
 from agents.node.sampler import Sampler, wait_until_phase_s
 from agents.node.settings import Settings
 from agents.node.spec.egress import read_denied_networks, save_denied_networks
-from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES
+from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
+from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
@@ -52,18 +53,8 @@ _IMAGE_VERBS = frozenset({"images", "pull", "load"})
 VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
-    | {
-        "start",
-        "terminal",
-        "prepare",
-        "update_files",
-        "stop",
-        "remove",
-        "signal",
-        "probe",
-        "check_rendezvous",
-    }
-    | {"preflight", "gc", "upgrade", "deny_egress"},
+    | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe"}
+    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
 }
@@ -113,6 +104,7 @@ class AgentSession:
             "upgrade": self._upgrades.receive,
             "deny_egress": self._deny_egress,
             "terminal": self._terminals.open,
+            "checkpoints": self._checkpoints,
         }
 
     def run(self) -> int:
@@ -298,6 +290,10 @@ class AgentSession:
         for runtime in self.tasks.runtimes.values():
             runtime.refresh_firewall()
         return {"denied": len(read_denied_networks(self._settings.state_dir))}
+
+    def _checkpoints(self, fields: JsonObject) -> JsonObject:
+        self.tasks.ledger.check_epoch(parse_integer(fields, "epoch"))
+        return handle_checkpoints(self.tasks.directories.volumes, self._agent_command, fields)
 
     def _list(self, fields: JsonObject) -> JsonObject:
         if self.role == "control":

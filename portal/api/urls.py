@@ -23,6 +23,7 @@ from portal.api.experiments import mlflow
 from portal.api.framework import problems
 from portal.api.jobs import (
     actions,
+    checkpoints,
     failures,
     jobs,
     launchers,
@@ -30,6 +31,7 @@ from portal.api.jobs import (
     pipeline_plans,
     preview,
     queue,
+    ranks,
     sweeps,
     time_limits,
     workspaces,
@@ -56,11 +58,13 @@ V1: list[URLPattern | URLResolver] = [
     *failures.ROUTES,
     *pipeline_plans.ROUTES,
     *sweeps.ROUTES,
+    *checkpoints.ROUTES,
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),
     path("jobs/<slug:job>/logs/download/", logs.JobLogFileView.as_view()),
+    path("jobs/<slug:job>/ranks/", ranks.JobRanksView.as_view()),
     path("jobs/<slug:job>/events/", jobs.JobEventsView.as_view()),
-    path("jobs/<slug:job>/ranks/", launchers.JobRanksView.as_view()),
+    path("jobs/<slug:job>/launch/", launchers.JobLaunchView.as_view()),
     path("launchers/", launchers.LaunchersView.as_view()),
     path("workspaces/", workspaces.WorkspacesView.as_view()),
     path("workspaces/<slug:workspace>/", workspaces.WorkspaceView.as_view()),
@@ -83,6 +87,7 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
     *alerts.ROUTES,
     path("usage/", usage.UsageView.as_view()),
+    path("usage/work/", usage.WorkView.as_view()),
 ]
 
 

@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.db.utils import ProgrammingError
 from psycopg import errors, sql
 
-APPEND_ONLY_TABLES = ("portal_auditentry", "portal_jobevent", "portal_quotachange")
+APPEND_ONLY_TABLES = ("portal_auditentry", "portal_jobevent", "portal_quotachange", "portal_attemptwork")
 """Histories: the services may insert and read rows, not change them."""
 SINGLE_ROLE_WARNING = (
     "The role of DATABASE_URL may change tables and the audit trail. Set DATABASE_OWNER_URL to the role that owns "

@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from enum import StrEnum
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState
 
-RETRYABLE_REASONS = frozenset(
-    {
-        EndReason.NODE_REBOOTED,
-        EndReason.NODE_FENCED,
-        EndReason.CONTAINER_LOST,
-        EndReason.GPU_LOST,
-        EndReason.MPS_DAEMON_LOST,
-        EndReason.START_REFUSED,
-        EndReason.IMAGE_MISSING,
-        EndReason.DISK_FULL,
-        EndReason.RENDEZVOUS_UNREACHABLE,
-        EndReason.CLOCK_SKEW,
-    }
-)
-"""Failures of the cluster: the job is requeued until its attempts are used up."""
 
-APPLICATION_FAILURES = frozenset(
-    {
-        EndReason.EXIT_CODE,
-        EndReason.OUT_OF_MEMORY,
-        EndReason.GPU_MEMORY_LIMIT_EXCEEDED,
-        EndReason.DISK_LIMIT_EXCEEDED,
-    }
-)
-"""Failures of the program: the job is requeued only if it requested that."""
+class FailureClass(StrEnum):
+    """A group of end reasons after which a job can be retried."""
+
+    NODE_FAILURE = "node_failure"
+    OUT_OF_MEMORY = "out_of_memory"
+    COMMAND_FAILURE = "command_failure"
+    DISK_LIMIT = "disk_limit"
+    TIME_LIMIT = "time_limit"
+    STALL = "stall"
+
+
+FAILURE_CLASSES: dict[EndReason, FailureClass] = {
+    EndReason.NODE_REBOOTED: FailureClass.NODE_FAILURE,
+    EndReason.NODE_FENCED: FailureClass.NODE_FAILURE,
+    EndReason.CONTAINER_LOST: FailureClass.NODE_FAILURE,
+    EndReason.GPU_LOST: FailureClass.NODE_FAILURE,
+    EndReason.MPS_DAEMON_LOST: FailureClass.NODE_FAILURE,
+    EndReason.START_REFUSED: FailureClass.NODE_FAILURE,
+    EndReason.IMAGE_MISSING: FailureClass.NODE_FAILURE,
+    EndReason.DISK_FULL: FailureClass.NODE_FAILURE,
+    EndReason.RENDEZVOUS_UNREACHABLE: FailureClass.NODE_FAILURE,
+    EndReason.CLOCK_SKEW: FailureClass.NODE_FAILURE,
+    EndReason.OUT_OF_MEMORY: FailureClass.OUT_OF_MEMORY,
+    EndReason.GPU_MEMORY_LIMIT_EXCEEDED: FailureClass.OUT_OF_MEMORY,
+    EndReason.EXIT_CODE: FailureClass.COMMAND_FAILURE,
+    EndReason.DISK_LIMIT_EXCEEDED: FailureClass.DISK_LIMIT,
+    EndReason.TIME_LIMIT: FailureClass.TIME_LIMIT,
+    EndReason.STALLED: FailureClass.STALL,
+}
+
+BACKOFF_REASONS = frozenset(FAILURE_CLASSES) - {
+    EndReason.NODE_REBOOTED,
+    EndReason.NODE_FENCED,
+    EndReason.CONTAINER_LOST,
+    EndReason.GPU_LOST,
+    EndReason.MPS_DAEMON_LOST,
+}
+"""Ends that may repeat at once on other nodes, so that the next attempt waits first."""
+
+
+def is_retried(
+    reason: EndReason, exit_code: int | None, classes: Collection[str], exit_codes: Collection[int]
+) -> bool:
+    """Return True if a job with these failure classes is pending again after such an end.
+
+    ``exit_codes`` limits failures of the command; empty: any code.
+    """
+    if FAILURE_CLASSES.get(reason) not in classes:
+        return False
+    return reason is not EndReason.EXIT_CODE or not exit_codes or exit_code in exit_codes
+
 
 END_STATES: dict[EndReason, AttemptState] = dict.fromkeys(EndReason, AttemptState.FAILED) | {
     EndReason.COMPLETED: AttemptState.COMPLETED,
@@ -53,12 +81,10 @@ END_STATES: dict[EndReason, AttemptState] = dict.fromkeys(EndReason, AttemptStat
     EndReason.PRUNED: AttemptState.CANCELLED,
 }
 
-MIN_BACKOFF_S, MAX_BACKOFF_S = 10.0, 300.0
 
-
-def backoff_s(failures: int) -> float:
-    """Return the delay before the next retry: 10, 20, 40 ... s, at most 300."""
-    return min(MIN_BACKOFF_S * 2.0 ** min(max(0, failures - 1), 16), MAX_BACKOFF_S)
+def backoff_s(failures: int, base_s: float = 10.0, max_s: float = 300.0) -> float:
+    """Return the delay before the next retry: 10, 20, 40 ... s, at most 300, for the default base."""
+    return min(base_s * 2.0 ** min(max(0, failures - 1), 16), max_s)
 
 
 FREE_RENDEZVOUS_FAILURES = 10

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from portal.domain.end_states import FailureClass
 from portal.domain.formatting import format_memory
 from portal.domain.states import JobKind
 
@@ -68,6 +69,11 @@ class JobField:
         return self.value_type in (int, float, bool, str)
 
     @property
+    def is_list(self) -> bool:
+        """True for lists of choices or of numbers."""
+        return self.value_type is Sequence and bool(self.choices or self.minimum is not None)
+
+    @property
     def is_number(self) -> bool:
         return self.value_type in (int, float)
 
@@ -75,6 +81,9 @@ class JobField:
         """Return what is wrong with the value, or None."""
         if value is None and self.nullable:
             return None
+        if self.is_list:
+            wrong = [error for each in value if (error := self._item_error(each))]
+            return wrong[0] if wrong else None
         if self.choices and value not in self.choices:
             return self.error or f"Choose one of {', '.join(self.choices)}."
         if self.value_type is str and self.is_scalar:
@@ -82,9 +91,16 @@ class JobField:
                 return self.error or f"Must have at most {self.max_length} characters."
             if self.pattern and value != self.default and not re.fullmatch(self.pattern, value):
                 return self.error
+        return self._bounds_error(value, int if self.value_type is int else (int, float))
+
+    def _item_error(self, value: Any) -> str | None:
+        if self.choices and value not in self.choices:
+            return self.error or f"Choose among {', '.join(self.choices)}."
+        return self._bounds_error(value, int)
+
+    def _bounds_error(self, value: Any, accepted: Any) -> str | None:
         if self.minimum is None or self.maximum is None:
             return None
-        accepted = int if self.value_type is int else (int, float)
         if isinstance(value, accepted) and self.minimum <= value <= self.maximum:
             return None
         low, high = self._format(self.minimum), self._format(self.maximum)
@@ -226,11 +242,86 @@ class JobSpec:
             help="Retries follow failures of the cluster.",
         ),
     )  # fmt: skip
-    retry_on_failure: bool = declare(
+    retry_on: Sequence[str] = declare(
+        (FailureClass.NODE_FAILURE.value,),
+        JobField(
+            choices=tuple(each.value for each in FailureClass), label="Retry after", jobs_only=True,
+            help="Failures after which the job starts again from its newest valid checkpoint, all tasks together.",
+        ),
+    )  # fmt: skip
+    retry_exit_codes: Sequence[int] = declare(
+        (),
+        JobField(
+            minimum=1, maximum=255, label="Exit codes to retry", section="restart", jobs_only=True,
+            help="Exit codes that count as command_failure; empty for any.",
+        ),
+    )  # fmt: skip
+    retry_backoff_s: int = declare(
+        10,
+        JobField(
+            minimum=1, maximum=3600, unit="s", label="Retry delay (s)", section="restart", jobs_only=True,
+            help="Delay before the first retry; doubled for each later one.",
+        ),
+    )  # fmt: skip
+    retry_max_backoff_s: int = declare(
+        300,
+        JobField(
+            minimum=1, maximum=86_400, unit="s", label="Longest retry delay (s)", section="restart",
+            jobs_only=True,
+        ),
+    )  # fmt: skip
+    exclude_failed_node: bool = declare(
         False,
         JobField(
-            label="Retry on failure", jobs_only=True,
-            help="Also retry when the command fails, all tasks together.",
+            label="Exclude the node of a failure", section="restart", jobs_only=True,
+            help="Retries avoid the node on which a task failed, while enough other nodes are left.",
+        ),
+    )  # fmt: skip
+    checkpoint_dir: str = declare(
+        "",
+        JobField(
+            max_length=500, pattern=r"/?[^\x00-\x1f,:/]+(/[^\x00-\x1f,:/]+)*",
+            error="Enter a path such as checkpoints or /volumes/runs/checkpoints.",
+            label="Checkpoint directory", section="checkpoints", jobs_only=True,
+            help="Folder in the home, or in a volume of the job, below which its checkpoints are kept in a "
+            "folder of its own; blank: checkpoints in the home.",
+        ),
+    )  # fmt: skip
+    checkpoint_keep_last: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=500, label="Checkpoints to keep", if_null="all", section="checkpoints",
+            jobs_only=True, help="Number of newest valid checkpoints that are kept; older ones are deleted.",
+        ),
+    )  # fmt: skip
+    checkpoint_keep_every: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=1_000_000_000, label="Keep every nth step", if_null="none", jobs_only=True,
+            section="checkpoints", help="Also keep checkpoints whose step is a multiple of this number.",
+        ),
+    )  # fmt: skip
+    resume_from: str = declare(
+        "",
+        JobField(
+            max_length=16, pattern=r"[a-z0-9]+", error="Enter the id of a checkpoint.", copied=False,
+            label="Resume from", section="checkpoints", jobs_only=True,
+            help="Id of a checkpoint of another job from which the first attempt starts; it is pinned.",
+        ),
+    )  # fmt: skip
+    stall_timeout_s: int | None = declare(
+        None,
+        JobField(
+            minimum=60, maximum=MAX_TIME_LIMIT_S, unit="s", label="Stall timeout (s)", section="restart",
+            if_null="the policy of the pool", jobs_only=True,
+            help="The job is stalled after this time without output, progress and use of its GPUs.",
+        ),
+    )  # fmt: skip
+    on_stall: str = declare(
+        "notify",
+        JobField(
+            choices=("notify", "end"), label="When it stalls", section="restart", jobs_only=True,
+            help="notify: show a notice; end: end the attempt, which counts as the failure stall.",
         ),
     )  # fmt: skip
     launcher: str = declare(

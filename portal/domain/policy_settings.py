@@ -45,6 +45,7 @@ class ChoiceSetting:
 DAY_S = 86_400.0
 TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
+STALL_TIMEOUT = "stall_timeout_s"
 
 _DECISION_NUMBERS = (
     NumberSetting(
@@ -347,6 +348,15 @@ _OTHER_NUMBERS = (
         7 * DAY_S,
         "Time for which an image stays on a node after it was pulled or last used there, in seconds; "
         "default 7 days. Lower it if image file systems stay too full.",
+    ),
+    NumberSetting(
+        STALL_TIMEOUT,
+        "s",
+        0.0,
+        30 * DAY_S,
+        0.0,
+        "Time without output, progress and use of its GPUs after which a job is stalled, in seconds, unless "
+        "the job sets its own; default 0, no detection. Set it if hung jobs keep GPUs.",
     ),
     NumberSetting(
         TASK_DISK_LIMIT,

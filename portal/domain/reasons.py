@@ -75,6 +75,7 @@ class EndReason(StrEnum):
     CLOCK_SKEW = "clock_skew"
     OWNER_NOT_PERMITTED = "owner_not_permitted"
     PRUNED = "pruned"
+    STALLED = "stalled"
 
 
 END_MESSAGES: dict[EndReason, str] = {
@@ -110,6 +111,7 @@ END_MESSAGES: dict[EndReason, str] = {
     EndReason.RENDEZVOUS_UNREACHABLE: "{node} {verb} {first} ({place}): {why}. None of its tasks started.",
     EndReason.OWNER_NOT_PERMITTED: "Its owner may no longer run it: {detail}",
     EndReason.PRUNED: "Its sweep ended it early: other trials are better.",
+    EndReason.STALLED: "It wrote nothing, reported no progress and did not use its GPUs for {duration}.",
     EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }
 

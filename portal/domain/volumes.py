@@ -31,3 +31,8 @@ MAX_VOLUMES_PER_JOB = 32
 def default_mount_path(name: str) -> str:
     """Return the mount path of a volume in a container unless the job names another."""
     return f"/volumes/{name}"
+
+
+def home_mount_path(username: str) -> str:
+    """Return the mount path of a user's home in a container."""
+    return f"/home/{username[:32]}"

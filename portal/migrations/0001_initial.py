@@ -8,6 +8,7 @@ import django.db.models.deletion
 import django.db.models.fields.json
 import django.db.models.functions.datetime
 import django.db.models.functions.text
+import portal.models.jobs
 import portal.models.public_id
 from django.conf import settings
 from django.contrib.postgres.operations import BtreeGistExtension
@@ -40,6 +41,11 @@ class Migration(migrations.Migration):
                 ('running_at', models.DateTimeField(blank=True, null=True)),
                 ('ready_at', models.DateTimeField(blank=True, help_text='When the workspace server first responded.', null=True)),
                 ('checkpoint_at', models.DateTimeField(blank=True, help_text='When it last reported a checkpoint.', null=True)),
+                ('checkpoint_step', models.PositiveBigIntegerField(blank=True, help_text='Of that checkpoint.', null=True)),
+                ('resume_decided', models.BooleanField(db_default=False, default=False, help_text='Its tasks may start: from which checkpoint is decided.')),
+                ('resume_path', models.CharField(blank=True, db_default='', default='', help_text='Path of the checkpoint from which it starts, below a mount.', max_length=800)),
+                ('resume_step', models.PositiveBigIntegerField(blank=True, null=True)),
+                ('resume_target', models.CharField(blank=True, db_default='', default='', help_text='Mount path of the volume with that checkpoint.', max_length=1024)),
                 ('stop_requested_at', models.DateTimeField(blank=True, null=True)),
                 ('stop_reason', models.CharField(blank=True, max_length=40)),
                 ('stop_requested_by', models.CharField(blank=True, max_length=200)),
@@ -324,7 +330,17 @@ class Migration(migrations.Migration):
                 ('time_limit_s', models.PositiveIntegerField(blank=True, null=True)),
                 ('termination_grace_s', models.PositiveIntegerField(default=30)),
                 ('max_attempts', models.PositiveIntegerField(default=3, help_text='Maximum attempts after failures caused by the cluster.')),
-                ('retry_on_failure', models.BooleanField(db_default=False, default=False, help_text='Also retry when the command fails.')),
+                ('checkpoint_dir', models.CharField(blank=True, db_default='', default='', help_text='Relative to the home, or below a volume; blank: the default.', max_length=500)),
+                ('checkpoint_keep_every', models.PositiveIntegerField(blank=True, help_text='Checkpoints of each multiple of this step are kept, too.', null=True)),
+                ('checkpoint_keep_last', models.PositiveIntegerField(blank=True, help_text='Newest valid checkpoints that are kept; null: all.', null=True)),
+                ('exclude_failed_node', models.BooleanField(db_default=False, default=False, help_text='Retries avoid the node on which a task failed.')),
+                ('on_stall', models.CharField(db_default='notify', default='notify', max_length=8)),
+                ('resume_from', models.CharField(blank=True, db_default='', default='', help_text='Public id of the checkpoint from which its first attempt starts.', max_length=16)),
+                ('retry_backoff_s', models.PositiveIntegerField(db_default=10, default=10)),
+                ('retry_exit_codes', models.JSONField(db_default=[], default=list, help_text='Exit codes that count as a failure of the command; empty: any.')),
+                ('retry_max_backoff_s', models.PositiveIntegerField(db_default=300, default=300)),
+                ('retry_on', models.JSONField(db_default=['node_failure'], default=portal.models.jobs.default_failure_classes, help_text='Failure classes (portal.domain.end_states) after which it is retried.')),
+                ('stall_timeout_s', models.PositiveIntegerField(blank=True, help_text='null: the policy of the pool.', null=True)),
                 ('launcher', models.CharField(db_default='none', default='none', help_text='How its ranks find each other.', max_length=16)),
                 ('launcher_options', models.JSONField(db_default={}, default=dict, help_text='Options of the launcher by name; defaults are left out.')),
                 ('rank_overrides', models.JSONField(db_default={}, default=dict, help_text='Variables of single ranks: {rank: {name: value}}.')),

@@ -19,6 +19,10 @@ from portal.models.columns import flag, one_of, optional_number, optional_text, 
 from portal.models.public_id import PublicIdField
 
 
+def default_failure_classes() -> list[str]:
+    return list(JobSpec.retry_on)
+
+
 class Job(models.Model):
     """What a user submitted: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
 
@@ -97,11 +101,29 @@ class Job(models.Model):
     max_attempts = models.PositiveIntegerField(
         default=JobSpec.max_attempts, help_text="Maximum attempts after failures caused by the cluster."
     )
-    retry_on_failure = models.BooleanField(
-        default=JobSpec.retry_on_failure,
-        db_default=False,
-        help_text="Also retry when the command fails.",
+    retry_on = models.JSONField(
+        default=default_failure_classes,
+        db_default=list(JobSpec.retry_on),
+        help_text="Failure classes (portal.domain.end_states) after which it is retried.",
     )
+    retry_exit_codes = models.JSONField(
+        default=list,
+        db_default=[],
+        help_text="Exit codes that count as a failure of the command; empty: any.",
+    )
+    retry_backoff_s = models.PositiveIntegerField(
+        default=JobSpec.retry_backoff_s, db_default=JobSpec.retry_backoff_s
+    )
+    retry_max_backoff_s = models.PositiveIntegerField(
+        default=JobSpec.retry_max_backoff_s, db_default=JobSpec.retry_max_backoff_s
+    )
+    exclude_failed_node = flag("Retries avoid the node on which a task failed.")
+    checkpoint_dir = optional_text(500, "Relative to the home, or below a volume; blank: the default.")
+    checkpoint_keep_last = optional_number("Newest valid checkpoints that are kept; null: all.")
+    checkpoint_keep_every = optional_number("Checkpoints of each multiple of this step are kept, too.")
+    resume_from = optional_text(16, "Public id of the checkpoint from which its first attempt starts.")
+    stall_timeout_s = optional_number("null: the policy of the pool.")
+    on_stall = models.CharField(max_length=8, default=JobSpec.on_stall, db_default=JobSpec.on_stall)
     launcher = models.CharField(
         max_length=16,
         default=JobSpec.launcher,
@@ -242,6 +264,11 @@ class Attempt(models.Model):
     running_at = optional_time()
     ready_at = optional_time("When the workspace server first responded.")
     checkpoint_at = optional_time("When it last reported a checkpoint.")
+    checkpoint_step = models.PositiveBigIntegerField(null=True, blank=True, help_text="Of that checkpoint.")
+    resume_decided = flag("Its tasks may start: from which checkpoint is decided.")
+    resume_path = optional_text(800, "Path of the checkpoint from which it starts, below a mount.")
+    resume_target = optional_text(1024, "Mount path of the volume with that checkpoint.")
+    resume_step = models.PositiveBigIntegerField(null=True, blank=True)
     stop_requested_at = optional_time()
     stop_reason = models.CharField(max_length=40, blank=True)
     stop_requested_by = models.CharField(max_length=200, blank=True)

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import account, approvals, cluster, home, job_list, plan, queue, search, sign_in, sweeps
+from portal.web import (
+    account,
+    approvals,
+    cluster,
+    home,
+    job_list,
+    plan,
+    queue,
+    search,
+    sign_in,
+    sweeps,
+    usage,
+)
 from portal.web.experiments import experiments, models
-from portal.web.job import actions, help_page, metrics, overview, terminal
+from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -52,6 +64,10 @@ urlpatterns = [
     path("experiments/<slug:project_id>/<slug:run_id>/file/", experiments.artifact, name="run-file"),
     path("models/", models.models, name="models"),
     path("models/<slug:project_id>/version/", models.change_version, name="change-version"),
+    path("jobs/<slug:public_id>/ranks/", ranks.ranks, name="job-ranks"),
+    path("jobs/<slug:public_id>/checkpoints/", checkpoints.checkpoints, name="job-checkpoints"),
+    path("checkpoints/<slug:public_id>/pin/", checkpoints.pin, name="checkpoint-pin"),
+    path("checkpoints/<slug:public_id>/resume/", checkpoints.resume, name="checkpoint-resume"),
     path("jobs/<slug:public_id>/run/", overview.request_page, name="job-run"),
     path("jobs/<slug:public_id>/cancel/", actions.cancel, name="job-cancel"),
     path("jobs/<slug:public_id>/hold/", actions.hold, name="job-hold"),
@@ -82,6 +98,7 @@ urlpatterns = [
     path("sweeps/<slug:public_id>/resume/", sweeps.resume, name="resume-sweep"),
     path("sweeps/<slug:public_id>/change/", sweeps.change, name="change-sweep"),
     path("queue/", queue.queue, name="queue"),
+    path("usage/", usage.usage, name="usage"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
     path("cluster/network/", cluster.network, name="network"),

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
-from agents.engines.interface import AgentError, Container, NodeEngine, OutcomeUnknownError, TaskKey
+from agents.engines.interface import AgentError, Container, OutcomeUnknownError, TaskKey
 from agents.node.spec.egress import OPEN
 from agents.node.spec.task_spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
 from portal.domain.formatting import format_distinct_memories, format_memory
@@ -34,8 +33,8 @@ from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
 from portal.services.sweeps.reports import record_reports
 from portal.services.workspaces.access import decrypt_attempt_secret
-from scheduler import leases
-from scheduler.leases import HeldLease
+from scheduler.nodes.checkpoints import checkpoint_fields, decide_resume, list_checkpoints_at_end
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.task_spec import (
     OPTIONAL_CAPABILITIES,
     RankAssignment,
@@ -57,19 +56,6 @@ class NextStep(enum.Enum):
     DONE = "done"
     RETRY = "retry"  # the same call again after a delay
     PULL_IMAGE = "pull_image"
-
-
-@dataclass(frozen=True)
-class NodeConnection:
-    """An open connection to a node, and the lease that permits commands."""
-
-    engine: NodeEngine
-    lease: HeldLease
-    node: Node
-
-    def epoch(self) -> int:
-        """Return the epoch for the next command. Raise LeaseLostError."""
-        return leases.command_epoch(self.lease)
 
 
 RETRYABLE_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use"})
@@ -100,6 +86,8 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
         return NextStep.DONE
     step = "prepare" if prepares else "start"
     try:
+        if not decide_resume(connection, task):
+            return NextStep.RETRY  # the node of the lowest rank decides for all
         # before anything is opened or fetched; checked again when the start is recorded
         if denial := job_denial(job):
             raise job_control.OwnerNotPermittedError(str(denial))
@@ -153,9 +141,8 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     )
     capabilities = connection.engine.hello.get("capabilities", ())
     try:
-        spec = build_task_spec(
-            cluster, job, assignment, task.node, read_job_volumes(job), secret, read_job_secrets(job)
-        )
+        volumes = read_job_volumes(job)
+        spec = build_task_spec(cluster, job, assignment, task.node, volumes, secret, read_job_secrets(job))
     except RendezvousUnknownError as error:
         raise AgentError(
             "rendezvous_unknown", f"{error}; the node of rank 0 reports none. Upgrade its agent."
@@ -178,6 +165,7 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     settings = pool_settings(attempt.pool, cluster_settings())
     if settings[TASK_DISK_LIMIT]:
         labels["disk_mib"] = int(settings[TASK_DISK_LIMIT])
+    labels |= checkpoint_fields(task, volumes)
     policy = network_policy(attempt.pool, job.project)
     if policy["mode"] != OPEN:
         if spec.get("host_network") or spec.get("network"):
@@ -241,7 +229,7 @@ def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
     if ended is None:
         return False
     for task in attempt.task_rows.filter(node=connection.node, container_removed=False).order_by("rank"):
-        record_task_end(task.pk, ended.get(task.rank))
+        record_task_end(connection, task.pk, ended.get(task.rank))
         failpoint("stop.recorded")
     return True
 
@@ -258,7 +246,7 @@ def stop_task(connection: NodeConnection, task: Task) -> bool:
     ended = _stop(connection, task.attempt, "evict", task.rank)
     if ended is None:
         return False
-    record_task_end(task.pk, ended.get(task.rank))
+    record_task_end(connection, task.pk, ended.get(task.rank))
     failpoint("evict.recorded")
     return True
 
@@ -304,30 +292,37 @@ def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[
 # -- the end ---------------------------------------------------------------------------------------
 
 
-def record_task_end(task_id: int, container: Container | None) -> None:
-    """Record that a task is gone from its node, and how it ended as far as known."""
+def record_task_end(connection: NodeConnection | None, task_id: int, container: Container | None) -> None:
+    """Record that a task is gone from its node, and how it ended as far as known.
+
+    The node lists the checkpoints of its job first, so that the end books only work that is really lost.
+    """
+    if connection is not None:
+        list_checkpoints_at_end(connection, task_id)
     failpoint("end.before_record")
+    reason = EndReason.CONTAINER_LOST if container is None else end_reason(container)
     if container is None:
-        reason = EndReason.CONTAINER_LOST
-        if job_control.record_task_ended(task_id, exit_code=None, reason=reason):
-            quarantine.record_task_failure(task_id, reason)
-        return
-    if container.metrics:
-        record_reports(
-            Job.objects.values_list("pk", flat=True).get(attempts__task_rows=task_id), container.metrics
+        failed = job_control.record_task_ended(task_id, exit_code=None, reason=reason)
+    else:
+        if container.metrics:
+            record_reports(
+                Job.objects.values_list("pk", flat=True).get(attempts__task_rows=task_id), container.metrics
+            )
+        failed = job_control.record_task_ended(
+            task_id,
+            exit_code=container.exit_code,
+            reason=reason,
+            details=_disk_details(container),
+            oom=container.oom,
+            peak_memory_mib=container.peak_memory_mib,
+            proof="rebooted" if container.rebooted else "gone",
         )
-    failed = job_control.record_task_ended(
-        task_id,
-        exit_code=container.exit_code,
-        reason=end_reason(container),
-        details=_disk_details(container),
-        oom=container.oom,
-        peak_memory_mib=container.peak_memory_mib,
-        proof="rebooted" if container.rebooted else "gone",
-    )
-    failpoint("end.recorded")
+        failpoint("end.recorded")
     if failed:
-        quarantine.record_task_failure(task_id, end_reason(container))
+        quarantine.record_task_failure(task_id, reason)
+        task = Task.objects.select_related("attempt__job", "node").get(pk=task_id)
+        if task.attempt.job.exclude_failed_node:
+            exclude_node(task.attempt.job, task.node)
 
 
 def end_reason(container: Container) -> EndReason:
@@ -406,7 +401,9 @@ def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
 def active_tasks(node: Node) -> list[Task]:
     """Return the tasks of live attempts that hold GPUs on a node, oldest first. Runs every 10 s per node."""
     return list(
-        _active_tasks(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous")
+        _active_tasks(node).select_related(
+            "attempt__job", "attempt__progress", "attempt__observation", "attempt__rendezvous"
+        )
     )
 
 
@@ -416,6 +413,7 @@ def active_tasks_with_details(node: Node) -> list[Task]:
         _active_tasks(node).select_related(
             "node",
             "attempt__progress",
+            "attempt__observation",
             "attempt__rendezvous__node",
             "attempt__job__owner",
             "attempt__job__project",

@@ -14,7 +14,7 @@ from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.jobs.retries import exclude_node
 from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.nodes import network_links, quarantine
-from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 

@@ -46,9 +46,9 @@ from portal.services.nodes.gpus import record_gpu_health
 from portal.services.nodes.operations import OPERATIONS
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
-from scheduler.nodes.dispatch import NodeConnection
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.image_pulls import ImagePuller, record_images
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_operations import run_due_operations
 from scheduler.nodes.node_queue import KeyedPool, NodeQueue
 from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile
@@ -349,6 +349,6 @@ class NodeActor(threading.Thread):
             soon_s = self._reconciled_s + MIN_RECONCILE_INTERVAL_S
             self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
             return
-        dispatch.record_task_end(task.pk, event.container)
+        dispatch.record_task_end(self._connection, task.pk, event.container)
         if self._connection is not None:
             collect_and_remove(self._connection, key.job, key.attempt)

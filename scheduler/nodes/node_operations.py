@@ -40,7 +40,7 @@ from portal.services.nodes.operations import (
     record_operation_step,
     record_program_sent,
 )
-from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.node_connection import NodeConnection
 
 
 def run_due_operations(connection: NodeConnection, reconnect: Callable[[], None]) -> None:

@@ -16,14 +16,17 @@ from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
 from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind
 from portal.models import ClusterSettings, Task
+from portal.services.jobs.checkpoints import listing_is_due
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
 from portal.services.workspaces.terminals import terminals_to_open
 from scheduler.leases import LeaseLostError
 from scheduler.nodes import dispatch
-from scheduler.nodes.dispatch import NextStep, NodeConnection
+from scheduler.nodes.checkpoints import list_checkpoints, listing_applies
+from scheduler.nodes.dispatch import NextStep
 from scheduler.nodes.gang_connectivity import check_connectivity
 from scheduler.nodes.image_pulls import ImagePuller
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.reconcile import collect_and_remove
 from scheduler.nodes.terminals import open_terminal
 
@@ -123,6 +126,8 @@ class NodeQueue:
                     actions[("start", task.pk)] = partial(self._start, connection, task)
             elif _awaits_readiness(task):
                 actions[("probe", task.pk)] = partial(self._probe, connection, task)
+            elif listing_is_due(task.attempt) and listing_applies(connection, task):
+                actions[("checkpoints", task.attempt_id)] = partial(list_checkpoints, connection, task)
         for terminal in terminals_to_open(connection.node):
             actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}

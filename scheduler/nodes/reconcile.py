@@ -5,21 +5,23 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
+from collections import defaultdict
 
 from django.utils import timezone
 
 from agents.engines.interface import Container, TaskKey
 from portal.domain.node_breaker import IncidentKind
+from portal.domain.policy_settings import STALL_TIMEOUT
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Node, Task
+from portal.selectors.scheduling.settings import pool_settings
 from portal.services.cluster import recovery
 from portal.services.jobs import task_reports
 from portal.services.lifecycle import job_control
 from portal.services.nodes import nodes, quarantine
 from portal.services.sweeps.reports import record_reports
 from scheduler.nodes.dispatch import (
-    NodeConnection,
     active_tasks,
     collect_log,
     record_task_end,
@@ -30,6 +32,7 @@ from scheduler.nodes.dispatch import (
 )
 from scheduler.nodes.engine_connect import EngineConnectError
 from scheduler.nodes.launch_files import refresh_hosts
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.state_diff import StateDiff, StoredTask, diff_state
 
 log = logging.getLogger(__name__)
@@ -66,7 +69,8 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     Raise OutcomeUnknownError, AgentError or LeaseLostError.
     """
     # read before the tasks: an adoption that ends recovery mode later is then in the next reconciliation
-    recovering = ClusterSettings.objects.get(id=1).recovery_mode
+    cluster = ClusterSettings.objects.get(id=1)
+    recovering = cluster.recovery_mode
     held = active_tasks(connection.node)
     recorded = {_key(task): _stored_task(task) for task in held}
     asked_at = timezone.now()
@@ -79,8 +83,9 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     recorded |= _known_tasks(connection.node, [c.key for c in seen.containers if c.key not in recorded])
     found = diff_state(recorded, seen.containers)
     _apply(connection, found, {_key(task): task for task in held})
-    _record_reports(held, seen.containers, asked_at)
     refresh_hosts(connection, held)
+    detects_stalls = bool(pool_settings(connection.node.pool, cluster.policy)[STALL_TIMEOUT])
+    _record_reports(held, seen.containers, asked_at, detects_stalls=detects_stalls)
     if recovering:
         _apply_admin_decisions(connection, found.orphans)
     else:
@@ -102,7 +107,7 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
         job_control.record_task_running(recorded.id, container=container.name, ports=container.ports)
         failpoint("reconcile.adopted")
     for recorded, container in found.finish:
-        record_task_end(recorded.id, container)
+        record_task_end(connection, recorded.id, container)
     if found.lost:
         _record_lost_tasks(connection, found.lost)
     for job, attempt in sorted(found.stop):
@@ -115,33 +120,35 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
         collect_and_remove(connection, job, attempt)
 
 
-def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
-    """Record checkpoints, progress and metrics; one task of a gang is enough."""
-    saved_s: dict[tuple[str, int], float] = {}
-    reporting: dict[tuple[str, int], Container] = {}
-    measured: dict[tuple[str, int], Container] = {}
+def _record_reports(
+    held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime, *, detects_stalls: bool
+) -> None:
+    """Record checkpoints, progress and metrics (one task of a gang is enough), and output to detect stalls."""
     here = set(map(_key, held))
+    by_attempt: dict[tuple[str, int], list[Container]] = defaultdict(list)
     for container in sorted(containers, key=lambda each: each.key.task):
-        if container.key not in here:
-            continue  # another node reports that rank
-        attempt_key = container.key.job, container.key.attempt
-        if container.checkpoint_age_s is not None:
-            saved_s[attempt_key] = min(
-                container.checkpoint_age_s, saved_s.get(attempt_key, container.checkpoint_age_s)
-            )
-        if container.progress is not None:
-            reporting.setdefault(attempt_key, container)
-        if container.metrics:
-            measured.setdefault(attempt_key, container)
+        if container.key in here:  # another node reports other ranks
+            by_attempt[container.key.job, container.key.attempt].append(container)
     for attempt in {task.attempt_id: task.attempt for task in held}.values():
-        attempt_key = attempt.job.public_id, attempt.number
-        if attempt_key in saved_s:
-            task_reports.record_checkpoint(attempt, saved_s[attempt_key], polled_at=asked_at)
-        if one := reporting.get(attempt_key):
+        mine = by_attempt[attempt.job.public_id, attempt.number]
+        if saved := [each for each in mine if each.checkpoint_age_s is not None]:
+            newest = min(saved, key=lambda each: each.checkpoint_age_s or 0.0)
+            task_reports.record_checkpoint(
+                attempt, newest.checkpoint_age_s or 0.0, newest.checkpoint_step, polled_at=asked_at
+            )
+        if one := next((each for each in mine if each.progress is not None), None):
             rank, done, ago_s = one.key.task, one.progress, one.progress_age_s
             task_reports.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
-        if (one := measured.get(attempt_key)) and "FAIRWAY_TRIAL" in attempt.job.env:
-            record_reports(attempt.job_id, one.metrics)
+            if attempt.job.tasks > 1:
+                ranks = {each.key.task: each for each in mine if each.progress is not None}
+                task_reports.record_rank_progress(attempt, ranks, polled_at=asked_at)
+        measured = next((each for each in mine if each.metrics), None)
+        if measured is not None and "FAIRWAY_TRIAL" in attempt.job.env:
+            record_reports(attempt.job_id, measured.metrics)
+        if not detects_stalls and attempt.job.stall_timeout_s is None:
+            continue
+        if written := [each.output_age_s for each in mine if each.output_age_s is not None]:
+            task_reports.record_output(attempt, min(written), polled_at=asked_at)
 
 
 def _stop(connection: NodeConnection, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:
@@ -193,7 +200,7 @@ def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) ->
     for recorded in missing:
         if recorded.key not in there:
             log.warning("the container of %s vanished from %s", recorded.key, connection.node.name)
-            record_task_end(recorded.id, None)
+            record_task_end(connection, recorded.id, None)
 
 
 def collect_and_remove(connection: NodeConnection, job: str, attempt: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from agents.launchers import GangShape, LaunchSpec
 from agents.node.spec.task_spec import LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.states import JobKind, RuntimeKind
-from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
+from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
 from portal.models import Environment, Job, Node, Rendezvous, Volume
 from portal.services.images.process_environment import SECRET_FILE
 from portal.services.jobs.launching import launch_task, rank_network
@@ -85,7 +85,7 @@ def build_mounts(job: Job, volumes: JobVolumes, node: Node) -> tuple[list[dict[s
 
 
 def _build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[str, Any], str | None]:
-    target = f"/home/{job.owner.username[:32]}"
+    target = home_mount_path(job.owner.username)
     own, homes = volumes.home, volumes.shared_homes
     mount: dict[str, Any] = {"target": target, "read_only": False}
     shared = next((row for row in (own or homes,) if row and row.scope == VolumeScope.SHARED.value), None)

@@ -8,7 +8,7 @@ from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
 from portal.models import Terminal
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.terminals import record_listening, record_open_failure, terminal_secret
-from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.node_connection import NodeConnection
 
 _TOO_OLD = "The agent on this node is too old to open terminals; an administrator can upgrade it."
 _NO_ANSWER = "The node did not answer. Try again in a moment."

@@ -9,8 +9,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from portal.domain.end_states import APPLICATION_FAILURES, backoff_s
-from portal.domain.reasons import EndReason
+from portal.domain.end_states import BACKOFF_REASONS, backoff_s
 from portal.domain.states import DesiredState, JobState
 from portal.models import Job
 from scheduler.core.model.snapshot import (
@@ -38,13 +37,6 @@ from scheduler.snapshot.row_cache import INVALID_DATA, DerivedCache, RowCache, r
 from scheduler.snapshot.running import EpochSeconds, LiveAttempt
 
 _PENDING = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
-_BACKOFF_REASONS = APPLICATION_FAILURES | {
-    EndReason.START_REFUSED,
-    EndReason.IMAGE_MISSING,
-    EndReason.DISK_FULL,
-    EndReason.RENDEZVOUS_UNREACHABLE,
-    EndReason.CLOCK_SKEW,
-}
 
 
 def read_pending(
@@ -111,6 +103,8 @@ def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, A
         "queued_s",
         "reason",
         "attempt_count",
+        "retry_backoff_s",
+        "retry_max_backoff_s",
         "nominated_placement",
         *PLACEMENT_COLUMNS,
         "project__public_id",
@@ -175,9 +169,10 @@ def build_pending_row(
 
 def _not_before_s(row: dict[str, Any]) -> float | None:
     """Return the end of the backoff after a failed start; None without one."""
-    if row["reason"] not in _BACKOFF_REASONS:
+    if row["reason"] not in BACKOFF_REASONS:
         return None
-    return float(row["queued_s"] + backoff_s(row["attempt_count"]))
+    delay_s = backoff_s(row["attempt_count"], row["retry_backoff_s"], row["retry_max_backoff_s"])
+    return float(row["queued_s"] + delay_s)
 
 
 ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]]

@@ -79,6 +79,11 @@ PAGES = [
     Page("terminal-state", "get", "/jobs/terminals/{terminal}/", OWNER, denied=404),
     Page("job-metrics", "get", "/jobs/{running}/metrics/", INSIDE),
     Page("job-series", "get", "/jobs/{running}/metrics/series/", INSIDE),
+    Page("job-ranks", "get", "/jobs/{running}/ranks/", INSIDE),
+    Page("job-checkpoints", "get", "/jobs/{running}/checkpoints/", INSIDE),
+    Page("checkpoint-pin", "post", "/checkpoints/{checkpoint}/pin/", CONTROLLERS, {"pinned": "1"}, 302, 302),
+    Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
+    Page("usage", "get", "/usage/", EVERYBODY),
     Page("job-run", "get", "/jobs/{running}/run/", INSIDE),
     Page("job-help", "get", "/jobs/{running}/help/", INSIDE),
     # it has not failed, so the page shows a refusal

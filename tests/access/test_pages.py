@@ -19,7 +19,7 @@ from tests.api.fixture_data import ACTORS, FixtureData
 from tests.api.table import ADMIN, EVERYBODY, NOBODY
 
 REFUSALS = re.compile(
-    "You may view this, but you lack the permission for this action|Only (managers|administrators) |"
+    "You may view this, but you lack the permission for this action|Only (managers|administrators|its owner) |"
     "There is no such (secret|job)"
     "|Administrators decide on this|Managers of the project and administrators cut"
 )

@@ -13,6 +13,8 @@ from django.utils import timezone
 
 from portal.models import (
     AgentRollout,
+    AttemptObservation,
+    Checkpoint,
     Environment,
     FailedCycle,
     FailureRule,
@@ -241,6 +243,14 @@ def work_of(
         value=0.5,
     )
     TrialReport.objects.create(trial=trial, step=1, value=0.5)
+    AttemptObservation.objects.create(attempt=work["running"].attempts.get(), listing_problem="It is slow.")
+    work["checkpoint"] = Checkpoint.objects.create(
+        name="step-100.pt",
+        step=100,
+        size_bytes=2**20,
+        saved_at=timezone.now(),
+        validity="valid",
+    )
     until = timezone.now() + dt.timedelta(days=1)
     work["exemption"] = IdleExemption.objects.create(
         job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until

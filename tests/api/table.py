@@ -261,8 +261,14 @@ ROWS = [
     Row("sweeps_stop", "post", "sweeps/{sweep}/stop/", CONTROLLERS, {}, scope=JOBS),
     Row("sweeps_pause", "post", "sweeps/{sweep}/pause/", CONTROLLERS, {}, scope=JOBS),
     Row("sweeps_resume", "post", "sweeps/{sweep}/resume/", CONTROLLERS, {}, 409, scope=JOBS),
+    Row("jobs_ranks", "get", "jobs/{running}/ranks/", INSIDE),
+    Row("jobs_checkpoints", "get", "jobs/{running}/checkpoints/", INSIDE),
+    Row("checkpoints_pin", "post", "checkpoints/{checkpoint}/pin/", CONTROLLERS, {}, scope=JOBS),
+    Row("checkpoints_unpin", "post", "checkpoints/{checkpoint}/unpin/", CONTROLLERS, {}, scope=JOBS),
+    # it is in the home of its owner
+    Row("checkpoints_resume", "post", "checkpoints/{checkpoint}/resume/", OWNER, {}, 201, scope=JOBS),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
-    Row("jobs_ranks", "get", "jobs/{running}/ranks/?attempt=1", CONTROLLERS),
+    Row("jobs_launch", "get", "jobs/{running}/launch/?attempt=1", CONTROLLERS),
     Row("launchers_list", "get", "launchers/", EVERYBODY),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
@@ -388,5 +394,6 @@ ROWS = [
     Row("templates_list", "get", "templates/", EVERYBODY),
     Row("templates_get", "get", "templates/{template}/", EVERYBODY),
     Row("usage", "get", "usage/", EVERYBODY),
+    Row("usage_work", "get", "usage/work/", EVERYBODY),
     Row("schema", "get", "../schema/", EVERYBODY),
 ]

@@ -46,7 +46,7 @@ def test_an_asha_experiment_becomes_a_sweep() -> None:
         "gpus_per_task": 2,
         "shm_mib": 1024,
         "max_attempts": 3,
-        "retry_on_failure": True,
+        "retry_on": ["node_failure", "command_failure"],
         "env": {"A": "b", "C": "d=e"},
     }
     assert found.sweep == {

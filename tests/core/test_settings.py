@@ -106,6 +106,7 @@ TESTED_ELSEWHERE = {
     "gpu_sharing_scope": "core/test_gpu_sharing.py",
     "gpu_sharing_requires_mps": "scheduler/test_snapshot.py",
     "use_predictions": "scheduler/test_duration_estimates.py",
+    "stall_timeout_s": "services/test_stalls.py",
     "time_limit_warning_s": "scheduler/test_time_limits.py",
     "max_extension_s": "scheduler/test_time_limits.py",
     "idle_after_s": "scheduler/test_idle_pass.py",

@@ -18,8 +18,8 @@ from portal.services.lifecycle import job_control
 from scheduler import leases
 from scheduler.cycle import run_cycle
 from scheduler.nodes import dispatch
-from scheduler.nodes.dispatch import NodeConnection
 from scheduler.nodes.engine_connect import open_engine
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.reconcile import on_connected, reconcile
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli

@@ -67,7 +67,7 @@ def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes
 
 
 def test_a_task_that_fails_and_a_node_that_restarts_leave_the_others_alone(testbed, monkeypatch) -> None:
-    monkeypatch.setattr("portal.services.lifecycle.attempt_end.backoff_s", lambda failures: 0.0)
+    monkeypatch.setattr("portal.services.lifecycle.attempt_end.backoff_s", lambda *given: 0.0)
     job = testbed.submit(tasks=2, min_tasks=1)
     testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
     (testbed.folder / "fail-1").touch()

@@ -51,7 +51,7 @@ BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
 
 @pytest.fixture
 def testbed(harness, request, monkeypatch):
-    monkeypatch.setattr("scheduler.snapshot.pending.backoff_s", lambda failures: 0.0)
+    monkeypatch.setattr("scheduler.snapshot.pending.backoff_s", lambda *given: 0.0)
     testbed = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
     NodePool.objects.filter(pk=testbed.pool.pk).update(allow_host_network=True)
     meet_at(testbed)
@@ -83,7 +83,7 @@ def log_of(job: Job, attempt: int, rank: int) -> str:
 
 
 def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(testbed) -> None:
-    job = testbed.submit(tasks=2, retry_on_failure=True)
+    job = testbed.submit(tasks=2, retry_on=["command_failure"])
     testbed.reach(job, lambda: len(met(testbed, 1)) == 2)
     first, interface = met(testbed, 1), Rendezvous.objects.get().interfaces
     row = Rendezvous.objects.get(attempt__job=job)

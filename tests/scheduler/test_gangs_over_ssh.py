@@ -59,7 +59,7 @@ def reported(dataset, job: Job, attempt: int, rank: int) -> str:
 
 def test_torchrun_and_gloo_over_two_nodes_with_a_rank_killed_in_the_middle(dataset) -> None:
     job = submit(
-        dataset, "python3", "-c", TRAIN, tasks=2, gpus_per_task=2, launcher="torchrun", retry_on_failure=True,
+        dataset, "python3", "-c", TRAIN, tasks=2, gpus_per_task=2, launcher="torchrun", retry_on=["command_failure"],
         memory_mib=1500, shm_mib=128,
     )  # fmt: skip
     wait_until(dataset, in_state(job, "RUNNING"), job)

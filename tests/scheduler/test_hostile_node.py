@@ -39,9 +39,9 @@ from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache
 from scheduler import leases, periodic
 from scheduler.cycle import run_cycle
-from scheduler.nodes.dispatch import NodeConnection
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.node_actor import NodeActor
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.reconcile import reconcile
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, engine_harness, wait_for

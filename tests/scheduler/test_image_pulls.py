@@ -16,8 +16,9 @@ from portal.services.images.prefetch import do_prefetch_image
 from portal.services.lifecycle import job_control
 from scheduler import leases
 from scheduler.nodes import image_pulls
-from scheduler.nodes.dispatch import NodeConnection, fail_task, start_task
+from scheduler.nodes.dispatch import fail_task, start_task
 from scheduler.nodes.image_pulls import MAX_CONCURRENT_PULLS, ImagePuller, record_images
+from scheduler.nodes.node_connection import NodeConnection
 from tests import factories
 from tests.engine_harness import wait_for
 from tests.services.test_lifecycle import place

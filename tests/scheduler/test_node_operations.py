@@ -16,7 +16,7 @@ from portal.services.jobs.logs import log_path
 from portal.services.jobs.signals import claim_signals, do_send_signal
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.nodes.operations import do_request_operation
-from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_operations import run_due_operations
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine

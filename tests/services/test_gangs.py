@@ -192,7 +192,7 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(dataset) -> None:
 
 @pytest.mark.parametrize("wants", [True, False])
 def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(dataset, wants: bool) -> None:
-    job = submit(dataset, retry_on_failure=wants, max_attempts=2)
+    job = submit(dataset, retry_on=["command_failure"] if wants else [], max_attempts=2)
     for states in [("PENDING", "FAILED"), ("FAILED", None)]:
         attempt = place(dataset, job)
         for task in tasks(attempt):

@@ -85,7 +85,11 @@ def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instea
     dataset, retry, state
 ) -> None:
     job = factories.job(
-        dataset["owner"], dataset["project"], dataset["environment"], tasks=2, retry_on_failure=retry
+        dataset["owner"],
+        dataset["project"],
+        dataset["environment"],
+        tasks=2,
+        retry_on=["command_failure"] if retry else [],
     )
     first, second = run(place(dataset, job))
     job_control.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows

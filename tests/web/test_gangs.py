@@ -14,7 +14,8 @@ TWO = {
     "tasks": "2",
     "gpus_per_task": "2",
     "launcher": "torchrun",
-    "retry_on_failure": "on",
+    "retry_on": ["command_failure"],
+    "retry_exit_codes": "1, 134",
 }
 
 
@@ -39,13 +40,16 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     assert "its tasks use the host network" in reported
     assert client_of("member").post(reverse("launch"), asked).status_code == 302
     job = Job.objects.get(name="my run")
-    assert (job.launcher, job.retry_on_failure, job.tasks) == ("torchrun", True, 2)
+    assert (job.launcher, job.retry_on, job.tasks) == ("torchrun", ["command_failure"], 2)
+    assert job.retry_exit_codes == [1, 134]
     again = LaunchForm(
         job.owner,
         {key: value for key, value in initial_from_job(job.owner, job).items() if value is not None},
     )
     assert again.is_valid(), again.errors
-    assert (again.to_job_request().launcher, again.to_job_request().retry_on_failure) == ("torchrun", True)
+    repeated = again.to_job_request()
+    assert (repeated.launcher, repeated.retry_on) == ("torchrun", ["command_failure"])
+    assert repeated.retry_exit_codes == [1, 134]
 
 
 def test_only_administrators_lend_the_network(dataset, client_of) -> None:

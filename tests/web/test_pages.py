@@ -27,6 +27,7 @@ COUNTS = {
 
 OPEN_TO_ALL = {"home": [], "jobs": [], "approvals": [], "launch": [], "account": [], "search": []}
 OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
+OF_A_JOB += ["job-checkpoints", "job-ranks"]
 ACTS = ["job-cancel", "job-hold", "job-resubmit", "job-open", "job-suspend", "job-resume"]
 ACTS += ["job-extend", "job-snooze", "job-exempt"]
 PAGES = ["account"] + [item.view for group in NAVIGATION.values() for item in group if not item.admin_only]
@@ -94,7 +95,9 @@ def addresses(dataset) -> list[str]:
         for name in ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128", "attn-probe")
     ]
     of_jobs = [
-        reverse(page, args=[job]) for page in ("job", "job-run", "job-metrics", "job-logs") for job in jobs
+        reverse(page, args=[job])
+        for page in ("job", "job-run", "job-metrics", "job-logs", "job-checkpoints", "job-ranks")
+        for job in jobs
     ]
     return [reverse(page) for page in PAGES] + of_jobs + ["/jobs/nothing9999/"]
 

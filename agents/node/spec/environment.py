@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
@@ -129,6 +130,12 @@ def task_environment(
     environment.update({f"FAIRWAY_{name}": str(count) for name, count in bounds.items() if count is not None})
     for asked, listen in sorted(ports.items()):
         environment[f"PORT_{asked}"] = str(listen)
+    for name, place in (("CHECKPOINT_DIR", spec.checkpoint_dir), ("RESUME_FROM", spec.resume_from)):
+        if place is not None:
+            at_home = spec.home is not None and place.target == spec.home.target
+            environment[f"FAIRWAY_{name}"] = posixpath.join(
+                home if at_home and home else place.target, place.path
+            )
     return environment
 
 

@@ -2,7 +2,7 @@
 
 They are in the task's folder, belong to the task's account and are initially empty; a container sees only
 these files. Their time is zero until the task writes or touches them. They are untrusted: links are not
-followed, reads never block, and other content is ignored. Of a checkpoint file only the time counts.
+followed, reads never block, and other content is ignored. A checkpoint file may contain the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE, METRIC_FILE)
 MAX_BYTES = 64
 MAX_METRIC_BYTES = 4096
 MAX_METRIC_LINES = 100
-_NUMBER = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)\s*\Z")
 _METRIC = re.compile(
     rb"\s*([0-9]{1,14}(?:\.[0-9]{0,9})?)\s+"
     rb"([+-]?(?:nan|inf|[0-9]{1,14}(?:\.[0-9]{0,20})?(?:e[+-]?[0-9]{1,3})?))\s*",
@@ -43,6 +42,7 @@ _METRIC = re.compile(
 )
 _MAX_VALUE = 1e15
 """Larger values, infinite ones included, are no numbers for the portal."""
+_NUMBERS = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)(?:[ \t]+([0-9]{1,14}(?:\.[0-9]*)?))?\s*\Z")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -78,21 +78,38 @@ def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) ->
     return max(0.0, now_s - first_s)
 
 
-class ProgressReport(NamedTuple):
-    """Last report of a task: a finite number from 0, and its age in seconds."""
+class Report(NamedTuple):
+    """Last report of a task: finite numbers from 0 (None: not written), and its age in seconds.
 
-    done: float
+    ``value`` is the amount of work done, or the step; ``busy_s`` the seconds that the task itself worked.
+    """
+
+    value: Optional[float]
     age_s: float
+    busy_s: Optional[float] = None
 
 
-def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
+def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
     """Return the last report; None when there is none or it is invalid."""
-    facts, content = _read_end(PROGRESS_FILE.path(folder), MAX_BYTES + 1)
-    if facts is None or facts.st_size > MAX_BYTES:
+    report = _read_report(PROGRESS_FILE, folder, started_s, now_s)
+    return report if report is not None and report.value is not None else None
+
+
+def read_checkpoint(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
+    """Return the last reported checkpoint with its step; None without a report."""
+    return _read_report(CHECKPOINT_FILE, folder, started_s, now_s)
+
+
+def _read_report(file: ReportFile, folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
+    facts, content = _read_end(file.path(folder), MAX_BYTES + 1)
+    since_s = report_age_s(facts.st_mtime, started_s, now_s) if facts is not None else None
+    if facts is None or since_s is None:
         return None
-    found = _NUMBER.match(content)
-    since_s = report_age_s(facts.st_mtime, started_s, now_s)
-    return ProgressReport(float(found.group(1)), since_s) if found and since_s is not None else None
+    found = _NUMBERS.match(content) if facts.st_size <= MAX_BYTES else None
+    value, busy_s = (
+        None if each is None else float(each) for each in (found.groups() if found else (None, None))
+    )
+    return Report(value, since_s, busy_s)
 
 
 def read_metrics(folder: str) -> List[Tuple[float, Optional[float]]]:
@@ -126,12 +143,3 @@ def _read_end(path: str, size: int) -> Tuple[Optional[os.stat_result], bytes]:
         return None, b""
     finally:
         os.close(descriptor)
-
-
-def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
-    """Return seconds since the last reported checkpoint; None without a report."""
-    try:
-        facts = os.lstat(CHECKPOINT_FILE.path(folder))
-    except OSError:
-        return None
-    return report_age_s(facts.st_mtime, started_s, now_s) if stat.S_ISREG(facts.st_mode) else None

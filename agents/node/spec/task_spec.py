@@ -52,6 +52,13 @@ class Mount(NamedTuple):
     quota_mib: Optional[int] = None  # limit of the folder, where the file system supports quotas
 
 
+class TaskPath(NamedTuple):
+    """A path below a mount of the task, given by the target of that mount."""
+
+    target: str
+    path: str
+
+
 class TaskSpec(NamedTuple):
     """One task (rank) of one attempt, as requested by the portal."""
 
@@ -95,6 +102,8 @@ class TaskSpec(NamedTuple):
     egress: EgressPolicy = EgressPolicy()  # allowed connections
     disk_mib: Optional[int] = None  # limit on the node's disk outside volumes
     launch_files: Optional[Dict[str, str]] = None  # of its launcher; also turns placeholders on
+    checkpoint_dir: Optional[TaskPath] = None  # where its job keeps checkpoints
+    resume_from: Optional[TaskPath] = None  # the checkpoint from which it continues
 
     @property
     def name(self) -> str:
@@ -141,6 +150,8 @@ SPEC_CAPABILITIES = (
     "disk_mib",
     "egress",
     "launch_files",
+    "checkpoint_dir",
+    "resume_from",
 )
 """Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
 CAN_STOP_TASKS = "stop.tasks"
@@ -163,6 +174,8 @@ CAN_DENY_EGRESS = "deny_egress"
 """Capability: verb that sets the addresses that no container may connect to."""
 CAN_UPDATE_FILES = "update_files"
 """Capability: verb that replaces launch files of a running task."""
+CAN_LIST_CHECKPOINTS = "checkpoints"
+"""Capability: verb that lists and removes checkpoints."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -174,6 +187,7 @@ VERB_CAPABILITIES = (
     CAN_EXPAND_DEVICE_PATTERNS,
     CAN_DENY_EGRESS,
     CAN_UPDATE_FILES,
+    CAN_LIST_CHECKPOINTS,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
@@ -241,6 +255,8 @@ def parse_spec(raw: Any) -> TaskSpec:
         disk_mib=_parse_optional_number(raw, "disk_mib", 1, 2**40),
         egress=parse_egress_policy(raw.get("egress")),
         launch_files=parse_files(raw, "launch_files") if raw.get("launch_files") is not None else None,
+        checkpoint_dir=_parse_task_path(raw.get("checkpoint_dir")),
+        resume_from=_parse_task_path(raw.get("resume_from")),
     )
     secrets = (
         *spec.secret_files.values(),
@@ -352,11 +368,7 @@ def _parse_mounts(value: Any) -> Tuple[Mount, ...]:
         return ()
     if not isinstance(value, list) or len(value) > 64:
         raise invalid_spec("mounts is not a list.")
-    mounts = []
-    for each in value:
-        if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
-            raise invalid_spec("Each element of mounts must have kind, source, target, and no unknown keys.")
-        mounts.append(_parse_mount(each))
+    mounts = [parse_mount(each) for each in value]
     if len({mount.target for mount in mounts}) != len(mounts):
         raise invalid_spec("Two mounts have the same target.")
     if sum(mount.kind == "home" for mount in mounts) > 1:
@@ -364,7 +376,9 @@ def _parse_mounts(value: Any) -> Tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _parse_mount(each: Dict[str, Any]) -> Mount:
+def parse_mount(each: Any) -> Mount:
+    if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
+        raise invalid_spec("Each mount must have kind, source, target, and no unknown keys.")
     kind = each["kind"]
     if kind not in MOUNT_KINDS:
         raise invalid_spec(f"The kind of a mount must be one of {', '.join(MOUNT_KINDS)}.")
@@ -382,6 +396,23 @@ def _parse_mount(each: Dict[str, Any]) -> Mount:
         gid=_parse_optional_number(each, "gid", 1000, 2**32 - 2),
         quota_mib=_parse_optional_number(each, "quota_mib", 1, 2**40),
     )
+
+
+def _parse_task_path(value: Any) -> Optional[TaskPath]:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != set(TaskPath._fields):
+        raise invalid_spec("A path of a task must have exactly a target and a path.")
+    return TaskPath(_parse_text(value, "target", _PATH), parse_relative_path(value["path"]))
+
+
+def parse_relative_path(value: Any) -> str:
+    """Return a path without ``.`` and ``..`` that stays below the folder to which it is relative."""
+    if not isinstance(value, str) or not _PATH.match("/" + value):
+        raise invalid_spec("A path of a task has an invalid format.")
+    if any(part in ("", ".", "..") for part in value.split("/")):
+        raise invalid_spec("A path of a task is not a plain relative path.")
+    return value
 
 
 def _parse_devices(value: Any) -> Tuple[str, ...]:

@@ -42,6 +42,14 @@ class Volumes:
         """Return the path on the node by mount target; create and chown folders. Idempotent."""
         return {mount.target: self._prepare_mount(mount, spec, uid, gid) for mount in spec.mounts}
 
+    def locate(self, mount: Mount) -> str:
+        """Return the path on the node of a mount that is kept after its tasks; creates nothing."""
+        if mount.kind == "home":
+            return os.path.join(self._settings.home_root, mount.source)
+        if mount.kind == "scratch":
+            raise invalid_spec("A scratch folder is removed with its task.")
+        return os.path.join(self._check_host_path(mount), mount.folder or "")
+
     def remove_scratch(self, name: str) -> None:
         """Remove the scratch folders of a task, their content in the background; idempotent."""
         folder, gone = os.path.join(self._settings.scratch_root, name), self._trash_path(name)

@@ -31,6 +31,7 @@ from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_mess
 from portal.services.jobs.submission import JobRequest, do_submit_job, preview_start, validate_request
 
 ID_OR_NAME = "Id or name."
+MAX_LIST_ITEMS = 64
 REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies")
 
 
@@ -83,6 +84,13 @@ def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
     options |= {"allow_null": True} if rule.nullable else {}
     texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
     options |= {"help_text": " ".join(filter(None, texts)) or None}
+    if rule.is_list:
+        child = (
+            serializers.ChoiceField(rule.choices)
+            if rule.choices
+            else StrictIntegerField(min_value=int(rule.minimum or 0), max_value=int(rule.maximum or 0))
+        )
+        return serializers.ListField(child=child, max_length=MAX_LIST_ITEMS, **options)
     if rule.choices:
         return serializers.ChoiceField(rule.choices, **options)
     if rule.value_type is bool:
@@ -133,7 +141,9 @@ class SubmitBody(StrictSerializer):
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         """Return the fields above and those of the specification."""
         rules = [rule for rule in job_fields(self.spec).values() if self.kinds or not rule.jobs_only]
-        return {rule.name: self._build_field(rule) for rule in rules if rule.is_scalar} | super().get_fields()
+        return {
+            rule.name: self._build_field(rule) for rule in rules if rule.is_scalar or rule.is_list
+        } | super().get_fields()
 
     def _build_field(self, rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
         choices = tuple(kind.value for kind in self.kinds) if rule.name == "kind" else rule.choices

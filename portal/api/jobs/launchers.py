@@ -98,9 +98,9 @@ class LaunchersView(SignedInView):
         return self.json_response(LauncherList.represent(LAUNCHERS))
 
 
-class JobRanksView(SignedInView):
+class JobLaunchView(SignedInView):
     @operation(
-        "jobs_ranks",
+        "jobs_launch",
         "List what each rank of a job runs",
         tag="jobs",
         scope=Scope.READ,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
+from typing import Any
 
 from django.http import HttpResponse
 from django.utils import timezone
@@ -12,8 +14,9 @@ from rest_framework.request import Request
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
+from portal.domain.lost_work import LossCause
 from portal.errors import InvalidRequest
-from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
+from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, work_by
 from portal.services.accounts.tokens import Scope
 
 MAX_PERIOD = dt.timedelta(days=366)
@@ -63,18 +66,71 @@ class UsageView(SignedInView):
     )
     def get(self, request: Request) -> HttpResponse:
         """GPU-hours from the ledger; a past period always gives the same result."""
-        end = self.query.get("end") or timezone.now()
-        start = self.query.get("start") or _before(end)
-        if not start < end:
-            raise InvalidRequest(fields={"start": "The start must be before the end."})
-        if end - start > MAX_PERIOD:
-            raise InvalidRequest(fields={"start": f"The period is longer than {MAX_PERIOD.days} days."})
+        start, end = _period(self.query)
         by = UsageGrouping(self.query["by"])
         rows = gpu_hours_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
         total = round(sum(row.gpu_hours for row in rows), 6)
         return self.json_response(
             UsageReport.compose(start=start, end=end, by=by.value, total_gpu_hours=total, items=rows)
         )
+
+
+class WorkItem(ResponseSerializer):
+    """How the GPU time of ended attempts of one group was used."""
+
+    key = serializers.CharField(help_text="Public id, or the date (UTC) if grouped by day.")
+    name = serializers.CharField()
+    startup_gpu_hours = serializers.FloatField(help_text="Until containers ran.")
+    useful_gpu_hours = serializers.FloatField(
+        help_text="Of completed attempts, or until the last checkpoint."
+    )
+    lost_gpu_hours = serializers.FloatField(
+        help_text="After the last checkpoint of attempts that did not complete."
+    )
+    lost_by_cause = serializers.DictField(
+        child=serializers.FloatField(),
+        help_text=f"GPU-hours lost by cause: {', '.join(each.value for each in LossCause)}.",
+    )
+    attempts = serializers.IntegerField()
+
+
+class WorkReport(ResponseSerializer):
+    """Start-up, useful and lost GPU-hours of attempts that ended in a period."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(GROUPINGS)
+    items = WorkItem(many=True)
+
+
+class WorkView(SignedInView):
+    @operation(
+        "usage_work",
+        "Get useful and lost GPU-hours by project, user, pool or day",
+        tag="usage",
+        scope=Scope.READ,
+        query=UsageQuery,
+        response=WorkReport,
+        detail="Booked when an attempt ends. Your own attempts and those of projects that you manage; for "
+        "administrators, all.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """Work from the ledger; a past period always gives the same result."""
+        start, end = _period(self.query)
+        by = UsageGrouping(self.query["by"])
+        rows = work_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
+        return self.json_response(WorkReport.compose(start=start, end=end, by=by.value, items=rows))
+
+
+def _period(query: Mapping[str, Any]) -> tuple[dt.datetime, dt.datetime]:
+    """Return start and end of the period. Raise InvalidRequest if it is empty or too long."""
+    end = query.get("end") or timezone.now()
+    start = query.get("start") or _before(end)
+    if not start < end:
+        raise InvalidRequest(fields={"start": "The start must be before the end."})
+    if end - start > MAX_PERIOD:
+        raise InvalidRequest(fields={"start": f"The period is longer than {MAX_PERIOD.days} days."})
+    return start, end
 
 
 def _before(end: dt.datetime) -> dt.datetime:

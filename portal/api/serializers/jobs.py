@@ -16,14 +16,19 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.idle import IdleDetail
 from portal.api.serializers.progress import MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
+from portal.domain.checkpoints import Validity
+from portal.domain.end_states import FailureClass
 from portal.domain.failure_rules import FailureAction
+from portal.domain.lost_work import LossCause
 from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
 from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLimitExtension
+from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
 from portal.selectors.failure_rules import IdentifiedFailure
+from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work, stalled_since
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
@@ -306,6 +311,17 @@ class Rendezvous(ResponseSerializer):
     )
 
 
+class AttemptWork(ResponseSerializer):
+    """GPU-seconds of an ended attempt."""
+
+    cause = serializers.ChoiceField(
+        ["", *(each.value for each in LossCause)], help_text="Why work was lost; blank if it completed."
+    )
+    startup_gpu_s = serializers.FloatField(help_text="Until its containers ran.")
+    useful_gpu_s = serializers.FloatField(help_text="Until its last checkpoint, or its end if it completed.")
+    lost_gpu_s = serializers.FloatField()
+
+
 class Attempt(ResponseSerializer):
     """One run of a job."""
 
@@ -322,6 +338,20 @@ class Attempt(ResponseSerializer):
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
     )
+    checkpoint_step = serializers.IntegerField(
+        allow_null=True, help_text="Step of that checkpoint; null if it reported none."
+    )
+    resume_path = serializers.CharField(
+        allow_blank=True, help_text="Checkpoint from which it started; blank if it started without one."
+    )
+    resume_step = serializers.IntegerField(allow_null=True)
+    checkpoints_problem = serializers.CharField(
+        allow_null=True, help_text="Why its checkpoints could not be listed last; blank if they could."
+    )
+    stalled_at = serializers.DateTimeField(
+        allow_null=True, help_text="Since when it is stalled; null if it is not."
+    )
+    work = AttemptWork(allow_null=True, help_text="GPU time; null until it has ended, or without GPUs.")
     progress = TaskProgress(allow_null=True, help_text="null if it has reported no progress.")
     energy_joules = serializers.FloatField(
         allow_null=True,
@@ -339,6 +369,19 @@ class Attempt(ResponseSerializer):
     tasks = Task(many=True, source="task_rows")
 
     @staticmethod
+    def get_checkpoints_problem(row: AttemptRow, context: JobContext) -> str | None:
+        seen = attempt_observation(row)
+        return seen.listing_problem if seen else None
+
+    @staticmethod
+    def get_stalled_at(row: AttemptRow, context: JobContext) -> dt.datetime | None:
+        return stalled_since(row)
+
+    @staticmethod
+    def get_work(row: AttemptRow, context: JobContext) -> AttemptWorkRow | None:
+        return attempt_work(row)
+
+    @staticmethod
     def get_progress(row: AttemptRow, context: JobContext) -> AttemptProgress | None:
         return attempt_progress(row)
 
@@ -349,6 +392,28 @@ class Attempt(ResponseSerializer):
     @staticmethod
     def get_rendezvous(row: AttemptRow, context: JobContext) -> RendezvousRow | None:
         return getattr(row, "rendezvous", None)
+
+
+class Checkpoint(ResponseSerializer):
+    """A checkpoint in the checkpoint directory of a job, as its node last listed it."""
+
+    id = serializers.CharField(source="public_id")
+    job = Reference()
+    name = serializers.CharField(help_text="File or folder in the checkpoint directory.")
+    step = serializers.IntegerField(allow_null=True, help_text="null if its name and content tell none.")
+    size_bytes = serializers.IntegerField()
+    saved_at = serializers.DateTimeField()
+    validity = serializers.ChoiceField(
+        [each.value for each in Validity], help_text="Restarts use valid ones only (docs/checkpoints.md)."
+    )
+    problem = serializers.CharField(allow_blank=True, help_text="Why it is broken, or could not be checked.")
+    pinned_at = serializers.DateTimeField(
+        allow_null=True, help_text="null unless retention never deletes it."
+    )
+    pinned_by = serializers.CharField(allow_blank=True)
+    removal_requested_at = serializers.DateTimeField(
+        allow_null=True, help_text="When retention decided to delete it; null if it is kept."
+    )
 
 
 class TimelineEvent(ResponseSerializer):
@@ -494,7 +559,6 @@ class JobDetail(Job):
     shm_mib = serializers.IntegerField()
     termination_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
-    retry_on_failure = serializers.BooleanField(help_text="true if a failed command is retried too.")
     launcher = serializers.CharField(help_text="How its tasks find each other (docs/training.md).")
     launcher_options = serializers.DictField(help_text="Options of the launcher that are not defaults.")
     rank_overrides = serializers.DictField(
@@ -503,6 +567,26 @@ class JobDetail(Job):
         source="context.private.rank_overrides",
         help_text="Variables of single ranks; null unless you may control the job.",
     )
+    retry_on = serializers.ListField(
+        child=serializers.ChoiceField([each.value for each in FailureClass]),
+        help_text="Failures after which it starts again.",
+    )
+    retry_exit_codes = serializers.ListField(
+        child=serializers.IntegerField(), help_text="Exit codes that count as command_failure; empty for any."
+    )
+    retry_backoff_s = serializers.IntegerField(help_text="Doubled for each later retry.")
+    retry_max_backoff_s = serializers.IntegerField()
+    exclude_failed_node = serializers.BooleanField()
+    checkpoint_dir = serializers.CharField(
+        allow_blank=True, help_text="Folder below which its checkpoint directory is; blank for the default."
+    )
+    checkpoint_keep_last = serializers.IntegerField(allow_null=True, help_text="null if all are kept.")
+    checkpoint_keep_every = serializers.IntegerField(allow_null=True)
+    resume_from = serializers.CharField(
+        allow_blank=True, help_text="Id of the checkpoint from which its first attempt starts."
+    )
+    stall_timeout_s = serializers.IntegerField(allow_null=True, help_text="null for the policy of the pool.")
+    on_stall = serializers.ChoiceField(["notify", "end"])
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
     env = serializers.DictField(
         child=serializers.CharField(allow_blank=True),

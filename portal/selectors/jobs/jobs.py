@@ -72,7 +72,14 @@ def list_attempts(job: Job) -> list[Attempt]:
     return list(
         Attempt.objects.filter(job=job)
         .select_related(
-            "pool", "progress", "activity", "energy", "rendezvous__node", "preempted_for__project"
+            "pool",
+            "progress",
+            "activity",
+            "observation",
+            "work",
+            "energy",
+            "rendezvous__node",
+            "preempted_for__project",
         )
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")

@@ -1,16 +1,18 @@
-"""Reads GPU-hours of a period by project, user, pool or day."""
+"""Reads GPU-hours of a period by project, user, pool or day, and how much of them was lost."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from django.db import connection
-from django.db.models import Q
+from django.db.models import Count, Q, Sum
+from django.db.models.functions import TruncDate
 
-from portal.access import Requester, nameable_projects, visible_usage
+from portal.access import Requester, nameable_projects, visible_usage, visible_work
 from portal.selectors.lookup import matches_key
 from portal.visibility import HIDDEN_PROJECT_NAME
 
@@ -86,6 +88,81 @@ def gpu_hours_by(
         seen = set(nameable_projects(requester).values_list("public_id", flat=True))
         return [row if row.key in seen else replace(row, name=HIDDEN_PROJECT_NAME) for row in found]
     return found
+
+
+@dataclass(frozen=True)
+class WorkRow:
+    """GPU-hours of ended attempts: the key (public id, or a date), its name, and how the time was used."""
+
+    key: str
+    name: str
+    startup_gpu_hours: float
+    useful_gpu_hours: float
+    lost_gpu_hours: float
+    lost_by_cause: dict[str, float]
+    """GPU-hours by cause; causes without losses are left out."""
+    attempts: int
+
+    @property
+    def lost_percent(self) -> float:
+        total = self.startup_gpu_hours + self.useful_gpu_hours + self.lost_gpu_hours
+        return 100.0 * self.lost_gpu_hours / total if total else 0.0
+
+
+_WORK_COLUMNS = {
+    UsageGrouping.PROJECT: ("project__public_id", "project__name"),
+    UsageGrouping.USER: ("user__public_id", "user__username"),
+    UsageGrouping.POOL: ("pool__public_id", "pool__name"),
+    UsageGrouping.DAY: ("day", "day"),
+}
+
+
+def work_by(
+    requester: Requester,
+    start: datetime,
+    end: datetime,
+    by: UsageGrouping,
+    *,
+    project: str = "",
+    user: str = "",
+) -> list[WorkRow]:
+    """Return the visible work of attempts that ended in a period, most lost work first; days (UTC) ascending."""
+    rows = visible_work(requester).filter(ended_at__gte=start, ended_at__lt=end)
+    if project:
+        rows = rows.filter(matches_key(project, "project"))
+    if user:
+        rows = rows.filter(matches_key(user, "user", name="username"))
+    key, name = _WORK_COLUMNS[by]
+    sums = (
+        rows.annotate(day=TruncDate("ended_at", tzinfo=UTC))
+        .values(*{key, name}, "cause")
+        .annotate(
+            startup=Sum("startup_gpu_s"),
+            useful=Sum("useful_gpu_s"),
+            lost=Sum("lost_gpu_s"),
+            count=Count("pk"),
+        )
+        .order_by()
+    )
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in sums:
+        groups[str(row[key])].append(row)
+    found = [_work_row(group, str(rows[0][name]), rows) for group, rows in groups.items()]
+    if by is UsageGrouping.DAY:
+        return sorted(found, key=lambda row: row.key)
+    if by is UsageGrouping.PROJECT:
+        seen = set(nameable_projects(requester).values_list("public_id", flat=True))
+        found = [row if row.key in seen else replace(row, name=HIDDEN_PROJECT_NAME) for row in found]
+    return sorted(found, key=lambda row: (-row.lost_gpu_hours, row.key))
+
+
+def _work_row(key: str, name: str, rows: list[dict[str, Any]]) -> WorkRow:
+    def hours(column: str) -> float:
+        return round(sum(float(row[column]) for row in rows) / 3600, 6)
+
+    causes = {row["cause"]: round(row["lost"] / 3600, 6) for row in rows if row["cause"] and row["lost"]}
+    attempts = sum(row["count"] for row in rows)
+    return WorkRow(key, name, hours("startup"), hours("useful"), hours("lost"), causes, attempts)
 
 
 def _sum_by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:

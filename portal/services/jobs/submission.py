@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
@@ -17,10 +17,10 @@ from portal.domain.secrets import VARIABLE_NAME
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
 from portal.engine_client import query_would_start
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
-from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
+from portal.models import Checkpoint, Dependency, Environment, Job, Node, NodePool, Project, Template, User
 from portal.selectors.jobs.rights import Requirement, job_denial, read_rights, usage_from_columns
 from portal.services.audit import record_action
-from portal.services.jobs import feasibility
+from portal.services.jobs import checkpoints, feasibility
 from portal.services.jobs.dependencies import dependency_errors, lock_dependencies
 from portal.services.jobs.gang_rules import launcher_error, launcher_options_error, no_gang_network_reason
 from portal.services.lifecycle import job_control, suspension
@@ -74,6 +74,8 @@ def validate_request(user: User, request: JobRequest) -> None:
         wrong |= _permission_errors(user, request)
     if "volumes" not in wrong and (fault := volumes.volume_location_error(request.volumes, request.pool)):
         wrong["volumes"] = fault
+    if not {"volumes", "checkpoint_dir", "resume_from"} & wrong.keys():
+        wrong |= _checkpoint_errors(user, request)
     wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
     if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
         message = "Only managers of the project may raise a priority above 0."
@@ -113,6 +115,21 @@ def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
     }
     missing = [each for each in read_rights([run]).denials(run) if each.requirement in fields]
     return {fields[each.requirement]: each.message for each in reversed(missing)}
+
+
+def _checkpoint_errors(user: User, request: JobRequest) -> dict[str, str]:
+    """Return what is wrong with the checkpoint directory, or with the checkpoint to start from."""
+    references = volumes.normalize_volume_references(request.volumes)
+    wrong: dict[str, str] = {}
+    if fault := checkpoints.checkpoint_dir_error(user, request.checkpoint_dir, references):
+        wrong["checkpoint_dir"] = fault
+    if request.resume_from:
+        job = Job(owner=user, volumes=references)
+        if fault := checkpoints.resume_error(user, request.resume_from, job):
+            wrong["resume_from"] = fault
+    if request.checkpoint_keep_every is not None and request.checkpoint_keep_last is None:
+        wrong["checkpoint_keep_every"] = "Set the number of newest checkpoints to keep, too."
+    return wrong
 
 
 def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
@@ -158,6 +175,8 @@ def create_job(user: User, request: JobRequest) -> Job:
         )
         pin = request.environment.image_digest
         job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
+        if job.resume_from:
+            checkpoints.pin_for_resume(user, job.resume_from)
         Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in dependencies)
         job.avoid_nodes.add(*request.avoid_nodes)
         job_control.record_submitted(job, actor=user.username)
@@ -234,6 +253,16 @@ def check_resubmission(user: User, job: Job) -> None:
         raise Forbidden("Only its owner can restart a workspace.")
 
 
+def do_resume_from_checkpoint(user: User, row: Checkpoint) -> Job:
+    """Submit the request of a checkpoint's job as a new job that starts from the checkpoint, which is pinned."""
+    require_permission(user, Permission.CONTROL, row.job)
+    if row.job.owner_id != user.pk and checkpoints.is_in_home(row.job):
+        raise Forbidden("Only its owner can resume from it: it is kept in their home.")
+    if row.job.is_placeholder:
+        raise Conflict("It was adopted from a container and its command is unknown.", code="job_unknown")
+    return do_submit_job(user, replace(request_from_job(row.job), resume_from=row.public_id))
+
+
 def request_from_job(job: Job) -> JobRequest:
     copied = {name: getattr(job, name) for name, rule in job_fields().items() if rule.copied}
     rows = {name: getattr(job, name) for name in ("project", "environment", "pool", "template")}
@@ -252,6 +281,8 @@ def _job_columns(request: JobRequest) -> dict[str, Any]:
         "topology_constraint": dict(request.topology_constraint) if request.topology_constraint else None,
         "volumes": volumes.normalize_volume_references(request.volumes),
         "secrets": secrets.normalize_secret_references(request.secrets),
+        "retry_on": list(request.retry_on),
+        "retry_exit_codes": list(request.retry_exit_codes),
     }
 
 

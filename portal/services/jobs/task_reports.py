@@ -1,22 +1,24 @@
 """Records what nodes report about attempts: checkpoints, progress, and overuse of a shared GPU's memory.
 
-The only writer of ``checkpoint_at`` and ``AttemptProgress``.
+The only writer of ``checkpoint_at``, ``AttemptProgress`` and ``RankProgress``.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
 from django.db.models import Q
 
+from agents.engines.interface import Container
 from portal.domain.formatting import format_memory
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES
 from portal.domain.throughput import GpuPosition, Layout, layout_of
 from portal.live_events import publish_all_on_commit
-from portal.models import Allocation, Attempt, AttemptProgress, Topology
+from portal.models import Allocation, Attempt, AttemptObservation, AttemptProgress, RankProgress, Topology
 from portal.selectors.jobs.progress import attempt_progress, job_scaling_fingerprint, job_workload_fingerprint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import attempt_topic_event
@@ -34,7 +36,9 @@ def reported_at(running_at: dt.datetime, ago_s: float, polled_at: dt.datetime) -
     return polled_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
 
 
-def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> bool:
+def record_checkpoint(
+    attempt: Attempt, ago_s: float, step: int | None = None, *, polled_at: dt.datetime
+) -> bool:
     """Record a checkpoint ``ago_s`` seconds before the node answered; return True if written.
 
     ``attempt``, with its job, must have been read before ``polled_at``, so that no checkpoint is dated too
@@ -47,10 +51,21 @@ def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime)
         return False
     older = Q(checkpoint_at__isnull=True) | Q(checkpoint_at__lte=at - MIN_UPDATE_INTERVAL)
     live = Attempt.objects.filter(older, pk=attempt.pk, state__in=LIVE_ATTEMPT_STATES)
-    if not live.update(checkpoint_at=at):
+    if not live.update(checkpoint_at=at, checkpoint_step=step):
         return False
+    attempt.checkpoint_at, attempt.checkpoint_step = at, step
     publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", "It saved a checkpoint.")])
     return True
+
+
+def record_output(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> None:
+    """Record when a task last wrote output, for jobs whose stalls are detected; times only increase."""
+    seen: AttemptObservation | None = getattr(attempt, "observation", None)
+    if attempt.running_at is None:
+        return
+    at = reported_at(attempt.running_at, ago_s, polled_at)
+    if seen is None or seen.output_at is None or at >= seen.output_at + MIN_UPDATE_INTERVAL:
+        AttemptObservation.objects.update_or_create(attempt=attempt, defaults={"output_at": at})
 
 
 def stop_memory_overuse(
@@ -113,6 +128,28 @@ def record_progress(
     if written:
         publish_all_on_commit([attempt_topic_event(attempt, "progress", "It reported its progress.")])
     return written
+
+
+def record_rank_progress(
+    attempt: Attempt, reporting: Mapping[int, Container], *, polled_at: dt.datetime
+) -> None:
+    """Append the reports of ranks, in steps of at least ``MIN_UPDATE_INTERVAL``; a lower number starts again."""
+    if attempt.running_at is None:
+        return
+    known = {row.rank: row for row in RankProgress.objects.filter(attempt=attempt, rank__in=reporting)}
+    changed = []
+    for rank, report in reporting.items():
+        row = known.get(rank) or RankProgress(attempt=attempt, rank=rank)
+        at_s = reported_at(attempt.running_at, report.progress_age_s or 0.0, polled_at).timestamp()
+        units, last = report.progress or 0.0, row.reports[-1] if row.reports else None
+        if units < 0 or (last and at_s < last[0] + MIN_UPDATE_INTERVAL.total_seconds()):
+            continue
+        before = row.reports if last and units >= last[1] else []
+        row.reports = [*before, [at_s, units, report.progress_busy_s]][-RankProgress.MAX_REPORTS :]
+        changed.append(row)
+    RankProgress.objects.bulk_create(
+        changed, update_conflicts=True, unique_fields=["attempt", "rank"], update_fields=["reports"]
+    )
 
 
 def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.datetime) -> bool:

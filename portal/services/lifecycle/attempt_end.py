@@ -11,13 +11,12 @@ from collections.abc import Collection, Sequence
 from django.utils import timezone
 
 from portal.domain.end_states import (
-    APPLICATION_FAILURES,
     END_STATES,
     NOT_TASK_FAILURES,
     PREEMPTION_REASONS,
-    RETRYABLE_REASONS,
     backoff_s,
     counted_attempts,
+    is_retried,
 )
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
@@ -26,6 +25,7 @@ from portal.outbox import trigger_cycle
 from portal.services.lifecycle.rendezvous import release_rendezvous
 from portal.services.lifecycle.state_events import record_event
 from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
+from portal.services.lifecycle.work_ledger import record_work
 
 
 def finish_attempt(attempt: Attempt, job: Job) -> None:
@@ -41,6 +41,7 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     if reason is EndReason.COMPLETED:
         attempt.exit_code = 0
     attempt.save(update_fields=["ended_at", "exit_code"])
+    record_work(attempt, job, reason)
     release_rendezvous(attempt)
     transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by)
     job.exit_code = attempt.exit_code
@@ -62,7 +63,7 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
         return JobState.SUSPENDED
     if state is AttemptState.SUSPENDED:
         return JobState.PENDING  # resumed while it stopped
-    retried = reason in RETRYABLE_REASONS or (job.retry_on_failure and reason in APPLICATION_FAILURES)
+    retried = is_retried(reason, attempt.exit_code, job.retry_on, job.retry_exit_codes)
     if job.is_placeholder and (reason in PREEMPTION_REASONS or retried):
         return JobState.FAILED  # a placeholder has no command to start again
     if reason in PREEMPTION_REASONS:
@@ -112,7 +113,8 @@ def record_lost_tasks(
     """Record that tasks of an attempt end while others continue; replacements wait for a backoff first."""
     if reason not in NOT_TASK_FAILURES:
         attempt.failed_tasks += lost
-    attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
+    delay_s = backoff_s(attempt.failed_tasks, job.retry_backoff_s, job.retry_max_backoff_s)
+    attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=delay_s)
     attempt.save(update_fields=["failed_tasks", "scale_up_after"])
     more = f" {surviving} of {job.tasks} tasks keep running."
     if attempt.failed_tasks >= job.max_attempts:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from django.db import transaction
 
-from portal.domain.end_states import APPLICATION_FAILURES, PREEMPTION_REASONS, RETRYABLE_REASONS
+from portal.domain.end_states import PREEMPTION_REASONS, is_retried
 from portal.domain.reasons import EndReason
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.errors import Conflict
-from portal.models import Job, JobEvent, JobVerdict
+from portal.models import Attempt, Job, JobEvent, JobVerdict
 from portal.outbox import trigger_cycle
 from portal.services.lifecycle.job_control import lock_live_attempt, request_stop
 from portal.services.lifecycle.state_events import publish_job_state
@@ -39,7 +39,7 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
             return job
         if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
             raise Conflict("It has ended or is stopping.", code="job_ended")
-        if attempt is not None and attempt.stop_reason and not _job_survives_stop(job, attempt.stop_reason):
+        if attempt is not None and attempt.stop_reason and not _job_survives_stop(job, attempt):
             raise Conflict("It is stopping.", code="job_ended")
         if job.is_placeholder:
             raise Conflict("It was adopted from a container and could not be resumed.", code="job_unknown")
@@ -80,7 +80,9 @@ def resume_job(job_id: int, *, actor: str) -> Job:
         return job
 
 
-def _job_survives_stop(job: Job, reason: str) -> bool:
-    """Return True if the job would be pending again after its attempt is stopped for this reason."""
-    again = PREEMPTION_REASONS | RETRYABLE_REASONS | {EndReason.SUSPENDED}
-    return reason in again or (job.retry_on_failure and reason in APPLICATION_FAILURES)
+def _job_survives_stop(job: Job, attempt: Attempt) -> bool:
+    """Return True if the job would be pending again after its stopping attempt has ended."""
+    reason = EndReason(attempt.stop_reason)
+    if reason in PREEMPTION_REASONS or reason is EndReason.SUSPENDED:
+        return True
+    return is_retried(reason, attempt.exit_code, job.retry_on, job.retry_exit_codes)

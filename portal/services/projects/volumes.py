@@ -21,6 +21,7 @@ from portal.domain.volumes import (
     VolumeKind,
     VolumeScope,
     default_mount_path,
+    home_mount_path,
 )
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Job, Node, NodePool, Project, User, Volume
@@ -145,7 +146,7 @@ def volume_references_error(owner: User, runtime: str, references: Sequence[Volu
     for target in targets:
         if fault := mount_target_error(target):
             return fault
-        if PurePosixPath(target).is_relative_to(f"/home/{owner.username[:32]}"):
+        if PurePosixPath(target).is_relative_to(home_mount_path(owner.username)):
             return f"{target} is inside the home; choose a path outside it."
         if targets.count(target) > 1:
             return f"Two volumes have the mount path {target}."

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from portal.domain.end_states import FailureClass
 from portal.domain.sweeps import Searcher
 from portal.errors import InvalidRequest
 
@@ -106,7 +107,10 @@ def _read_job(given: dict[Any, Any], found: ImportedExperiment) -> None:
     _ignore(found, "resources", resources)
     if (restarts := given.pop("max_restarts", None)) is not None:
         job["max_attempts"] = min(20, 1 + _count(restarts, "max_restarts", 0))
-        job["retry_on_failure"] = job["max_attempts"] > 1
+        if job["max_attempts"] > 1:
+            job["retry_on"] = [
+                each.value for each in (FailureClass.NODE_FAILURE, FailureClass.COMMAND_FAILURE)
+            ]
     if (grace_s := given.pop("preemption_timeout", None)) is not None:
         job["termination_grace_s"] = min(600, _count(grace_s, "preemption_timeout", 1))
     environment = given.pop("environment", {})

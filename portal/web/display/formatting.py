@@ -126,6 +126,22 @@ def gpu_time(gpu_seconds: float) -> str:
     return f"{hours:.1f}{NBSP}GPU-h" if hours < 100 else f"{hours:,.0f}{NBSP}GPU-h"
 
 
+def gpu_hours(hours: float) -> str:
+    return gpu_time(hours * 3600)
+
+
+def step_time(seconds: float) -> str:
+    """Format as 0.5 ms, 358 ms, 2.4 s or 3 min."""
+    if seconds >= 60:
+        return duration(seconds)
+    return f"{amount(seconds)}{NBSP}s" if seconds >= 1 else f"{amount(seconds * 1000)}{NBSP}ms"
+
+
+def spaced(code: str) -> str:
+    """Format a code as words: node_failure as node failure."""
+    return code.replace("_", " ")
+
+
 def cores(milli: int) -> str:
     """Format as 4 cores, 1 core or 0.5 core."""
     amount = f"{milli / 1000:g}"

@@ -47,7 +47,15 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "jobs",
             "j",
             counter="jobs",
-            active_views=("job", "job-logs", "job-metrics", "job-run", "job-help"),
+            active_views=(
+                "job",
+                "job-logs",
+                "job-metrics",
+                "job-checkpoints",
+                "job-ranks",
+                "job-run",
+                "job-help",
+            ),
             in_tab_bar=True,
         ),
         NavItem("Experiments", "experiments", "flask", "m", active_views=("run",)),
@@ -102,6 +110,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
     ),
     "Sharing": (
         NavItem("Quotas", "quotas", "quota", "s", active_views=("save-quotas",), in_tab_bar=True),
+        NavItem("GPU time", "usage", "report", "t"),
         NavItem(
             "Projects",
             "projects",

@@ -81,6 +81,7 @@ BY_REASON: dict[EndReason, tuple[str, list[SuggestedFix]]] = {
     EndReason.GPU_MEMORY_LIMIT_EXCEEDED: ("It used more than its share of a GPU", [LARGER_SHARE, READ_LOG]),
     EndReason.DISK_LIMIT_EXCEEDED: ("It wrote too much to the node's disk", [USE_VOLUME, READ_LOG]),
     EndReason.TIME_LIMIT: ("It reached its time limit", [LONGER, RESUBMIT]),
+    EndReason.STALLED: ("It stalled", [READ_LOG, RESUBMIT]),
     EndReason.READINESS_TIMEOUT: ("Its server never answered", [READ_LOG, RESUBMIT]),
     EndReason.IMAGE_MISSING: NOT_STARTED,
     EndReason.START_REFUSED: NOT_STARTED,

@@ -19,6 +19,7 @@ from portal.domain.signals import SIGNALS
 from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
 from portal.selectors.failure_rules import identified_failure
+from portal.selectors.jobs.checkpoints import stalled_since
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -121,6 +122,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
+        "stalled_at": stalled_since(last) if last else None,
         "layouts": compare_job_layouts(found),
         "scaling": scaling,
         "scale_point": point_of(scaling, found.tasks * found.gpus_per_task),
@@ -321,11 +323,17 @@ SHOWN_ELSEWHERE = {
 """Fields of the request that other parts of the job's pages show."""
 
 
+def _request_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
 def request_rows(found: Job) -> list[tuple[str, str]]:
     return [
         (
             name,
-            "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value),
+            _request_text(value),
         )
         for name in job_fields()
         if name not in SHOWN_ELSEWHERE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,16 @@ BOUNDS_MESSAGES = {
 }
 
 
+class NumberListField(forms.CharField):
+    """Whole numbers, separated by spaces or commas."""
+
+    def clean(self, value: Any) -> Any:
+        words = re.split(r"[\s,;]+", (super().clean(value) or "").strip())
+        if not all(re.fullmatch(r"[0-9]{0,9}", word) for word in words):
+            raise forms.ValidationError("Write whole numbers, separated by spaces.")
+        return [int(word) for word in words if word]
+
+
 def build_spec_fields(spec: type[Any]) -> dict[str, forms.Field]:
     """Return form fields by name for the fields of the specification that have a label."""
     return {rule.form_name: _build_field(rule) for rule in job_fields(spec).values() if rule.label}
@@ -33,6 +44,13 @@ def _build_field(rule: JobField) -> forms.Field:
     }
     if rule.value_type is bool:
         return forms.BooleanField(**options, widget=forms.CheckboxInput({"class": "form-check-input"}))
+    if rule.is_list and rule.choices:
+        boxes = forms.CheckboxSelectMultiple({"class": "form-check-input"})
+        return forms.MultipleChoiceField(
+            **options, choices=[(name, name.replace("_", " ")) for name in rule.choices], widget=boxes
+        )
+    if rule.is_list:
+        return NumberListField(**options | {"initial": ""}, widget=text_input())
     if rule.choices:
         return forms.ChoiceField(
             **options, choices=[(name, name) for name in rule.choices], widget=select_input()
@@ -60,7 +78,11 @@ def _form_bound(rule: JobField, bound: float | None, rounded: Any) -> float | No
 
 def request_values(spec: type[Any], cleaned: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a valid form in the units of a request; empty ones are the defaults."""
-    rules = [rule for rule in job_fields(spec).values() if rule.is_scalar and rule.form_name in cleaned]
+    rules = [
+        rule
+        for rule in job_fields(spec).values()
+        if (rule.is_scalar or rule.is_list) and rule.form_name in cleaned
+    ]
     return {rule.name: _request_value(rule, cleaned[rule.form_name]) for rule in rules}
 
 
@@ -75,7 +97,9 @@ def form_values(spec: type[JobSpec], fields: Mapping[str, Any]) -> dict[str, Any
     found = {}
     for rule in job_fields(spec).values():
         value = fields.get(rule.name)
-        if rule.is_scalar and rule.copied and value is not None and value != "":
+        if rule.is_list and rule.copied and isinstance(value, list | tuple):
+            found[rule.form_name] = list(value) if rule.choices else " ".join(map(str, value))
+        elif rule.is_scalar and rule.copied and value is not None and value != "":
             found[rule.form_name] = _form_value(rule, value)
     return {name: value for name, value in found.items() if value is not None}
 

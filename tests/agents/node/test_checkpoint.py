@@ -26,7 +26,8 @@ def made(folder: Path) -> Path:
 
 
 def age(folder: Path, started_s: float | None = NOW_S - 3600) -> float | None:
-    return report_files.checkpoint_age_s(str(folder), started_s, NOW_S)
+    saved = report_files.read_checkpoint(str(folder), started_s, NOW_S)
+    return saved.age_s if saved else None
 
 
 def test_a_file_that_nobody_touched_says_nothing(tmp_path: Path) -> None:
@@ -184,3 +185,13 @@ def test_a_task_of_an_older_agent_has_no_such_file(node: LoneNode) -> None:
     start(link, node.spec("jold"))
     (node.folder / f"state/tasks/fw-{CLUSTER}-jold-1-0/checkpoint").unlink()
     assert reported(link, "jold") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "step"),
+    [("", None), ("1200", 1200), (" 7\n", 7), ("step 7", None), ("-1", None), ("9" * 80, None)],
+)
+def test_the_file_may_name_the_step(tmp_path: Path, content: str, step: int | None) -> None:
+    made(tmp_path).write_text(content)
+    report = report_files.read_checkpoint(str(tmp_path), None, NOW_S)
+    assert report is not None and report.value == step

@@ -44,7 +44,7 @@ def test_a_file_that_nobody_wrote_says_nothing(tmp_path: Path) -> None:
     assert reported(tmp_path) is None
     file.write_text("12")
     said = reported(tmp_path)
-    assert said is not None and said.done == 12
+    assert said is not None and said.value == 12
     made(tmp_path)  # the start is tried again: whatever wrote to it before, no task has run yet
     assert reported(tmp_path) is None
 
@@ -81,7 +81,9 @@ def test_a_plain_number_of_at_least_nothing_counts(tmp_path: Path, what: bytes, 
         b"0x10",
         b"1_000",
         b"1,5",
-        b"1 2",
+        b"1 2 3",
+        b"1 x",
+        b"1\n2",
         b"12\n13\n",
         b"12 steps",
         b".5",
@@ -103,8 +105,10 @@ def test_whatever_it_holds_is_a_number_or_nothing(
 ) -> None:
     said = say(tmp_path_factory.getbasetemp(), what)
     if said is not None:
-        assert math.isfinite(said.done) and said.done >= 0
-        assert check_number(said.done) == said.done  # the portal takes it: nobody silences a node by a number
+        assert math.isfinite(said.value) and said.value >= 0
+        assert (
+            check_number(said.value) == said.value
+        )  # the portal takes it: nobody silences a node by a number
         assert re.fullmatch(rb"[0-9.\s]+", what) and len(what) <= 64
 
 

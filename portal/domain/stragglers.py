@@ -1,0 +1,109 @@
+"""Step times of ranks from their progress reports, the rank that slows a gang down, and the likely cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+SLOW_RATIO = 1.10
+"""A rank is slow if a step takes it this much longer than the median rank."""
+MIN_SPAN_S = 120.0
+"""Time for which it must be slow."""
+_HOT_C, _HOTTER_C, _LESS_BUSY_PERCENT, _LESS_POWER = 80.0, 10.0, 20.0, 0.8
+
+
+class RankReport(NamedTuple):
+    """One progress report of a rank: Unix time, units done, and seconds of its own work (None: not reported)."""
+
+    at_s: float
+    units: float
+    busy_s: float | None
+
+
+class StepTime(NamedTuple):
+    """Seconds for one unit between two reports; ``at_s`` is the time of the later one."""
+
+    at_s: float
+    seconds: float
+
+
+def step_times(reports: Sequence[RankReport]) -> list[StepTime]:
+    """Return the time of a unit in each interval, without waiting for others where the rank reports its own work."""
+    found = []
+    for before, after in pairwise(reports):
+        units = after.units - before.units
+        own = before.busy_s is not None and after.busy_s is not None
+        spent = (after.busy_s or 0.0) - (before.busy_s or 0.0) if own else after.at_s - before.at_s
+        if units > 0 and spent >= 0:
+            found.append(StepTime(after.at_s, spent / units))
+    return found
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A slow rank; ``seconds`` is its median step time, ``median_s`` that of the median rank."""
+
+    rank: int
+    seconds: float
+    median_s: float
+    since_s: float
+
+    @property
+    def slower_percent(self) -> int:
+        return round(100 * (self.seconds / self.median_s - 1))
+
+
+def find_straggler(times: Mapping[int, Sequence[StepTime]]) -> Straggler | None:
+    """Return the slowest rank that was slow in all its latest intervals for ``MIN_SPAN_S``, or None."""
+    medians = {rank: median(each.seconds for each in known) for rank, known in times.items() if known}
+    if len(medians) < 2:
+        return None
+    usual = median(medians.values())
+    found = []
+    for rank, known in times.items():
+        slow: list[StepTime] = []
+        for each in reversed(known):
+            if usual <= 0 or each.seconds < usual * SLOW_RATIO:
+                break
+            slow.append(each)
+        if slow and slow[0].at_s - slow[-1].at_s >= MIN_SPAN_S:
+            found.append(Straggler(rank, median(each.seconds for each in slow), usual, slow[-1].at_s))
+    return max(found, key=lambda each: (each.seconds, -each.rank), default=None)
+
+
+class GpuState(NamedTuple):
+    """Mean state of the GPUs of a rank over the last minutes; None: unknown."""
+
+    utilisation_percent: float | None
+    temperature_c: float | None
+    power_watts: float | None
+    problem: str = ""
+
+
+def likely_cause(own: GpuState, others: Sequence[GpuState]) -> str:
+    """Return why a rank is probably slow, by what its GPUs do differently from those of the other ranks."""
+    if own.problem:
+        return own.problem
+    usual = GpuState(
+        _median([each.utilisation_percent for each in others]),
+        _median([each.temperature_c for each in others]),
+        _median([each.power_watts for each in others]),
+    )
+    hot, rest = own.temperature_c, usual.temperature_c
+    if hot is not None and rest is not None and hot >= max(_HOT_C, rest + _HOTTER_C):
+        return f"Its GPU is at {hot:.0f} °C, the others at {rest:.0f} °C: its clock is probably reduced."
+    busy, rest = own.utilisation_percent, usual.utilisation_percent
+    if busy is not None and rest is not None and busy <= rest - _LESS_BUSY_PERCENT:
+        return f"Its GPU is used {busy:.0f} %, the others {rest:.0f} %: it probably waits for data or for its CPU."
+    watts, rest = own.power_watts, usual.power_watts
+    if watts is not None and rest is not None and watts <= rest * _LESS_POWER:
+        return f"Its GPU draws {watts:.0f} W, the others {rest:.0f} W: its clock is probably reduced."
+    return "The metrics of its GPU show no cause."
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return median(known) if known else None

@@ -1,0 +1,143 @@
+"""Lists the checkpoints of jobs on their nodes, removes surplus ones, and decides from which a restart begins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from django.utils import timezone
+
+from agents.engines.interface import AgentError, CheckpointList, OutcomeUnknownError
+from portal.domain.checkpoints import CheckpointPlace, Validity
+from portal.domain.states import JobKind
+from portal.models import Checkpoint, Job, Task
+from portal.services.jobs import checkpoints
+from scheduler.nodes.node_connection import NodeConnection
+from scheduler.nodes.task_spec import JobVolumes, VolumeNotAllowedError, build_mounts, read_job_volumes
+
+log = logging.getLogger(__name__)
+
+
+def checkpoint_fields(task: Task, volumes: JobVolumes) -> dict[str, object]:
+    """Return the fields of a spec with the checkpoint directory, and the checkpoint to start from.
+
+    A task that joins a running elastic attempt starts from the newest checkpoint of that time.
+    """
+    attempt, job = task.attempt, task.attempt.job
+    place = checkpoints.job_checkpoint_place(job, volumes.volumes)
+    if place is None:
+        return {}
+    fields: dict[str, object] = {"checkpoint_dir": _wire(place)}
+    if job.is_elastic and attempt.running_at is not None and (newest := checkpoints.newest_of_job(job)):
+        fields["resume_from"] = _wire(place.entry(newest.name))
+    elif attempt.resume_path:
+        fields["resume_from"] = {"target": attempt.resume_target, "path": attempt.resume_path}
+    return fields
+
+
+def _wire(place: CheckpointPlace) -> dict[str, str]:
+    return {"target": place.target, "path": place.path}
+
+
+def decide_resume(connection: NodeConnection, task: Task) -> bool:
+    """Decide once, before its first start, from which checkpoint an attempt starts; False: not decided yet.
+
+    Raise AgentError when the chosen checkpoint is not valid, or the node cannot list them.
+    """
+    attempt, job = task.attempt, task.attempt.job
+    if not checkpoints.needs_resume_decision(attempt):
+        return True
+    if not _is_lowest_rank(task):
+        return False
+    if not connection.engine.supports_checkpoints:
+        if job.resume_from and attempt.number == 1:
+            raise AgentError("agent_too_old", "its agent cannot check checkpoints. Upgrade it.")
+        checkpoints.decide_resume(attempt, None, None)
+        return True
+    volumes = _read_volumes(job)
+    place = checkpoints.job_checkpoint_place(job, volumes.volumes)
+    if place is not None and attempt.number > 1:
+        listed = update_listing(connection, task, place, volumes)
+        if newest := checkpoints.newest_listed(listed.checkpoints):
+            checkpoints.decide_resume(attempt, place, newest)
+            return True
+    if not job.resume_from:
+        checkpoints.decide_resume(attempt, None, None)
+        return True
+    source = Checkpoint.objects.select_related("job__owner").filter(public_id=job.resume_from).first()
+    place = checkpoints.source_place(job, source, volumes.volumes) if source else None
+    rows = _request(connection, task, place, volumes).checkpoints if place else ()
+    chosen = next((row for row in rows if source and row.name == source.name), None)
+    if chosen is None or chosen.validity != Validity.VALID:
+        raise AgentError(
+            "checkpoint_missing", f"The checkpoint {job.resume_from} is no longer there, or is not complete."
+        )
+    checkpoints.decide_resume(attempt, place, chosen)
+    return True
+
+
+def list_checkpoints(connection: NodeConnection, task: Task) -> None:
+    """List the checkpoints of a job that reported a new one, and remove surplus ones."""
+    try:
+        volumes = _read_volumes(task.attempt.job)
+        place = checkpoints.job_checkpoint_place(task.attempt.job, volumes.volumes)
+        if place is not None:
+            update_listing(connection, task, place, volumes)
+    except AgentError as refusal:
+        log.warning("%s cannot list the checkpoints of task %s: %s", connection.node.name, task.pk, refusal)
+        checkpoints.record_listing_problem(task.attempt, refusal.message, asked_at=timezone.now())
+
+
+def list_checkpoints_at_end(connection: NodeConnection, task_id: int) -> None:
+    """List the checkpoints of an attempt that is about to end; a failure never delays the end."""
+    task = Task.objects.select_related("node", "attempt__job__owner", "attempt__job__project").get(pk=task_id)
+    if listing_applies(connection, task) and task.running_at is not None and not task.container_removed:
+        try:
+            list_checkpoints(connection, task)
+        except OutcomeUnknownError as error:
+            log.warning("the checkpoints of task %s are not listed: %s", task_id, error)
+
+
+def listing_applies(connection: NodeConnection, task: Task) -> bool:
+    """Return True for the task whose node lists the checkpoints of its attempt."""
+    supported = connection.engine.supports_checkpoints and task.attempt.job.kind != JobKind.WORKSPACE.value
+    return supported and _is_lowest_rank(task)
+
+
+def update_listing(
+    connection: NodeConnection, task: Task, place: CheckpointPlace, volumes: JobVolumes
+) -> CheckpointList:
+    """List, store, remove what retention does not keep, and store again; return the last list."""
+    attempt, asked_at = task.attempt, timezone.now()
+    listed = _request(connection, task, place, volumes)
+    surplus = checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
+    if surplus:
+        listed = _request(connection, task, place, volumes, surplus)
+        checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
+    return listed
+
+
+def _request(
+    connection: NodeConnection,
+    task: Task,
+    place: CheckpointPlace,
+    volumes: JobVolumes,
+    remove: list[tuple[str, float]] | None = None,
+) -> CheckpointList:
+    job = task.attempt.job
+    mounts, _ = build_mounts(job, volumes, connection.node)
+    mount: Mapping[str, object] = next(each for each in mounts if each["target"] == place.target)
+    where = {"mount": mount, "path": place.path, "uid": job.owner.uid, "gid": job.owner.gid}
+    return connection.engine.checkpoints(connection.epoch(), where, remove or ())
+
+
+def _read_volumes(job: Job) -> JobVolumes:
+    try:
+        return read_job_volumes(job)
+    except VolumeNotAllowedError as error:
+        raise AgentError("volume_not_allowed", f"{error}.") from error
+
+
+def _is_lowest_rank(task: Task) -> bool:
+    lower = Task.objects.filter(attempt=task.attempt_id, rank__lt=task.rank, container_removed=False)
+    return task.attempt.job.tasks == 1 or not lower.exists()

@@ -1,0 +1,36 @@
+"""A retry avoids the node on which a task failed, if the job asked for that and other nodes are left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.engines.interface import Container, TaskKey
+from portal.models import Job
+from scheduler.nodes.dispatch import record_task_end
+from tests import factories
+from tests.services.test_lifecycle import place, run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "code", "avoided"),
+    [(True, True, 1, True), (False, True, 1, False), (True, False, 1, False), (True, True, 0, False)],
+)
+def test_a_retry_avoids_the_node_of_the_failure(asked: bool, others: bool, code: int, avoided: bool) -> None:
+    factories.cluster_settings()
+    dataset: dict[str, Any] = factories.basic_cluster()
+    if others:
+        factories.node(dataset["pool"])
+    job = factories.job(
+        dataset["owner"], dataset["project"], dataset["environment"],
+        retry_on=["command_failure"], exclude_failed_node=asked,
+    )  # fmt: skip
+    (task,) = run(place(dataset, job))
+    key = TaskKey(job.public_id, 1, 0)
+    record_task_end(None, task, Container(key, "c", "", "exited", exit_code=code))
+    job = Job.objects.get(pk=job.pk)
+    assert job.state == ("PENDING" if code else "COMPLETED")
+    assert list(job.avoid_nodes.all()) == ([dataset["node"]] if avoided else [])
