@@ -1574,4 +1574,68 @@ class Migration(migrations.Migration):
             model_name='trialreport',
             constraint=models.UniqueConstraint(fields=('trial', 'step'), name='trial_report_once'),
         ),
+        migrations.CreateModel(
+            name='AttemptObservation',
+            fields=[
+                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='observation', serialize=False, to='portal.attempt')),
+                ('output_at', models.DateTimeField(blank=True, help_text='Of any task, in steps of at least 30 s.', null=True)),
+                ('checkpoints_listed_at', models.DateTimeField(blank=True, null=True)),
+                ('listing_problem', models.CharField(blank=True, db_default='', default='', help_text='Why the last listing failed.', max_length=300)),
+                ('stall_suspected_at', models.DateTimeField(blank=True, help_text='When it was first found to be quiet; null while it is active.', null=True)),
+                ('stalled_at', models.DateTimeField(blank=True, help_text='When it was found to be stalled; null after it continued.', null=True)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='AttemptWork',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('ended_at', models.DateTimeField()),
+                ('cause', models.CharField(blank=True, db_default='', default='', help_text='Why the work was lost; blank: it completed.', max_length=12)),
+                ('startup_gpu_s', models.FloatField()),
+                ('useful_gpu_s', models.FloatField()),
+                ('lost_gpu_s', models.FloatField()),
+                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='work', to='portal.attempt')),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.project')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'indexes': [models.Index(fields=['ended_at'], name='work_by_end')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('cause__in', ['', 'failure', 'preemption', 'node', 'stop', 'stall'])), name='work_cause'), models.CheckConstraint(condition=models.Q(('lost_gpu_s__gte', 0), ('startup_gpu_s__gte', 0), ('useful_gpu_s__gte', 0)), name='work_not_negative')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Checkpoint',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(help_text='File or folder in the checkpoint directory of the job.', max_length=200)),
+                ('step', models.PositiveBigIntegerField(blank=True, null=True)),
+                ('size_bytes', models.PositiveBigIntegerField()),
+                ('saved_at', models.DateTimeField()),
+                ('validity', models.CharField(max_length=10)),
+                ('problem', models.CharField(blank=True, db_default='', default='', help_text='Why it is broken, or could not be checked.', max_length=300)),
+                ('pinned_at', models.DateTimeField(blank=True, help_text='It is kept whatever the retention of the job.', null=True)),
+                ('pinned_by', models.CharField(blank=True, db_default='', default='', max_length=200)),
+                ('removal_requested_at', models.DateTimeField(blank=True, help_text='When retention decided to remove it.', null=True)),
+                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='portal.job')),
+            ],
+            options={
+                'ordering': ['-saved_at', '-id'],
+                'constraints': [models.UniqueConstraint(fields=('job', 'name'), name='checkpoint_name_once'), models.CheckConstraint(condition=models.Q(('validity__in', ['valid', 'broken', 'unchecked'])), name='checkpoint_validity'), models.CheckConstraint(condition=models.Q(('pinned_at__isnull', True), ('removal_requested_at__isnull', True), _connector='OR'), name='checkpoint_pinned_is_kept')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RankProgress',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('rank', models.PositiveIntegerField()),
+                ('reports', models.JSONField(default=list, help_text='[[Unix time, units done, seconds of own work or null], ...], oldest first.')),
+                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rank_progress', to='portal.attempt')),
+            ],
+            options={
+                'ordering': ['rank'],
+                'constraints': [models.UniqueConstraint(fields=('attempt', 'rank'), name='rank_progress_once')],
+            },
+        ),
     ]
