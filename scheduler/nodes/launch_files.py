@@ -17,7 +17,7 @@ from portal.services.jobs.launching import (
     needs_ssh_keys,
     rank_network,
 )
-from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 

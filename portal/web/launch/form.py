@@ -212,12 +212,15 @@ class LaunchForm(DataForm):
         """True if the folded section has a searcher or an error."""
         return bool(self["searcher"].value()) or any(field.errors for field in self.sweep_fields)
 
+    @property
     def checkpoint_fields(self) -> list[forms.BoundField]:
         return self._section("checkpoints")
 
+    @property
     def restart_fields(self) -> list[forms.BoundField]:
         return self._section("restart")
 
+    @property
     def opens_restart(self) -> bool:
         """True if a field about checkpoints or restarts has an error."""
         return any(field.errors for field in (*self.checkpoint_fields, *self.restart_fields))
