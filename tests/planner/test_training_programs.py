@@ -1,0 +1,155 @@
+"""The programs for a job's image, run with real torch: FAIRWAY_TEST_TORCH names a Python that has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+from scheduler.planner.comparison import compare_plans
+from scheduler.planner.partition import Level
+from scheduler.planner.profile import parse_profile
+
+PROGRAMS = Path(__file__).parent.parent.parent / "deploy/training"
+TORCH = "torch==2.13.0"
+MODELS = """
+import torch
+
+def mlp():
+    torch.manual_seed(3)
+    sizes = [64, 128, 128, 10]
+    layers = []
+    for given, returned in zip(sizes, sizes[1:]):
+        layers += [torch.nn.Linear(given, returned), torch.nn.ReLU(inplace=True)]
+    return torch.nn.Sequential(*layers[:-1])
+
+branched = torch.nn.Linear(4, 4)
+"""
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="session")
+def torch_python() -> str:
+    """A Python with torch; without FAIRWAY_TEST_TORCH, one that is made once and kept."""
+    if "FAIRWAY_TEST_TORCH" in os.environ:
+        return os.environ["FAIRWAY_TEST_TORCH"]
+    kept = Path.home() / ".cache/fairway-tests" / TORCH.replace("==", "-")
+    python = kept / "bin/python"
+    if (
+        subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
+        if python.exists()
+        else True
+    ):
+        venv.create(kept, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", TORCH, "numpy"], check=True)
+    return str(python)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models.py").write_text(MODELS)
+    return tmp_path
+
+
+def run(python: str, folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, *words], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )  # fmt: skip
+
+
+def test_a_measured_profile_is_accepted_by_the_planner(torch_python: str, folder: Path) -> None:
+    done = run(
+        torch_python,
+        folder,
+        str(PROGRAMS / "profile_layers.py"),
+        "models:mlp",
+        "--input",
+        "32,64",
+        "--device",
+        "cpu",
+    )
+    assert done.returncode == 0, done.stderr
+    profile = parse_profile((folder / "profile.json").read_text())
+    assert [layer.parameter_bytes for layer in profile.layers] == [33_280, 0, 66_048, 0, 5_160]
+    assert [layer.output_bytes for layer in profile.layers] == [16_384, 16_384, 16_384, 16_384, 1_280]
+    assert all(layer.forward_s and layer.backward_s for layer in profile.layers)
+    assert profile.batch_size == 32
+    plan = compare_plans(profile, [Level(2, 1e9)])
+    assert plan["alternatives"]["straight"]["config"] == "1-1"
+    assert plan["samples_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("models:branched", "it is a Linear, not a torch.nn.Sequential"),
+        ("models:missing", "has no attribute"),
+        ("models", "it is not of the form module:attribute"),
+    ],
+)
+def test_a_model_that_cannot_be_profiled_is_refused(
+    torch_python: str, folder: Path, model: str, message: str
+) -> None:
+    done = run(torch_python, folder, str(PROGRAMS / "profile_layers.py"), model, "--input", "32,64")
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def train(python: str, folder: Path, processes: int, plan: dict | None, *words: str) -> list[dict]:
+    """The lines that a training prints: a loss for each step, and the rate at the end."""
+    program = str(PROGRAMS / "train_pipeline.py")
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        if processes > 1
+        else []
+    )
+    given = {"PIPELINE_PLAN": json.dumps(plan)} if plan else {}
+    options = ["--model", "models:mlp", "--input", "32,64", "--steps", "6", *words]
+    done = run(python, folder, *launcher, program, *options, CUDA_VISIBLE_DEVICES="", **given)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_pipeline_has_the_losses_of_the_plain_run(torch_python: str, folder: Path, schedule: str) -> None:
+    *plain, _ = train(torch_python, folder, 1, None)
+    plan = {"stages": [[0, 2], [2, 5]], "ranks": [[0], [1]], "micro_batches": 4}
+    *piped, rate = train(torch_python, folder, 2, plan, "--schedule", schedule)
+    assert len(plain) == 6 and plain[0]["loss"] != plain[-1]["loss"]
+    assert [one["loss"] for one in piped] == pytest.approx([one["loss"] for one in plain], rel=1e-5)
+    assert rate["bubble_predicted"] == pytest.approx(1 / 5)
+    assert 0 <= rate["bubble_measured"] < 1
+
+
+def test_two_pipelines_share_their_gradients(torch_python: str, folder: Path) -> None:
+    *plain, _ = train(torch_python, folder, 1, None)
+    plan = {"stages": [[0, 2], [2, 5]], "ranks": [[0, 1], [2, 3]], "micro_batches": 2}
+    *piped, _ = train(torch_python, folder, 4, plan)
+    assert [one["loss"] for one in piped] == pytest.approx([one["loss"] for one in plain], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            {"stages": [[0, 5]], "ranks": [[0, 1]], "micro_batches": 1},
+            "it is for 2 processes, and there are 1",
+        ),
+        ({"stages": [[0, 2], [2, 5]], "ranks": [[0, 1], [2]], "micro_batches": 1}, "unequal replicas"),
+        ({"stages": [[0, 4]], "ranks": [[0]], "micro_batches": 1}, "it is for 4 layers, and the model has 5"),
+        ({"stages": [[0, 5]], "ranks": [[0]], "micro_batches": 3}, "32 samples are not divisible"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(
+    torch_python: str, folder: Path, plan: dict, message: str
+) -> None:
+    words = [str(PROGRAMS / "train_pipeline.py"), "--model", "models:mlp", "--input", "32,64"]
+    done = run(torch_python, folder, *words, PIPELINE_PLAN=json.dumps(plan))
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr
