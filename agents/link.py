@@ -161,13 +161,6 @@ class Link:
             raise answer
         return _raise_unless_ok(answer)
 
-    def next_event(self, timeout_s: float) -> JsonObject | None:
-        """Return the oldest queued event; None on time-out."""
-        try:
-            return self.events.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
     def close(self) -> None:
         """Close the link; tasks on the node keep running. Idempotent and thread-safe."""
         self._mark_closed("The connection was closed.")

@@ -95,12 +95,6 @@ class ConnectionPool:
         for _, each in idle:
             each.close()
 
-    def checked_out_count(self) -> int:
-        return self.size - self._turns.qsize()
-
-    def idle_count(self) -> int:
-        return len(self._idle)
-
     def _take_idle(self, name: str) -> TimeoutConnection | None:
         """Return the connection that was returned last, if it answers."""
         with self._lock:

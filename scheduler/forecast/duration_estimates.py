@@ -168,8 +168,8 @@ class DurationEstimator:
         return self._total_duration_s(kind, 0.0, row.time_limit_s)
 
     def _total_duration_s(self, kind: DurationKey, ran_s: float, limit_s: float | None) -> float | None:
-        """Return the expected total duration after ``ran_s`` of run time, capped by the time limit."""
-        in_all_s = self._steps.total_s(kind, ran_s)
+        """Return the expected total duration after ``ran_s``, capped by the time limit; None if unknown."""
+        in_all_s = self._steps.total_s(kind, ran_s) if self.durations.is_informative else None
         if in_all_s is None or limit_s is None or limit_s <= ran_s:
             return in_all_s
         return min(in_all_s, limit_s)

@@ -30,6 +30,8 @@ class PredictionHook(SimulationHook):
 
     def on_submit(self, job: TraceJob, row: PendingRow, now_s: float) -> PendingRow:
         """Set the predicted duration."""
+        if not self.durations.is_informative:
+            return row
         return replace(row, predicted_duration_s=self.durations.expected_s(kind_of(job)))
 
     def on_start(self, job: TraceJob, row: RunningRow, ran_s: float) -> RunningRow:
@@ -50,6 +52,8 @@ class PredictionHook(SimulationHook):
                 running[job] = self._predict(row, now_s)
 
     def _predict(self, row: RunningRow, now_s: float) -> RunningRow:
+        if not self.durations.is_informative:
+            return replace(row, predicted_end_s=None)
         had_s = self._ran_s[row.job] + now_s - row.started_s
         left_s = self.durations.remaining_s(kind_of(self._jobs[row.job]), had_s)
         if left_s is None:

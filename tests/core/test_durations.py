@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.forecast.durations import (
     MAX_SAMPLES,
     MIN_SAMPLES,
+    TEST_INTERVAL_JOBS,
     DurationHistory,
     DurationKey,
     QuantizedDurations,
@@ -124,3 +127,27 @@ def test_a_job_that_ends_changes_what_is_told_only_now_and_then() -> None:
         durations.learn(TRAIN, 500.0 + n)
         reported.add(steps.total_s(TRAIN))
     assert len(reported) == 2  # 678.8 and 570.8
+
+
+@pytest.mark.parametrize(("spread", "informative"), [(1.0, False), (4.0, True)])
+def test_predictions_must_have_been_better_than_one_constant(spread: float, informative: bool) -> None:
+    draw = random.Random(1)
+    durations = DurationHistory()
+    other = TRAIN._replace(size_milli=8_000)
+    for number in range(401):
+        kind, scale = ((TRAIN, 1.0), (other, spread))[number % 2]
+        assert number > TEST_INTERVAL_JOBS or not durations.is_informative
+        durations.learn(kind, scale * draw.lognormvariate(8.0, 1.0))
+    assert durations.is_informative is informative
+
+
+def test_predictions_that_have_become_worse_are_no_longer_used() -> None:
+    draw = random.Random(1)
+    durations = DurationHistory()
+    other = TRAIN._replace(size_milli=8_000)
+    seen = []
+    for number in range(3 * MAX_SAMPLES):
+        kind, scale = ((TRAIN, 1.0), (other, 4.0))[number % 2]
+        durations.learn(kind, (scale if number < MAX_SAMPLES else 1.0) * draw.lognormvariate(8.0, 1.0))
+        seen.append(durations.is_informative)
+    assert seen[MAX_SAMPLES - 1] and not seen[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +97,56 @@ def test_a_job_that_leaves_whole_keeps_a_place_also_for_a_rank_that_was_to_join(
     )
     after = apply_plan(before, decide(before, Policy()))
     assert [row.job for row in after.running] == ["r0", "r1"]
+
+
+STANDING_PLANS = [
+    pytest.param(
+        cluster(
+            [node("n0", 3), node("n1", 3)],
+            [project("p"), project("q")],
+            [quota("q", 2)],
+            running=[some("r0", "p", [("n0", 0), ("n0", 1), ("n0", 2)], 1)],
+            pending=[
+                waits("w0", "q", tasks=4, min_tasks=3, priority=60),
+                waits("w2", "q", tasks=4, age_s=2.0, min_tasks=3, priority=60),
+            ],
+        ),
+        id="a job that starts with its minimum reclaims for a further rank, though an equal job may not",
+    ),
+    pytest.param(
+        cluster(
+            [node("n0", 4), node("n1", 1)],
+            [project("p"), project("q")],
+            [quota("p", 4), quota("q", 4)],
+            running=[
+                some("r0", "q", [("n0", 0), ("n0", 1)], 2),
+                some("r1", "q", [("n0", 2), ("n0", 3)], 2),
+            ],
+            pending=[grows("r0", "q", (2, 3), 2), waits("w0", "p", tasks=2, priority=60)],
+        ),
+        id="ranks that join in this plan count as lost work of their job",
+    ),
+    pytest.param(
+        cluster(
+            [node("n0", 4), node("n1", 1)],
+            [project("p"), project("q")],
+            running=[some("r0", "p", [("n0", 0)], 1), some("r1", "p", [("n0", 1)], 1)],
+            pending=[
+                grows("r0", "p", (1,), 1),
+                grows("r1", "p", (1,), 1),
+                waits("w0", "p", tasks=3, priority=60),
+                waits("w1", "q", tasks=3, age_s=1.0),
+            ],
+        ),
+        id="the GPU of a rank that joins in this plan is not free for a victim",
+    ),
+]
+
+
+@pytest.mark.parametrize("before", STANDING_PLANS)
+def test_a_second_decision_evicts_and_starts_nothing_more(before: Snapshot) -> None:
+    again = decide(apply_plan(before, decide(before, Policy())), Policy())
+    assert (again.starts, again.evictions) == ((), ())
 
 
 @st.composite

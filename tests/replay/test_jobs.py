@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import operator
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,13 @@ from typing import Any
 import pytest
 
 from scheduler.core.decide import decide
+from scheduler.core.forecast.durations import DurationHistory
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeRow, PendingRow, RunningRow, Snapshot
 from scheduler.core.model.validation import check_snapshot
 from scheduler.replay.__main__ import main
+from scheduler.replay.jobs import OWN_POLICIES, replay
 from scheduler.replay.metrics import ReplayResult
 from scheduler.replay.prediction_hook import PredictionHook
 from scheduler.replay.reference_policies import (
@@ -262,11 +267,18 @@ def test_the_command_says_one_line(capsys: pytest.CaptureFixture[str], policy: s
 # -- predictions and forecasts -------------------------------------------------------------------------------
 
 
+class ProvenHistory(DurationHistory):
+    """Durations whose predictions always count as better than none."""
+
+    is_informative = property(lambda self: True, lambda self, value: None)
+
+
 class Looks(PredictionHook):
     """Notes what is expected of each job, and that nothing is known before somebody ended."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.durations = ProvenHistory()
         self.expected: dict[str, float | None] = {}
         self.past: list[float] = []
 
@@ -287,6 +299,31 @@ def test_a_prediction_that_has_passed_is_made_anew() -> None:
     hook = Looks()
     fairway(read_trace(MORNING)[:120], ClusterSize(3, 8), hook=hook)
     assert max(hook.past) < 0.0  # every running job is expected to end in the future
+
+
+def random_trace(seed: int, nodes: int, load: float, known: float = 0.0) -> list[TraceJob]:
+    """Return 460 jobs of one project; a doubling of the GPUs multiplies the duration by e to ``known``."""
+    draw = random.Random(seed)
+    sizes = [draw.choice((1, 1, 1, 2, 2, 4, 8)) for _ in range(460)]
+    lasts = [max(60, round(draw.lognormvariate(8.0 + known * math.log2(gpus), 1.5))) for gpus in sizes]
+    span_s = sum(map(operator.mul, sizes, lasts)) / (nodes * 8 * load)
+    submits = sorted(draw.uniform(0, span_s) for _ in sizes)
+    return jobs(*zip(map(int, submits), lasts, sizes, strict=True))
+
+
+@pytest.mark.parametrize(("seed", "nodes", "load"), [(3, 2, 0.9), (6, 2, 2.0), (4, 4, 2.0), (7, 4, 2.0)])
+def test_predictions_do_no_harm_where_durations_follow_from_nothing(
+    seed: int, nodes: int, load: float
+) -> None:
+    traced, size = random_trace(seed, nodes, load), ClusterSize(nodes, 8)
+    without, predicted = (replay(traced, size, policy)["mean_completion_s"] for policy in OWN_POLICIES)
+    assert predicted <= 1.01 * without
+
+
+def test_predictions_help_where_durations_follow_from_the_size() -> None:
+    traced, size = random_trace(1, 2, 2.0, known=1.0), ClusterSize(2, 8)
+    without, predicted = (replay(traced, size, policy)["mean_completion_s"] for policy in OWN_POLICIES)
+    assert predicted < 0.95 * without
 
 
 def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:

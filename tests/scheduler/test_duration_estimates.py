@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import random
 
 import pytest
 from django.utils import timezone
@@ -11,7 +12,7 @@ from django.utils import timezone
 from portal.models import Attempt, FailedCycle, Job, Template
 from portal.services.jobs.submission import JobRequest, do_cancel_job, preview_query_body
 from scheduler import what_if
-from scheduler.core.forecast.durations import DurationKey
+from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json
 from scheduler.core.model.snapshot import PendingRow, RunningRow, Snapshot
@@ -25,6 +26,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TEN_MINUTES_S = 678.8
 """Ten minutes, up to the next step."""
 HOUR_S = 3840.0
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions count as better than none."""
+    always = property(lambda self: True, lambda self, value: None)
+    monkeypatch.setattr(DurationHistory, "is_informative", always, raising=False)
 
 
 @pytest.fixture
@@ -59,7 +67,7 @@ def running_row(snapshot: Snapshot, job: Job) -> RunningRow:
     return next(row for row in snapshot.running if row.job == job.public_id)
 
 
-def test_rows_say_how_long_jobs_like_them_ran(dataset) -> None:
+def test_rows_say_how_long_jobs_like_them_ran(dataset, proven) -> None:
     ended(dataset, 10)
     ended(dataset, 60, gpus_per_task=2)
     runs = submit(dataset)
@@ -74,7 +82,7 @@ def test_rows_say_how_long_jobs_like_them_ran(dataset) -> None:
     assert waiting_row(snapshot, unknown).predicted_duration_s is None
 
 
-def test_of_a_template_its_own_jobs_tell(dataset) -> None:
+def test_of_a_template_its_own_jobs_tell(dataset, proven) -> None:
     template = Template.objects.create(name="train", title="Train", kind="training")
     ended(dataset, 10, 7)
     ended(dataset, 60, template=template)
@@ -86,7 +94,9 @@ def test_of_a_template_its_own_jobs_tell(dataset) -> None:
     assert expectations.template_of == {made.public_id: template.public_id, plain.public_id: None}
 
 
-def test_what_is_learned_by_difference_is_what_is_learned_anew(dataset, django_assert_num_queries) -> None:
+def test_what_is_learned_by_difference_is_what_is_learned_anew(
+    dataset, proven, django_assert_num_queries
+) -> None:
     expectations = DurationEstimator()
     kind = DurationKey(dataset["project"].public_id, dataset["owner"].public_id, None, 1000)
     for minutes in (10, 60, 60, 5):
@@ -102,7 +112,7 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(dataset, django_a
     assert expectations.durations.learned_count == 24  # nobody counts twice
 
 
-def test_who_is_seen_late_counts_too(dataset) -> None:
+def test_who_is_seen_late_counts_too(dataset, proven) -> None:
     expectations = DurationEstimator()
     ended(dataset, 10)
     photographed(expectations)
@@ -111,7 +121,7 @@ def test_who_is_seen_late_counts_too(dataset) -> None:
     assert expectations.durations.learned_count == 7
 
 
-def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset) -> None:
+def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset, proven) -> None:
     ended(dataset, 10)
     runs = submit(dataset)
     run_cycle("test", "me")
@@ -128,7 +138,7 @@ def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset) -> None:
     assert running_row(third, runs) is running_row(first, runs)
 
 
-def test_what_has_passed_is_told_anew(dataset) -> None:
+def test_what_has_passed_is_told_anew(dataset, proven) -> None:
     ended(dataset, 10)
     runs = submit(dataset)
     run_cycle("test", "me")
@@ -137,7 +147,7 @@ def test_what_has_passed_is_told_anew(dataset) -> None:
     assert row.predicted_end_s == pytest.approx(row.started_s + 2 * TEN_MINUTES_S, abs=0.1)
 
 
-def test_who_does_not_want_predictions_has_none(dataset) -> None:
+def test_who_does_not_want_predictions_has_none(dataset, proven) -> None:
     ended(dataset, 10)
     waits = submit(dataset)
     settings = factories.cluster_settings()
@@ -148,7 +158,7 @@ def test_who_does_not_want_predictions_has_none(dataset) -> None:
     assert waiting_row(photographed(expectations, Policy()), waits).predicted_duration_s is not None
 
 
-def test_a_cycle_goes_by_them(dataset) -> None:
+def test_a_cycle_goes_by_them(dataset, proven) -> None:
     """Within a project the job that is expected to end soon goes first, though it came later."""
     ended(dataset, 600, gpus_per_task=4)
     ended(dataset, 10, gpus_per_task=3)
@@ -159,7 +169,7 @@ def test_a_cycle_goes_by_them(dataset) -> None:
     assert states == {long.pk: "PENDING", short.pk: "RUNNING"}
 
 
-def test_a_question_is_answered_as_the_cycle_would_decide(dataset, monkeypatch) -> None:
+def test_a_question_is_answered_as_the_cycle_would_decide(dataset, proven, monkeypatch) -> None:
     ended(dataset, 600, gpus_per_task=4)
     ended(dataset, 10, gpus_per_task=3)
     submit(dataset, gpus_per_task=4)
@@ -176,7 +186,7 @@ def test_a_question_is_answered_as_the_cycle_would_decide(dataset, monkeypatch) 
     assert reported["starts_now"]  # ahead of the one that came before it
 
 
-def test_a_saved_case_holds_what_the_decision_saw(dataset) -> None:
+def test_a_saved_case_holds_what_the_decision_saw(dataset, proven) -> None:
     def faulty(snapshot, policy):
         raise KeyError("gone")
 
@@ -185,3 +195,15 @@ def test_a_saved_case_holds_what_the_decision_saw(dataset) -> None:
     assert run_cycle("test", "me", decide=faulty) is not None
     saved = snapshot_from_json(gzip.decompress(FailedCycle.objects.get().content).decode())
     assert waiting_row(saved, waits).predicted_duration_s == pytest.approx(TEN_MINUTES_S, abs=0.1)
+
+
+def test_predictions_are_used_while_they_are_better_than_none(dataset) -> None:
+    draw, estimator = random.Random(1), DurationEstimator()
+    waits = submit(dataset, gpus_per_task=2)
+    project, owner = dataset["project"].public_id, dataset["owner"].public_id
+    for factor in (1.0, 9.0):
+        for number in range(400):
+            kind = DurationKey(project, owner, None, 1000 + 1000 * (number % 2))
+            estimator.durations.learn(kind, draw.lognormvariate(8.0, 1.0) * (factor if number % 2 else 1.0))
+        expected_s = waiting_row(photographed(estimator), waits).predicted_duration_s
+        assert (expected_s is not None) == (factor > 1.0)

@@ -42,7 +42,6 @@ class Secret(ResponseSerializer):
 def _secret_routes(
     prefix: str,
     name: str,
-    tag: str,
     owner_label: str,
     of: str,
     detail: str,
@@ -56,7 +55,7 @@ def _secret_routes(
 
     class SecretsView(SignedInView):
         @operation(
-            f"{name}_list", f"List {owner_label} secrets", tag=tag, scope=Scope.READ, response=[Secret]
+            f"{name}_list", f"List {owner_label} secrets", tag="secrets", scope=Scope.READ, response=[Secret]
         )
         def get(self, request: Request, **keys: str) -> HttpResponse:
             """Secrets by name, without values; those of a project for users who may run jobs in it."""
@@ -72,7 +71,7 @@ def _secret_routes(
         @operation(
             f"{name}_put",
             f"Write a secret{of}",
-            tag=tag,
+            tag="secrets",
             scope=scope,
             body=SecretValueBody,
             response=Secret,
@@ -82,7 +81,9 @@ def _secret_routes(
             row = do_save_secret(self.user, get_owner(self.user, **keys), secret, self.body["value"])
             return self.json_response(Secret.represent(row))
 
-        @operation(f"{name}_remove", f"Delete a secret{of}", tag=tag, scope=scope, response=None, status=204)
+        @operation(
+            f"{name}_remove", f"Delete a secret{of}", tag="secrets", scope=scope, response=None, status=204
+        )
         def delete(self, request: Request, secret: str, **keys: str) -> HttpResponse:
             """Running jobs keep the value; new starts of jobs that name the secret fail."""
             do_delete_secret(self.user, get_owner(self.user, **keys), secret)
@@ -98,7 +99,6 @@ ROUTES = [
     *_secret_routes(
         "",
         "secrets",
-        "people",
         "personal",
         "",
         "Creates or replaces the secret of this name. Jobs get the new value with their next attempt.",
@@ -108,7 +108,6 @@ ROUTES = [
     *_secret_routes(
         "projects/<slug:project>/",
         "project_secrets",
-        "projects",
         "a project's",
         " of a project",
         "For managers of the project. All jobs of the project can use the secret.",

@@ -115,6 +115,7 @@ class AllocateAction:
     def allocate(self) -> set[PoolId]:
         """Allocate free GPUs, first to all gangs in their first feasible pool; return the pools with gangs."""
         visited: set[PoolId] = set()
+        self._session.index_ready()
         for choice, pools in enumerate(self._session.by_pool_rank):
             for pool, alike in pools.items():
                 if alike:
@@ -154,9 +155,7 @@ class AllocateAction:
                 continue
             last = len(gang.feasible_pools) == pool_rank + 1
             if self._start(pool_state, gang) or (last and self._nominate(pool_state, gang)):
-                self._session.unprocessed.discard(gang.job)
-                pool_state.gangs[gang.job] = gang
-                self._session.pool_of[gang.job] = pool
+                self._session.placed(gang, pool)
                 queue.started(gang, milli)
                 if gang.next_tasks:
                     queue.requeue(gang)

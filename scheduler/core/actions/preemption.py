@@ -304,6 +304,7 @@ class EvictAction:
     def run(self, action: str) -> bool:
         """Evict running jobs for entitled pending jobs; return True if any job was placed."""
         changed = False
+        self._session.index_ready()
         for pool, pool_state in self._session.pool_states.items():
             planner, reason = self._planners[pool], EVICTION_REASONS[action]
             cannot_help, infeasible = (
@@ -331,10 +332,8 @@ class EvictAction:
                     if task.held:
                         right = EvictionReason.MIGRATED if task.state is GangTaskState.NOMINATED else reason
                         self._session.evictions[task] = OrderedEviction(task, right, gang.job)
-                self._session.unprocessed.discard(gang.job)
                 self._session.nominated_jobs.add(gang.job)
-                pool_state.gangs[gang.job] = gang
-                self._session.pool_of[gang.job] = pool
+                self._session.placed(gang, pool)
                 queue.started(gang, milli)
                 for leaf in {task.gang.leaf_project for task in eviction_set.evicted}:
                     queue.update_project(leaf)

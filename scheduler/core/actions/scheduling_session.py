@@ -86,12 +86,7 @@ class SchedulingSession:
         self.gangs: dict[JobId, Gang]
         self.pool_of: dict[JobId, PoolId] = {}
         self._build_gangs()
-        # ready gangs grouped by class: by the first feasible pool, and by rank of the pool, pool and shape
-        self.by_first_pool: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.pool_states}
-        self.by_pool_rank: list[dict[PoolId, dict[int, list[list[Gang]]]]] = []
-        self.ready_classes: dict[PoolId, dict[tuple[ProjectId, int, bool], ReadyClasses]] = {
-            p: {} for p in self.pool_states
-        }
+        self._indexed = False
         self.evictions: dict[GangTask, OrderedEviction] = {}
         self.nominated_jobs: set[JobId] = set()
         """Nominated by an earlier plan, or placed by evictions of this one."""
@@ -123,6 +118,17 @@ class SchedulingSession:
         gang.quota_class_id = questions.setdefault(question, len(questions))
         return gang
 
+    def placed(self, gang: Gang, pool: PoolId) -> None:
+        """Record that tasks of ``gang`` were placed in ``pool``."""
+        self.unprocessed.discard(gang.job)
+        self.pool_states[pool].gangs[gang.job] = gang
+        self.pool_of[gang.job] = pool
+        if gang.homogeneous and gang.next_tasks and gang.class_id >= 0:
+            # what is left is placed task by task, while its class waits for a whole minimum
+            number = self.cache.class_ids.setdefault((gang.job,), len(self.cache.class_ids))
+            gang.shape_id = gang.quota_class_id = gang.class_id = -2 - number
+            self._indexed = False
+
     def _new_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
         pool = runs_in or next((pool for pool in row.pools if pool in self.pool_states), None)
         pool_state = self.pool_states[pool] if pool else next(iter(self.pool_states.values()))
@@ -136,10 +142,24 @@ class SchedulingSession:
 
     def classify_jobs(self, feasible_pools: Callable[[PendingRow], list[PoolId]]) -> None:
         """Set the feasible pools of every pending gang and index the ready gangs, those that have any."""
-        alike: dict[int, list[Gang]] = defaultdict(list)
         for row, gang in zip(self.pending, self.gangs.values(), strict=True):
             if gang.class_id < 0 or gang.time_dependent:
                 self._find_feasible_pools(row, gang, feasible_pools)
+        self.index_ready()
+
+    def index_ready(self) -> None:
+        """Group the ready gangs by class, unless no class has changed."""
+        if self._indexed:
+            return
+        self._indexed = True
+        # by the first feasible pool, and by rank of the pool, pool and shape
+        self.by_first_pool: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.pool_states}
+        self.by_pool_rank: list[dict[PoolId, dict[int, list[list[Gang]]]]] = []
+        self.ready_classes: dict[PoolId, dict[tuple[ProjectId, int, bool], ReadyClasses]] = {
+            p: {} for p in self.pool_states
+        }
+        alike: dict[int, list[Gang]] = defaultdict(list)
+        for gang in self.gangs.values():
             if gang.feasible_pools:
                 alike[gang.class_id].append(gang)
         for group in alike.values():

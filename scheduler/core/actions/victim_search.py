@@ -302,9 +302,21 @@ class VictimSearch:
                 statement.rollback(mark)
                 return None
         else:
-            if not GangPlacer(statement, nominate=True).place(gang, wanted):
+            # the next decision sees these tasks run: their GPUs are not free before they have stopped
+            grown = [
+                self._allocated_before[task]
+                for task in gone
+                if task in self._allocated_before and task.gang.running_row
+            ]
+            for place in grown:
+                pool_state.adjust_idle_only(place, -1)
+            placed = GangPlacer(statement, nominate=True).place(gang, wanted)
+            if placed:
+                self._restore_or_move_victims(gang, steps, statement)
+            for place in grown:
+                pool_state.adjust_idle_only(place, +1)
+            if not placed:
                 return None
-            self._restore_or_move_victims(gang, steps, statement)
         left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
         if not request.allowed(left):
             statement.rollback(mark)

@@ -15,7 +15,7 @@ from scheduler.core.capacity.node_capacity import SlotBatch
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, RunningRow, TaskShape
-from scheduler.core.session.gang import Gang, GangTask, GangTaskState
+from scheduler.core.session.gang import Gang, GangTask, total_demand
 from scheduler.core.session.pool import PoolState
 
 
@@ -117,9 +117,8 @@ class VictimCandidates:
         known = self._lost.get(gang)
         if known is None or known[0] is not gang.evictable_tasks:
             since_s = max(row.started_s, row.checkpoint_s or row.started_s)
-            milli = sum(
-                task.amounts.gpu_milli for task in gang.evictable_tasks if task.state is GangTaskState.RUNNING
-            )
+            # ranks that join in this plan count as they will in the next decision
+            milli = total_demand(gang.evictable_tasks).gpu_milli
             lost = max(0.0, self._now_s - since_s) * milli / WHOLE_MILLI
             known = self._lost[gang] = (gang.evictable_tasks, lost)
         return known[1]

@@ -5,6 +5,9 @@ those of its project and size; then like those of its size; else its duration is
 of a running job is that of finished jobs that ran longer than it has. Only the latest finished jobs count, so
 that changes show.
 
+Predictions are used only while they have proven better than none (``DurationHistory.is_informative``): where
+durations are unrelated to user, template and size, ordering by them would only delay jobs.
+
 Snapshots use steps (``QuantizedDurations``): a value changes when the prediction changes by a step (a fifth),
 or when the job has outlived it, not with every ended job.
 """
@@ -15,13 +18,20 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Hashable, Iterator
+from statistics import fmean
 from typing import NamedTuple
 
 MIN_SAMPLES = 5
 """Fewer finished jobs than this give no prediction."""
 
 MAX_SAMPLES = 2_000
-"""Number of latest finished jobs kept per level."""
+"""Number of latest finished jobs kept per level, and of latest predictions that are tested."""
+
+TEST_INTERVAL_JOBS = 50
+"""The comparison is made after this many ended jobs; a change concerns every row of a snapshot."""
+
+MIN_STANDARD_ERRORS = 3.0
+"""By how many standard errors predictions must have been better than one constant."""
 
 MIN_DURATION_S = 60.0
 STEPS_PER_DOUBLING = 4
@@ -46,9 +56,15 @@ class DurationHistory:
         self._kinds: deque[DurationKey] = deque()
         self.learned_count = 0
         """Number of jobs learned from, including forgotten ones."""
+        self.is_informative = False
+        """Whether the latest predictions had a smaller mean ``|log(predicted / actual)|`` than the median of all."""
+        self._all = _Level()
+        self._gains: deque[float] = deque(maxlen=MAX_SAMPLES)
 
     def learn(self, kind: DurationKey, duration_s: float) -> None:
         """Add a job that ran for ``duration_s`` and ended."""
+        self._test(kind, duration_s)
+        self._all.add(self.learned_count, duration_s)
         for key in _keys(kind):
             self._levels.setdefault(key, _Level()).add(self.learned_count, duration_s)
         self.learned_count += 1
@@ -56,6 +72,21 @@ class DurationHistory:
             self._kinds.append(kind)
             if len(self._kinds) > self._max_jobs:
                 self._forget(self.learned_count - len(self._kinds), self._kinds.popleft())
+
+    def _test(self, kind: DurationKey, duration_s: float) -> None:
+        """Compare the prediction for a job that ended with its duration."""
+        expected_s, median_s = self.expected_s(kind), self._all.left_s(0.0, 0.5)
+        if expected_s is None or median_s is None:
+            return
+        actual, predicted, median = map(
+            math.log, (max(MIN_DURATION_S, each) for each in (duration_s, expected_s, median_s))
+        )
+        self._gains.append(abs(median - actual) - abs(predicted - actual))
+        count = len(self._gains)
+        if self.learned_count % TEST_INTERVAL_JOBS == 0 and count >= TEST_INTERVAL_JOBS:
+            mean = fmean(self._gains)
+            variance = max(0.0, fmean(gain * gain for gain in self._gains) - mean * mean)
+            self.is_informative = mean > MIN_STANDARD_ERRORS * math.sqrt(variance / count)
 
     def _forget(self, number: int, kind: DurationKey) -> None:
         for key in _keys(kind):

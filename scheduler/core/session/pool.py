@@ -176,6 +176,11 @@ class PoolState:
         else:
             self._available.adjust(place, sign)
 
+    def adjust_idle_only(self, place: HeldSlots, sign: int) -> None:
+        """Take (-1) or release (+1) slots now, but not in ``idle_and_releasing``."""
+        self.adjust_idle(place, sign)
+        self.adjust_releasing(place, -sign)
+
     def adjust_releasing(self, place: HeldSlots, sign: int) -> None:
         """Take (-1) or release (+1) slots of ``idle_and_releasing`` only."""
         self.idle_and_releasing.adjust(place, sign)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import queue
 import shutil
 import subprocess
 import tempfile
@@ -189,9 +191,10 @@ def wait_for(link: Link, kind: str, timeout_s: float = 10.0, **facts: Any) -> di
     """The next event of a kind with these facts."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        event = link.next_event(max(0.01, deadline_s - time.monotonic()))
-        if event and event["event"] == kind and all(event[key] == value for key, value in facts.items()):
-            return event
+        with contextlib.suppress(queue.Empty):
+            event = link.events.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            if event["event"] == kind and all(event[key] == value for key, value in facts.items()):
+                return event
     raise AssertionError(f"no event {kind} {facts} within {timeout_s} s")
 
 
