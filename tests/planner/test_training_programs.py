@@ -114,7 +114,7 @@ def train(python: str, folder: Path, processes: int, plan: dict | None, *words: 
     done = run(
         python,
         folder,
-        *launcher[: 4 if processes > 1 else 0],
+        *launcher,
         program,
         *options,
         CUDA_VISIBLE_DEVICES="",
