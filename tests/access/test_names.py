@@ -56,6 +56,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Sweep: dict.fromkeys(("name", "message", "metric", "parameters", "points"), INSIDE)
     | {"job": CONTROLLERS},
     models.Trial: dict.fromkeys(("message", "parameters"), INSIDE),
+    models.LayerProfile: {"name": INSIDE},
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE, "failure_line": INSIDE, "resume_path": INSIDE},
     models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
@@ -123,6 +124,8 @@ OTHERS: dict[str, str] = {
     "Invitation": "code_sha256",
     "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement retry_on "
     "retry_exit_codes resume_from on_stall",
+    "LayerProfile": "content layers",
+    "PipelinePlan": "answer",
     "JobEvent": "kind before after reason",
     "Lease": "name holder",
     "NodeOperation": "kind steps reason program_sha256",

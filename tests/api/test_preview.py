@@ -95,5 +95,5 @@ def test_what_does_not_fit_has_a_verdict():
 def test_without_an_engine_nothing_is_claimed():
     reported = ask(JOB, answered=False)
     nothing = {"starts_now": None, "verdict": None, "interval": None, "interval_missing": None}
-    empty = {"nodes": [], "victims": [], "alternatives": [], "lost_gpu_seconds": None}
-    assert reported == {"feasible": True, **nothing, **empty}
+    empty = {"nodes": [], "victims": [], "scaling": [], "alternatives": [], "cheaper": None}
+    assert reported == {"feasible": True, "lost_gpu_seconds": None, **nothing, **empty}

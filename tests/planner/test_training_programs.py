@@ -111,7 +111,15 @@ def train(python: str, folder: Path, processes: int, plan: dict | None, *words: 
     )
     given = {"PIPELINE_PLAN": json.dumps(plan)} if plan else {}
     options = ["--model", "models:mlp", "--input", "32,64", "--steps", "6", *words]
-    done = run(python, folder, *launcher, program, *options, CUDA_VISIBLE_DEVICES="", **given)
+    done = run(
+        python,
+        folder,
+        *launcher,
+        program,
+        *options,
+        CUDA_VISIBLE_DEVICES="",
+        **given,
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

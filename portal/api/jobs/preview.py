@@ -90,6 +90,7 @@ class JobPreview(ResponseSerializer):
         "requested one was not measured, or no other one saves 5 percent.",
     )
     ranks = RankLaunchDetail(
+        many=True,
         help_text=f"What the first {PAGE_RANKS} ranks would run; addresses and ports follow from the placement.",
     )
     alternatives = serializers.ListField(
