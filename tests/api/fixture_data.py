@@ -245,6 +245,7 @@ def work_of(
     TrialReport.objects.create(trial=trial, step=1, value=0.5)
     AttemptObservation.objects.create(attempt=work["running"].attempts.get(), listing_problem="It is slow.")
     work["checkpoint"] = Checkpoint.objects.create(
+        job=work["running"],
         name="step-100.pt",
         step=100,
         size_bytes=2**20,
