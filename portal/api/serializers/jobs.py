@@ -13,12 +13,12 @@ from typing import Any
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
+from portal.api.serializers.failures import Failure
 from portal.api.serializers.idle import IdleDetail
 from portal.api.serializers.progress import MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
-from portal.domain.failure_rules import FailureAction
 from portal.domain.lost_work import LossCause
 from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
@@ -504,24 +504,6 @@ class JobSecret(ResponseSerializer):
     )
     variable = serializers.CharField()
     file = serializers.CharField()
-
-
-class Failure(ResponseSerializer):
-    """Why a job failed, by a failure rule."""
-
-    rule = serializers.CharField(source="rule.code")
-    title = serializers.CharField(source="rule.title")
-    cause = serializers.CharField(source="rule.cause")
-    fix = serializers.CharField(source="rule.fix")
-    action = serializers.ChoiceField(
-        [action.value for action in FailureAction], source="rule.action", help_text="What `retry/` does."
-    )
-    line = serializers.CharField(
-        allow_null=True,
-        allow_blank=True,
-        help_text="The line of the log that matched; blank: none, the exit signature did; null: not visible to you.",
-    )
-    rank = serializers.IntegerField(allow_null=True, help_text="Rank of that line.")
 
 
 class JobDetail(Job):
