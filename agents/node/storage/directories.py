@@ -17,6 +17,7 @@ from agents.node.spec.environment import (
     CONTAINER_SECRETS_DIR,
     SECRET_ENV_FILE,
     LaunchPlaceholders,
+    rank_address,
     secret_env_file_content,
 )
 from agents.node.spec.image_names import normalize_image_name
@@ -123,7 +124,9 @@ class NodeDirectories:
             for file in report_files.REPORT_FILES:
                 report_files.create_report_file(file, folder, uid, gid)
             with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
-                stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{spec.job}\n")
+                # programs tell the other ranks of a gang the address of their own host name
+                own_address = rank_address(subnet, spec.task) if subnet else "127.0.0.1"
+                stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{own_address}\t{spec.job}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)
         return folder
 

@@ -71,14 +71,31 @@ print("done: stage", rank, "of", size, "loss", round(sum(map(float, losses)) / l
 dist.destroy_process_group()
 """
 )
-_KERAS = """import os, tensorflow as tf
-strategy = {strategy}
+_MIRRORED = """import tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
 with strategy.scope():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 data = tf.random.normal([256, 8])
 model.fit(data, tf.reduce_sum(data, 1), batch_size=32, epochs=2, verbose=2)
 print("done:", strategy.num_replicas_in_sync, "replicas")
+"""
+_MULTI_WORKER = """import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    weight = tf.Variable(tf.zeros([8, 1]), aggregation=tf.VariableAggregation.MEAN)
+@tf.function
+def step():
+    def on_replica():
+        data = tf.random.normal([64, 8])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((data @ weight - tf.reduce_sum(data, 1, keepdims=True)) ** 2)
+        weight.assign_sub(0.05 * tape.gradient(loss, weight))
+        return loss
+    return strategy.reduce("mean", strategy.run(on_replica), axis=None)
+for _ in range(20):
+    loss = step()
+print("done:", strategy.num_replicas_in_sync, "replicas, loss", round(float(loss), 4))
 """
 _PARAMETER_SERVER = """import tensorflow as tf
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -214,10 +231,10 @@ STARTER_TEMPLATES = (
     _starter("torch-pipeline", "PyTorch pipeline", "A stage per GPU; SCHEDULE is gpipe or 1f1b.",
              _PIPELINE, launcher="torchrun", env={"SCHEDULE": "1f1b", "MICRO_BATCHES": "8"}),
     _starter("tf-mirrored", "Keras, one task", "MirroredStrategy on all GPUs of one task.",
-             _KERAS.format(strategy="tf.distribute.MirroredStrategy()"), tasks=1, gpus_per_task=2,
+             _MIRRORED, tasks=1, gpus_per_task=2,
              launcher="tensorflow", launcher_options={"strategy": "mirrored"}),
-    _starter("tf-multi-worker", "Keras, several workers", "MultiWorkerMirroredStrategy by TF_CONFIG.",
-             _KERAS.format(strategy="tf.distribute.MultiWorkerMirroredStrategy()"), launcher="tensorflow"),
+    _starter("tf-multi-worker", "TensorFlow, several workers", "MultiWorkerMirroredStrategy by TF_CONFIG.",
+             _MULTI_WORKER, launcher="tensorflow"),
     _starter("tf-parameter-server", "TensorFlow parameter server", "A chief, a parameter server and two workers.",
              _PARAMETER_SERVER, tasks=4, launcher="tensorflow",
              launcher_options={"strategy": "parameter_server"}),
