@@ -55,11 +55,13 @@ def _registry_context(user: User, project: Project, model: str, version: str) ->
         "models": listed,
         "model": chosen,
         "versions": [(each, STAGE_ICONS.get(each.stage, "stopped")) for each in versions],
-        **(_lineage(user, project, chosen, shown) if shown else {}),
+        **(_version_origin(user, project, chosen, shown) if shown else {}),
     }
 
 
-def _lineage(user: User, project: Project, model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
+def _version_origin(
+    user: User, project: Project, model: RegisteredModel, version: ModelVersion
+) -> dict[str, Any]:
     """Return the version with its run and the job of that, as far as they exist and the user may see them."""
     run: Run | None = None
     if version.run:
