@@ -29,6 +29,7 @@ PAGE_SIZE = 50
 MAX_COMPARED = 4
 MAX_COLUMNS = 4
 """Parameters, and metrics, shown as columns of the list."""
+MAX_NUMBER_LENGTH = 8
 MAX_CHARTS = 8
 MAX_PROJECTS = 200
 RUN_STATES = {
@@ -49,7 +50,7 @@ class RunRow:
     state: tuple[str, str]
     took: str
     params: list[str | None]
-    metrics: list[float | None]
+    metrics: list[tuple[str, float | None]]
     number: int = 0
 
     @property
@@ -141,10 +142,20 @@ def run_row(run: Run, params: list[str], metrics: list[str], number: int = 0) ->
         run,
         RUN_STATES.get(run.status, ("waiting", run.status)),
         took,
-        [run.params.get(name) for name in params],
-        [run.metrics.get(name) for name in metrics],
+        [short_parameter(run.params.get(name)) for name in params],
+        [(name, run.metrics.get(name)) for name in metrics],
         number,
     )
+
+
+def short_parameter(value: str | None) -> str | None:
+    """Return a long number with four significant digits, and anything else unchanged."""
+    if value is None or len(value) <= MAX_NUMBER_LENGTH:
+        return value
+    try:
+        return f"{float(value):.4g}"
+    except ValueError:
+        return value
 
 
 def parameter_differences(runs: list[Run]) -> list[tuple[str, list[str | None], bool]]:

@@ -18,8 +18,13 @@ SIZE = 1000.0
 class Axis:
     name: str
     x: float
+    """In the drawing's units."""
     top: str
     bottom: str
+
+    @property
+    def percent(self) -> float:
+        return round(self.x * 100 / SIZE, 1)
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,7 @@ def build_parallel_coordinates(
     if len(scales) < 2:
         return None
     step = SIZE / (len(scales) - 1)
-    axes = [
-        Axis(name, round(i * step / 10, 1), found.top, found.bottom) for i, (name, found) in enumerate(scales)
-    ]
+    axes = [Axis(name, round(i * step, 1), found.top, found.bottom) for i, (name, found) in enumerate(scales)]
     lines = []
     for index, run in enumerate(runs):
         heights = [found.heights[index] for _, found in scales]
