@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from itertools import pairwise, takewhile
+from statistics import median, median_low
 from typing import NamedTuple
 
 SLOW_RATIO = 1.10
@@ -44,7 +44,7 @@ def step_times(reports: Sequence[RankReport]) -> list[StepTime]:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank; ``seconds`` is its median step time, ``median_s`` that of the median rank."""
+    """A slow rank; ``seconds`` is its median step time, ``median_s`` that of the median of the other ranks."""
 
     rank: int
     seconds: float
@@ -59,19 +59,18 @@ class Straggler:
 def find_straggler(times: Mapping[int, Sequence[StepTime]]) -> Straggler | None:
     """Return the slowest rank that was slow in all its latest intervals for ``MIN_SPAN_S``, or None."""
     medians = {rank: median(each.seconds for each in known) for rank, known in times.items() if known}
-    if len(medians) < 2:
-        return None
-    usual = median(medians.values())
     found = []
-    for rank, known in times.items():
-        slow: list[StepTime] = []
-        for each in reversed(known):
-            if usual <= 0 or each.seconds < usual * SLOW_RATIO:
-                break
-            slow.append(each)
+    for rank in medians if len(medians) > 1 else ():
+        usual = median_low([seconds for other, seconds in medians.items() if other != rank])
+        slow = _latest_slow(times[rank], usual * SLOW_RATIO) if usual > 0 else []
         if slow and slow[0].at_s - slow[-1].at_s >= MIN_SPAN_S:
             found.append(Straggler(rank, median(each.seconds for each in slow), usual, slow[-1].at_s))
     return max(found, key=lambda each: (each.seconds, -each.rank), default=None)
+
+
+def _latest_slow(known: Sequence[StepTime], limit_s: float) -> list[StepTime]:
+    """Return the latest intervals, newest first, up to the last that took less than the limit."""
+    return list(takewhile(lambda each: each.seconds >= limit_s, reversed(known)))
 
 
 class GpuState(NamedTuple):

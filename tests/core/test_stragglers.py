@@ -64,6 +64,11 @@ def test_of_several_slow_ranks_the_slowest_is_named() -> None:
     assert straggler is not None and straggler.rank == 4
 
 
+def test_of_two_ranks_the_slower_one_is_compared_with_the_other() -> None:
+    straggler = find_straggler({0: FAST, 1: times(*[0.36] * 8)})
+    assert straggler is not None and (straggler.rank, straggler.slower_percent) == (1, 20)
+
+
 def test_a_single_rank_has_nobody_to_wait_for_it() -> None:
     assert find_straggler({0: times(0.1, *[0.9] * 8)}) is None
 

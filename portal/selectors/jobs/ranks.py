@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean, median, median_low
 
 from django.utils import timezone
 
@@ -80,7 +80,7 @@ def rank_overview(attempt: Attempt) -> RankOverview:
     ]
     medians = [row.median_s for row in rows if row.median_s is not None]
     if slow is None:
-        return RankOverview(rows, None, "", "", median(medians) if medians else None)
+        return RankOverview(rows, None, "", "", median_low(medians) if medians else None)
     cause = likely_cause(states[slow.rank], [state for rank, state in states.items() if rank != slow.rank])
     node = next(row.node for row in rows if row.is_straggler)
     return RankOverview(rows, slow, node, cause, slow.median_s)

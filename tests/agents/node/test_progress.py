@@ -27,15 +27,24 @@ def made(folder: Path) -> Path:
     return folder / "progress"
 
 
-def reported(folder: Path, started_s: float | None = NOW_S - 3600) -> report_files.ProgressReport | None:
+def reported(folder: Path, started_s: float | None = NOW_S - 3600) -> report_files.Report | None:
     return report_files.read_progress(str(folder), started_s, NOW_S)
 
 
-def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> report_files.ProgressReport | None:
+def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> tuple[float | None, float] | None:
+    """The number and its age."""
     file = made(folder)
     file.write_bytes(what)
     os.utime(file, (at_s, at_s))
-    return reported(folder)
+    said = reported(folder)
+    return (said.value, said.age_s) if said else None
+
+
+@pytest.mark.parametrize(("content", "busy_s"), [("1200", None), ("1200 84.5\n", 84.5), (" 1200\t7", 7.0)])
+def test_the_seconds_of_own_work_may_follow(tmp_path: Path, content: str, busy_s: float | None) -> None:
+    made(tmp_path).write_text(content)
+    said = reported(tmp_path)
+    assert said is not None and (said.value, said.busy_s) == (1200.0, busy_s)
 
 
 def test_a_file_that_nobody_wrote_says_nothing(tmp_path: Path) -> None:
@@ -105,10 +114,9 @@ def test_whatever_it_holds_is_a_number_or_nothing(
 ) -> None:
     said = say(tmp_path_factory.getbasetemp(), what)
     if said is not None:
-        assert math.isfinite(said.value) and said.value >= 0
-        assert (
-            check_number(said.value) == said.value
-        )  # the portal takes it: nobody silences a node by a number
+        value, _ = said
+        assert value is not None and math.isfinite(value) and value >= 0
+        assert check_number(value) == value  # the portal takes it: nobody silences a node by a number
         assert re.fullmatch(rb"[0-9.\s]+", what) and len(what) <= 64
 
 
