@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import replace
+from typing import Any
 
 from bench.report import print_figure
 from portal.domain.sweeps import SweepSpec
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
         searcher="random", metric="loss", max_trials=options.trials, max_parallel=8, max_steps=EPOCHS,
         reduction_factor=3,
     )  # fmt: skip
-    variants = {
+    variants: dict[str, dict[str, Any]] = {
         "asha": {"searcher": "asha"},
         "asha, pausing": {"searcher": "asha", "pause_pruned": True},
         "hyperband": {"searcher": "hyperband"},
