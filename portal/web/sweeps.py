@@ -20,6 +20,7 @@ from portal.domain.sweeps import (
     LIVE_TRIAL_STATES,
     SweepState,
     TrialState,
+    Value,
     describe_parameter,
     format_value,
     read_parameters,
@@ -136,9 +137,13 @@ def _trial_row(trial: Trial, names: list[str], best: float | None) -> dict[str, 
     return {
         "trial": trial,
         "symbol": TRIAL_DISPLAY[TrialState(trial.state)],
-        "values": [(name, format_value(trial.parameters[name])) for name in names],
+        "values": [(name, _short(trial.parameters[name])) for name in names],
         "is_best": best is not None and trial.value == best,
     }
+
+
+def _short(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else format_value(value)
 
 
 def _importances(row: Sweep, trials: list[Trial]) -> list[tuple[str, int]]:

@@ -25,6 +25,14 @@ TRAIN = (
 """Continues from its own file, as from a checkpoint; its loss is its learning rate."""
 
 
+INHERIT = (
+    'own={lr}; [ -n "$FAIRWAY_RESUME_FROM" ] && own=$(cat "$FAIRWAY_RESUME_FROM/own");'
+    ' saved="$FAIRWAY_CHECKPOINT_DIR/step-1"; mkdir -p "$saved"; echo $own > "$saved/own"; touch "$saved/.complete";'
+    ' echo "1 $own" >> "$FAIRWAY_METRIC_FILE"; sleep 2'
+)
+"""Its checkpoint is the learning rate of its first ancestor, and so is its loss."""
+
+
 @pytest.fixture
 def dataset(settings: Any) -> Iterator[dict[str, Any]]:
     """Workers, a real agent with four pretend GPUs, and a user."""
@@ -78,3 +86,22 @@ def test_a_sweep_prunes_bad_trials_is_paused_and_resumed_and_ends(dataset: dict[
     for trial in twice:
         steps = list(trial.reports.values_list("step", flat=True))
         assert steps == sorted(set(steps))
+
+
+def test_a_trial_of_a_population_starts_from_the_checkpoint_of_its_parent(dataset: dict[str, Any]) -> None:
+    spec = SweepSpec(
+        searcher="population", metric="loss", population=2, max_trials=4, max_parallel=2, max_steps=1, seed=2
+    )
+    request = JobRequest(
+        name="heirs",
+        project=dataset["project"],
+        environment=dataset["environment"],
+        command=["sh", "-c", INHERIT],
+        memory_mib=64,
+    )
+    sweep = do_create_sweep(dataset["owner"], spec, request, {"lr": {"low": 0.1, "high": 0.9}})
+    wait_for("its end", lambda: Sweep.objects.filter(pk=sweep.pk, state="COMPLETED").exists(), 90.0)
+    trials = list(sweep.trials.select_related("job", "parent").order_by("number"))
+    assert {each.state for each in trials} == {"COMPLETED"} and len(trials) == 4
+    for heir in trials[2:]:
+        assert heir.job.resume_from and heir.value == heir.parent.value

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.domain.sweeps import MAX_REPORTS, SweepSpec
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from portal.models import AuditEntry, Job, Membership, OutboxMessage, Sweep, Trial, TrialReport
+from portal.models import AuditEntry, Checkpoint, Job, Membership, OutboxMessage, Sweep, Trial, TrialReport
 from portal.selectors.sweeps import best_so_far, best_value, get_sweep, learning_curves, list_trials
 from portal.services.jobs.submission import (
     JobRequest,
@@ -193,14 +195,18 @@ def test_a_member_of_a_population_starts_from_the_checkpoints_of_its_parent(data
     )
     sweep = advanced(create(dataset, spec, {"lr": {"low": 0.1, "high": 0.9}, "layers": [1]}))
     first, second = (trial.job for trial in sweep.trials.select_related("job").order_by("number"))
-    assert "FAIRWAY_RESUME_FROM" not in first.env and first.env["FAIRWAY_TRIAL_MAX_STEPS"] == "5"
+    assert first.resume_from == "" and first.env["FAIRWAY_TRIAL_MAX_STEPS"] == "5"
+    for name, minutes, validity in (("step-4.pt", 2, "valid"), ("step-5.pt", 1, "broken")):
+        saved_at = timezone.now() - dt.timedelta(minutes=minutes)
+        Checkpoint.objects.create(
+            job=first, name=name, saved_at=saved_at, validity=validity, size_bytes=1
+        )  # fmt: skip
     record_reports(first.pk, [(5.0, 0.1)])
     record_reports(second.pk, [(5.0, 0.5)])
     end(dataset, second)
     third = advanced(sweep).trials.get(number=2)
-    assert (
-        third.parent.number == 0 and third.job.env["FAIRWAY_RESUME_FROM"] == f"checkpoints/{first.public_id}"
-    )
+    assert third.parent.number == 0
+    assert third.job.resume_from == Checkpoint.objects.get(name="step-4.pt").public_id
 
 
 def test_reports_only_go_forward_and_are_bounded(dataset: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ RESERVED_VARIABLES = (
 
 _RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
 """Also reserved: with these the NVIDIA toolkit would add device nodes that are not allocated."""
-_JOB_PREFIXES = ("FAIRWAY_PARAM", "FAIRWAY_TRIAL", "FAIRWAY_RESUME_FROM")
+_JOB_PREFIXES = ("FAIRWAY_PARAM", "FAIRWAY_TRIAL")
 """Not reserved: set by the job of a trial."""
 
 

@@ -28,7 +28,7 @@ from portal.services.nodes.topologies import topology_constraint_error
 from portal.services.projects import secrets, volumes
 
 RESERVED_VARIABLES = re.compile(
-    r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_(?!PARAM|TRIAL|RESUME_FROM))"
+    r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_(?!PARAM|TRIAL))"
 )
 """The variables of a trial may be set, so that its job can be submitted again."""
 

@@ -9,10 +9,8 @@ from typing import Any
 from portal.domain.job_spec import job_fields
 from portal.domain.sweeps import Value, fill_command, trial_variables
 from portal.models import Job, Sweep
+from portal.services.jobs.checkpoints import newest_of_job
 from portal.services.jobs.submission import JobRequest
-
-CHECKPOINT_FOLDER = "checkpoints"
-"""Folder of checkpoints below the home, with a folder for each job."""
 
 
 def request_fields(request: JobRequest) -> dict[str, Any]:
@@ -36,13 +34,12 @@ def trial_request(
     max_steps: int | None,
     parent: Job | None = None,
 ) -> JobRequest:
-    """Return the request for a trial; it starts from the checkpoints of ``parent``."""
-    variables = trial_variables(number, parameters, max_steps)
-    if parent is not None:
-        variables["FAIRWAY_RESUME_FROM"] = f"{CHECKPOINT_FOLDER}/{parent.public_id}"
+    """Return the request for a trial; it starts from the newest valid checkpoint of ``parent``, if any."""
+    checkpoint = newest_of_job(parent) if parent is not None else None
     return replace(
         base,
         name=f"{base.name}-{number}",
         command=fill_command(base.command, parameters),
-        env={**base.env, **variables},
+        env={**base.env, **trial_variables(number, parameters, max_steps)},
+        resume_from=checkpoint.public_id if checkpoint else base.resume_from,
     )
