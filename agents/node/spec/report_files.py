@@ -112,6 +112,36 @@ def _read_report(file: ReportFile, folder: str, started_s: Optional[float], now_
     return Report(value, since_s, busy_s)
 
 
+def read_reports(
+    folder: str, log_path: str, started_s: Optional[float], now_s: float
+) -> Dict[str, Optional[float]]:
+    """Return what a running task reported, and the age of its last output; keys as in ``NO_REPORTS``."""
+    done = read_progress(folder, started_s, now_s)
+    saved = read_checkpoint(folder, started_s, now_s)
+    return {
+        "checkpoint_age_s": saved.age_s if saved else None,
+        "checkpoint_step": int(saved.value) if saved and saved.value is not None else None,
+        "progress": done.value if done else None,
+        "progress_age_s": done.age_s if done else None,
+        "progress_busy_s": done.busy_s if done else None,
+        "output_age_s": _output_age_s(log_path, started_s, now_s),
+    }
+
+
+NO_REPORTS: Dict[str, Optional[float]] = dict.fromkeys(
+    ("checkpoint_age_s", "checkpoint_step", "progress", "progress_age_s", "progress_busy_s", "output_age_s")
+)
+
+
+def _output_age_s(log_path: str, started_s: Optional[float], now_s: float) -> Optional[float]:
+    """Return seconds since the task wrote to its log; None where the engine keeps the log elsewhere."""
+    try:
+        written_s = os.stat(log_path).st_mtime
+    except OSError:
+        return None
+    return report_age_s(written_s, started_s, now_s)
+
+
 def read_metrics(folder: str) -> List[Tuple[float, Optional[float]]]:
     """Return step and value of the last whole lines of the metric file; None for a value that is no number.
 

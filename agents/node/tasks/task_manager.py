@@ -54,9 +54,6 @@ _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S, _KILL_TIMEOUT_S, _REPEATED_KILL_TIMEOUT_S = 8.0, 4.0, 0.2
 """How long a stop waits for all killed tasks, for one, and for one that survived the last kill."""
 _DISK_FULL_HOLD_S = 300.0
-_NO_REPORTS: JsonObject = dict.fromkeys(
-    ("checkpoint_age_s", "checkpoint_step", "progress", "progress_age_s", "progress_busy_s", "output_age_s")
-)
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
 
@@ -588,7 +585,7 @@ class TaskManager:
                     rows[-1] = {**reported, "fault": self._task_fault(record), **rows[-1]}
         rows.extend(task_rows.row_from_ledger(name, record) for name, record in records.items())
         for row in rows:
-            row.update(self._read_reports(row) if row["state"] == IS_RUNNING else _NO_REPORTS)
+            row.update(self._running_reports(row) if row["state"] == IS_RUNNING else report_files.NO_REPORTS)
             row["metrics"] = self.read_metrics(row["name"])
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
@@ -599,30 +596,13 @@ class TaskManager:
             "clock_s": time.time(),
         }
 
-    def _read_reports(self, row: JsonObject) -> JsonObject:
-        folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
-        done = report_files.read_progress(folder, started_s, now_s)
-        saved = report_files.read_checkpoint(folder, started_s, now_s)
-        return {
-            "checkpoint_age_s": saved.age_s if saved else None,
-            "checkpoint_step": int(saved.value) if saved and saved.value is not None else None,
-            "progress": done.value if done else None,
-            "progress_age_s": done.age_s if done else None,
-            "progress_busy_s": done.busy_s if done else None,
-            "output_age_s": self._output_age_s(row["name"], started_s, now_s),
-        }
+    def _running_reports(self, row: JsonObject) -> JsonObject:
+        folder, log_path = self.directories.task_dir(row["name"]), self.directories.log_path(row["name"])
+        return report_files.read_reports(folder, log_path, row["started_s"], time.time())
 
     def read_metrics(self, name: str) -> List[Tuple[float, Optional[float]]]:
         """Return the last metrics that a task reported, also after its end."""
         return report_files.read_metrics(self.directories.task_dir(name))
-
-    def _output_age_s(self, name: str, started_s: Optional[float], now_s: float) -> Optional[float]:
-        """Return seconds since the task wrote to its log; None where the engine keeps the log elsewhere."""
-        try:
-            written_s = os.stat(self.directories.log_path(name)).st_mtime
-        except OSError:
-            return None
-        return report_files.report_age_s(written_s, started_s, now_s)
 
     def record_disk_full(self, message: str) -> None:
         """Remember for a while that an engine's disk is full, which may not be among the watched disks."""

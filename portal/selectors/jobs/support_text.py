@@ -16,7 +16,7 @@ from portal.selectors.logs.lines import displayed_text, log_file, tail
 LOG_LINES = 40
 MAX_LINE_CHARACTERS = 500
 MAX_TASKS = 64
-PRIVATE_FIELDS = frozenset({"name", "env", "secrets"})
+PRIVATE_FIELDS = frozenset({"name", "env", "rank_overrides", "secrets"})
 """Fields of the request that the text leaves out: values may be secret."""
 
 
