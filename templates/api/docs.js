@@ -6,6 +6,8 @@ SwaggerUIBundle({
   layout: "BaseLayout",
   deepLinking: false,
   filter: true,
+  // with 130 operations or more the page draws only the first few of them: sections open on click
+  docExpansion: "none",
   tryItOutEnabled: true,
   requestInterceptor(request) {
     if (!["GET", "HEAD", undefined].includes(request.method)) {
