@@ -295,7 +295,14 @@ def test_08_kernel_settings_are_read_only(walls: Walls) -> None:
 def test_09_no_engine_socket_and_only_the_declared_volumes(walls: Walls) -> None:
     assert walls.report["sockets"] == []
     assert walls.report["agent_files"] == []
-    declared = {"/home/ada", "/run/fairway", "/run/fairway-checkpoint", "/run/fairway-progress", "/etc/hosts"}
+    declared = {
+        "/home/ada",
+        "/run/fairway",
+        "/run/fairway-checkpoint",
+        "/run/fairway-metric",
+        "/run/fairway-progress",
+        "/etc/hosts",
+    }
     seen = set()
     for line in walls.report["mountinfo"]:
         fields, _, filesystem = line.partition(" - ")

@@ -90,7 +90,13 @@ def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> No
     assert seen["env"]["CUDA_VISIBLE_DEVICES"] == seen["env"]["NVIDIA_VISIBLE_DEVICES"] == GPUS[2]
     assert seen["shm"] == 16 << 20
     mounts = dict(seen["mounts"])
-    assert {"/home/ada", "/run/fairway", "/run/fairway-checkpoint", "/run/fairway-progress"} == set(mounts)
+    assert {
+        "/home/ada",
+        "/run/fairway",
+        "/run/fairway-checkpoint",
+        "/run/fairway-metric",
+        "/run/fairway-progress",
+    } == set(mounts)
     assert all("nosuid" in options and "nodev" in options for options in mounts.values())
     places = ("metadata", "gateway", "other", "loopback", "gateway_port")
     assert {seen[place] for place in places} <= {"ConnectionRefusedError", "TimeoutError"}
