@@ -39,7 +39,7 @@ def test_each_fold_has_a_mark_that_turns_as_it_opens(open_as, address):
 def test_a_fold_is_seen_to_be_reached_by_keyboard_and_opened(open_as):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training")
-    fold, field = page.locator("summary", has_text="Variables"), page.locator("[name=env]")
+    fold, field = page.locator("summary", has_text="Variables, shared memory"), page.locator("[name=env]")
     fold.focus()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")

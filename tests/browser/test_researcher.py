@@ -125,7 +125,7 @@ def test_without_the_socket_the_page_says_how_old_it_is_and_asks_again(open_as, 
 def test_launching_from_the_form(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training")
-    page.get_by_label("Name").fill("from-the-page")
+    page.get_by_label("Name", exact=True).fill("from-the-page")
     page.get_by_label("Command", exact=True).fill("python train.py")
     page.get_by_role("button", name="16").is_disabled()
     page.get_by_role("button", name="4 free now").click()
