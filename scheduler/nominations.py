@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from django.db import connection, transaction
@@ -39,9 +40,9 @@ def save_nominations(leader: HeldLease, before: dict[str, NominatedPlacement], p
 
 
 def parse_nomination(
-    placement: NominatedPlacement | None, cpu_milli: int, memory_mib: int
+    placement: NominatedPlacement | None, amounts: Callable[[int], tuple[int, int]]
 ) -> tuple[RunningTask, ...]:
-    """Return a stored nomination as tasks; empty when the value is invalid.
+    """Return a stored nomination as tasks, with ``amounts`` (CPU, memory) of each rank; empty when it is invalid.
 
     An invalid value is harmless: only the scheduler writes it, and the next plan overwrites it.
     """
@@ -50,8 +51,7 @@ def parse_nomination(
             RunningTask(
                 NodeId(str(node)),
                 tuple(GpuShare(GpuUuid(str(uuid)), int(milli)) for uuid, milli in gpus),
-                cpu_milli,
-                memory_mib,
+                *amounts(int(rank)),
                 rank=int(rank),
             )
             for rank, node, gpus in placement or ()

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,6 +158,15 @@ class AgentEngine:
             **vars(key),
             port=port,
             path=path,
+        )
+
+    def listens_on(self, key: TaskKey, ports: Collection[int]) -> bool:
+        return self._request(
+            "listening",
+            lambda row: FieldReader(row).boolean("listening"),
+            timeout_s=REPLY_TIMEOUT_S,
+            **vars(key),
+            ports=sorted(ports),
         )
 
     @property

@@ -8,7 +8,7 @@ stays as it is and the call is repeated later). A time-out is never a failure.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -368,6 +368,12 @@ class NodeEngine(Protocol):
 
     def probe(self, key: TaskKey, port: int, path: str) -> int | None:
         """Return the HTTP status from a port of a running task; None while nothing answers."""
+
+    def listens_on(self, key: TaskKey, ports: Collection[int]) -> bool:
+        """Return True if each of these TCP ports has a listener in the network of a running task.
+
+        Raise AgentError ``unknown_verb`` when its agent lacks the capability ``listening``.
+        """
 
     @property
     def supports_terminals(self) -> bool:

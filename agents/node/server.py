@@ -36,7 +36,7 @@ from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
 from agents.node.tasks.network_pool import NetworkPool
-from agents.node.tasks.probe import probe_port
+from agents.node.tasks.probe import listens_on, probe_port
 from agents.node.tasks.task_manager import TaskManager
 from agents.node.terminals.terminal_manager import TerminalManager
 
@@ -53,7 +53,7 @@ _IMAGE_VERBS = frozenset({"images", "pull", "load"})
 VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
-    | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe"}
+    | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe", "listening"}
     | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
@@ -94,6 +94,7 @@ class AgentSession:
             "signal": self.tasks.signal,
             "logs": lambda fields: read_log(self.tasks, fields),
             "probe": lambda fields: probe_port(self.tasks, fields),
+            "listening": lambda fields: listens_on(self.tasks, fields),
             "stats": self._stats,
             "images": lambda _: self._images.list_images(),
             "pull": self._images.pull,

@@ -119,6 +119,50 @@ def declare(default: _T, rule: JobField | None = None) -> _T:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobRole:
+    """A group of equal tasks of a job; an amount that is None, and an empty command, is the job's."""
+
+    name: str = declare(
+        "",
+        JobField(
+            max_length=20, pattern=r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?", label="Name",
+            error="Use up to 20 lower-case letters, digits and hyphens; begin with a letter.",
+        ),
+    )  # fmt: skip
+    tasks: int = declare(1, JobField(minimum=1, maximum=MAX_TASKS, label="Tasks"))
+    command: Sequence[str] = declare((), JobField())
+    gpus_per_task: int | None = declare(
+        None, JobField(minimum=0, maximum=64, label="GPUs per task", if_null="as the job")
+    )
+    cpu_milli: int | None = declare(
+        None,
+        JobField(
+            minimum=100, maximum=1_000_000, label="CPU cores", form_name="cores", form_factor=1000,
+            if_null="as the job",
+        ),
+    )  # fmt: skip
+    memory_mib: int | None = declare(
+        None,
+        JobField(
+            minimum=32, maximum=64 * 1024 * 1024, unit="mib", label="Memory, GiB", form_name="memory_gib",
+            form_factor=1024, if_null="as the job",
+        ),
+    )  # fmt: skip
+    ports: Sequence[str] = declare((), JobField())
+    start_order: int = declare(
+        0,
+        JobField(
+            minimum=0, maximum=100, label="Start order",
+            help="Its tasks start when all tasks of lower orders run, and listen on the ports of their role.",
+            form_help="Lower starts first.",
+        ),
+    )  # fmt: skip
+    may_fail: bool = declare(
+        False, JobField(label="May fail", help="A failed task of this role does not end the job.")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """A request for a job, without the rows that it refers to."""
 
@@ -337,6 +381,21 @@ class JobSpec:
             help="Variables of single ranks, {rank: {name: value}}; they override those of the launcher.",
         ),
     )
+    roles: Sequence[JobRole] = declare((), JobField(affects_placement=True, jobs_only=True))
+    completion_role: str = declare(
+        "",
+        JobField(
+            max_length=20, label="Role that ends the job", jobs_only=True,
+            help="When all its tasks have ended, the other tasks are stopped; blank: all tasks must end.",
+        ),
+    )  # fmt: skip
+    min_succeeded: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=MAX_TASKS, label="Minimum succeeded tasks", if_null="all", jobs_only=True,
+            help="The job completes when this many tasks, of the role that ends it if there is one, have succeeded.",
+        ),
+    )  # fmt: skip
     held: bool = declare(False, JobField(copied=False))
     ignore_dependency_failure: bool = declare(
         False,
@@ -346,10 +405,58 @@ class JobSpec:
         ),
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        """Complete the roles, and derive from them the number of tasks and the largest amounts of a task."""
+        if not self.roles:
+            return
+        amounts = ("gpus_per_task", "cpu_milli", "memory_mib")
+        roles = tuple(self._complete_role(role, amounts) for role in parse_roles(self.roles))
+        derived = {name: max(getattr(role, name) for role in roles) for name in amounts}
+        derived |= {"roles": roles, "tasks": sum(role.tasks for role in roles), "command": roles[0].command}
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    def _complete_role(self, role: JobRole, amounts: Sequence[str]) -> JobRole:
+        missing = {name: getattr(self, name) for name in amounts if getattr(role, name) is None}
+        return replace(role, command=tuple(role.command or self.command), ports=tuple(role.ports), **missing)
+
     @property
     def is_elastic(self) -> bool:
         """True if it can run with fewer tasks than requested."""
         return self.min_tasks is not None and self.min_tasks < self.tasks
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of all tasks."""
+        return total_gpus(self.roles) if self.roles else self.tasks * self.gpus_per_task
+
+    @property
+    def total_milli(self) -> int:
+        """GPU milli of all tasks."""
+        return self.total_gpus * self.milli_per_gpu
+
+
+def parse_roles(stored: Sequence[JobRole | Mapping[str, Any]]) -> tuple[JobRole, ...]:
+    """Return roles of their JSON form; roles are unchanged."""
+    return tuple(role if isinstance(role, JobRole) else _parse_role(role) for role in stored)
+
+
+def _parse_role(stored: Mapping[str, Any]) -> JobRole:
+    lists = {name: tuple(stored.get(name) or ()) for name in ("command", "ports")}
+    return JobRole(**{**stored, **lists})
+
+
+def roles_as_json(roles: Sequence[JobRole]) -> list[dict[str, Any]]:
+    return [
+        {each.name: getattr(role, each.name) for each in fields(role)}
+        | {"command": list(role.command), "ports": list(role.ports)}
+        for role in roles
+    ]
+
+
+def total_gpus(roles: Sequence[JobRole]) -> int:
+    """Return the GPUs of all tasks of complete roles."""
+    return sum(role.tasks * (role.gpus_per_task or 0) for role in roles)
 
 
 def job_fields(spec: type[Any] = JobSpec) -> Mapping[str, JobField]:
@@ -385,7 +492,7 @@ def placement_fields(spec: type[Any] = JobSpec) -> tuple[str, ...]:
     return tuple(name for name, each in job_fields(spec).items() if each.affects_placement)
 
 
-def field_errors(request: JobSpec) -> dict[str, str]:
+def field_errors(request: JobSpec | JobRole) -> dict[str, str]:
     """Return what is wrong with single values of a request, by field."""
     rules = job_fields(type(request)).items()
     return {name: error for name, rule in rules if (error := rule.error_of(getattr(request, name)))}

@@ -357,6 +357,10 @@ class Migration(migrations.Migration):
                 ('launcher', models.CharField(db_default='none', default='none', help_text='How its ranks find each other.', max_length=16)),
                 ('launcher_options', models.JSONField(db_default={}, default=dict, help_text='Options of the launcher by name; defaults are left out.')),
                 ('rank_overrides', models.JSONField(db_default={}, default=dict, help_text='Variables of single ranks: {rank: {name: value}}.')),
+                ('roles', models.JSONField(db_default=[], default=list, help_text='Roles in rank order, complete; empty: all tasks are equal.')),
+                ('role_gpus', models.PositiveIntegerField(blank=True, help_text='GPUs of all tasks of its roles; null: without roles.', null=True)),
+                ('completion_role', models.CharField(blank=True, db_default='', default='', help_text='The role whose end ends the job; blank: all tasks.', max_length=20)),
+                ('min_succeeded', models.PositiveIntegerField(blank=True, help_text='Succeeded tasks with which it completes; null: all.', null=True)),
                 ('submitted_at', models.DateTimeField(auto_now_add=True)),
                 ('pending_since', models.DateTimeField(auto_now_add=True, help_text='When it last became PENDING.')),
                 ('nominated_placement', models.JSONField(help_text='Slots nominated by the scheduler: a list of [rank, node, [[GPU uuid, milli], ...]].', null=True)),
@@ -842,6 +846,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(default='CONFIGURING', max_length=14)),
                 ('container', models.CharField(blank=True, max_length=120)),
                 ('ports', models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")),
+                ('listening_at', models.DateTimeField(blank=True, help_text='When it first listened on all ports of its role.', null=True)),
                 ('start_sent_at', models.DateTimeField(blank=True, help_text='When the first start command of this task was sent; set for gang starts.', null=True)),
                 ('prepared_at', models.DateTimeField(blank=True, help_text='When its node had prepared it for an immediate start.', null=True)),
                 ('rendezvous_reached_at', models.DateTimeField(blank=True, help_text='When its node reached the rendezvous address of its gang.', null=True)),
@@ -852,7 +857,7 @@ class Migration(migrations.Migration):
                 ('peak_memory_mib', models.PositiveIntegerField(blank=True, null=True)),
                 ('status_message', models.CharField(blank=True, help_text='Why its start is delayed.', max_length=1000)),
                 ('gang_address', models.CharField(blank=True, db_default='', default='', help_text='Address at which the other tasks reach it; blank: only its node knows.', max_length=45)),
-                ('gang_ports', models.JSONField(db_default={}, default=dict, help_text='Ports of its launcher by name.')),
+                ('gang_ports', models.JSONField(db_default={}, default=dict, help_text='Ports of launcher and role by name.')),
                 ('world_size_at_start', models.PositiveIntegerField(blank=True, help_text='Number of tasks of the elastic job when this task was placed.', null=True)),
                 ('eviction_requested_at', models.DateTimeField(blank=True, help_text='When only this task was evicted, while the other tasks kept running.', null=True)),
                 ('eviction_reason', models.CharField(blank=True, db_default='', default='', max_length=40)),
@@ -1595,6 +1600,10 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='job',
             constraint=models.CheckConstraint(condition=models.Q(('milli_per_gpu__gte', 1), ('milli_per_gpu__lte', 1000)), name='job_milli_per_gpu'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('completion_role', ''), ('role_gpus__isnull', True), ('roles', [])), models.Q(('min_tasks__isnull', True), ('role_gpus__isnull', False), models.Q(('roles', []), _negated=True)), _connector='OR'), name='job_role_gpus'),
         ),
         migrations.AddIndex(
             model_name='terminal',

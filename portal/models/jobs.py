@@ -6,14 +6,18 @@ them.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.expressions import Combinable
 from django.db.models.fields.json import KeyTransform
+from django.db.models.functions import Coalesce
 
-from portal.domain.job_spec import JobSpec
+from portal.domain.job_spec import JobRole, JobSpec, parse_roles
 from portal.domain.pipeline_plans import PLAN_VARIABLE
+from portal.domain.roles import CompletionPolicy, role_at, task_label
 from portal.domain.states import FAILED_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
 from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
@@ -27,6 +31,8 @@ class Job(models.Model):
     """What a user submitted: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
 
     An elastic job starts with ``min_tasks`` of them, and grows and shrinks between the two while it runs.
+    The tasks of a job with ``roles`` differ: its own amounts are then the largest of a task, and its command is
+    that of the first role.
     """
 
     public_id = PublicIdField()
@@ -137,6 +143,13 @@ class Job(models.Model):
         default=dict, db_default={}, help_text="Variables of single ranks: {rank: {name: value}}."
     )
 
+    roles = models.JSONField(
+        default=list, db_default=[], help_text="Roles in rank order, complete; empty: all tasks are equal."
+    )
+    role_gpus = optional_number("GPUs of all tasks of its roles; null: without roles.")
+    completion_role = optional_text(20, "The role whose end ends the job; blank: all tasks.")
+    min_succeeded = optional_number("Succeeded tasks with which it completes; null: all.")
+
     submitted_at = models.DateTimeField(auto_now_add=True)
     pending_since = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
     nominated_placement = models.JSONField(
@@ -173,6 +186,11 @@ class Job(models.Model):
             models.CheckConstraint(
                 condition=Q(milli_per_gpu__gte=1, milli_per_gpu__lte=1000), name="job_milli_per_gpu"
             ),
+            models.CheckConstraint(
+                condition=Q(roles=[], role_gpus__isnull=True, completion_role="")
+                | Q(role_gpus__isnull=False, min_tasks__isnull=True) & ~Q(roles=[]),
+                name="job_role_gpus",
+            ),
         ]
         indexes = [
             models.Index(fields=["state", "id"], name="job_by_state"),
@@ -200,8 +218,13 @@ class Job(models.Model):
         return self.public_id
 
     @property
+    def total_gpus(self) -> int:
+        """GPUs of all tasks; ``total_gpus`` in queries."""
+        return self.tasks * self.gpus_per_task if self.role_gpus is None else self.role_gpus
+
+    @property
     def total_milli(self) -> int:
-        return self.tasks * self.task_milli
+        return self.total_gpus * self.milli_per_gpu
 
     @property
     def task_milli(self) -> int:
@@ -226,6 +249,39 @@ class Job(models.Model):
     def needs_rendezvous(self) -> bool:
         """True if its tasks connect to each other: a gang, or an elastic job with a launcher."""
         return self.is_gang or (self.is_elastic and self.launcher != JobSpec.launcher)
+
+    @cached_property
+    def job_roles(self) -> tuple[JobRole, ...]:
+        """Its roles, which never change; empty if all tasks are equal."""
+        return parse_roles(self.roles)
+
+    @property
+    def completion_policy(self) -> CompletionPolicy:
+        return CompletionPolicy(self.job_roles, self.completion_role, self.min_succeeded)
+
+    @property
+    def has_start_order(self) -> bool:
+        """True if some tasks start only after others run."""
+        return len({role.start_order for role in self.job_roles}) > 1
+
+    def memory_of(self, rank: int) -> int:
+        """Return the memory of a task, in MiB."""
+        role = role_at(self.job_roles, rank)
+        return self.memory_mib if role is None else role.memory_mib or 0
+
+    def task_label(self, rank: int) -> str:
+        """Return such as "worker 1"; "rank 1" without roles."""
+        return task_label(self.job_roles, rank)
+
+
+def total_gpus(job: str = "") -> Combinable:
+    """Return ``Job.total_gpus`` as an expression; ``job`` is the prefix of its columns, such as ``job__``."""
+    return Coalesce(F(f"{job}role_gpus"), F(f"{job}tasks") * F(f"{job}gpus_per_task"))
+
+
+def total_milli(job: str = "") -> Combinable:
+    """Return ``Job.total_milli`` as an expression."""
+    return total_gpus(job) * F(f"{job}milli_per_gpu")
 
 
 class Dependency(models.Model):
@@ -333,6 +389,7 @@ class Task(models.Model):
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     container = models.CharField(max_length=120, blank=True)
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
+    listening_at = optional_time("When it first listened on all ports of its role.")
     start_sent_at = optional_time("When the first start command of this task was sent; set for gang starts.")
     prepared_at = optional_time("When its node had prepared it for an immediate start.")
     rendezvous_reached_at = optional_time("When its node reached the rendezvous address of its gang.")
@@ -343,7 +400,9 @@ class Task(models.Model):
     peak_memory_mib = optional_number()
     status_message = models.CharField(max_length=1000, blank=True, help_text="Why its start is delayed.")
     gang_address = optional_text(45, "Address at which the other tasks reach it; blank: only its node knows.")
-    gang_ports = models.JSONField(default=dict, db_default={}, help_text="Ports of its launcher by name.")
+    gang_ports = models.JSONField(
+        default=dict, db_default={}, help_text="Ports of launcher and role by name."
+    )
     world_size_at_start = optional_number("Number of tasks of the elastic job when this task was placed.")
     eviction_requested_at = optional_time(
         "When only this task was evicted, while the other tasks kept running."
@@ -364,6 +423,17 @@ class Task(models.Model):
         indexes = [
             models.Index(fields=["node"], name="task_held_on_node", condition=Q(container_removed=False)),
         ]
+
+    @property
+    def role_ports(self) -> dict[str, int]:
+        """The ports reserved for it by the names that its role declares."""
+        role = role_at(self.attempt.job.job_roles, self.rank)
+        return {name: self.gang_ports[name] for name in role.ports if name in self.gang_ports} if role else {}
+
+    @property
+    def label(self) -> str:
+        """Return such as "worker 1"; "rank 1" in a job without roles."""
+        return self.attempt.job.task_label(self.rank)
 
 
 class Rendezvous(models.Model):

@@ -106,16 +106,17 @@ def identified_failure(requester: Requester, job: Job, attempt: Attempt | None) 
     return IdentifiedFailure(rule, attempt.failure_rank, line)
 
 
-def more_memory_mib(job: Job) -> int | None:
-    """Return 1.5 times the memory of the job's tasks, in whole GiB, at most that of the largest usable node.
+def more_memory_mib(job: Job, rank: int = 0) -> int | None:
+    """Return 1.5 times the memory of a task, in whole GiB, at most that of the largest usable node.
 
-    None if no node has more than the job requests now.
+    None if no node has more than the task requests now.
     """
+    requested = job.memory_of(rank)
     nodes = Node.objects.filter(runtime=job.environment.runtime).exclude(state=NodeState.RETIRED.value)
     if job.pool_id is not None:
         nodes = nodes.filter(pool=job.pool_id)
     largest: int | None = nodes.aggregate(largest=Max("memory_mib"))["largest"]
-    wanted = -int(-job.memory_mib * MEMORY_FACTOR // MEMORY_STEP_MIB) * MEMORY_STEP_MIB
+    wanted = -int(-requested * MEMORY_FACTOR // MEMORY_STEP_MIB) * MEMORY_STEP_MIB
     limit = min(largest or 0, int(job_fields()["memory_mib"].maximum or wanted))
     more = min(wanted, limit)
-    return more if more > job.memory_mib else None
+    return more if more > requested else None

@@ -145,7 +145,8 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
             isolation_check.check(job, pool, placements)
             growth = None if job.state == JobState.PENDING else growing.scale_up(job, placements)
             rows_by_id.claim_probation_nodes(start)
-            quota_check.check_and_add(job, pool, len(placements))
+            milli = sum(milli for placement in placements for _, milli in placement.gpus)
+            quota_check.check_and_add(job, pool, milli)
             isolation_check.add(job, placements)
         except Conflict as conflict:
             refused.append(_build_refusal(start, conflict))

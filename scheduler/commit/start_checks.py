@@ -58,12 +58,11 @@ class QuotaCheck:
             ):
                 self._add(project, pool, user, milli)
 
-    def check_and_add(self, job: Job, pool: NodePool, tasks: int) -> None:
-        """Count a start of ``tasks`` tasks of the job.
+    def check_and_add(self, job: Job, pool: NodePool, milli: int) -> None:
+        """Count a start of tasks of the job with ``milli`` of GPUs.
 
         Raise Conflict when the project, an ancestor, or the owner within one of them would exceed a limit.
         """
-        milli = tasks * job.task_milli
         ledger, project = self._ledgers[pool.pk], _project(job.project_id)
         exceeded = ledger.exceeded_limit(project, ResourceVector(milli, 0, 0))
         if exceeded is not None:

@@ -19,6 +19,7 @@ from django.db.models import F
 from portal.domain.states import TERMINAL_JOB_STATES
 from portal.domain.throughput import workload_fingerprint
 from portal.models import AttemptProgress, Job
+from portal.models.jobs import total_gpus, total_milli
 from scheduler.core.capacity.throughput import ThroughputHistory
 from scheduler.core.forecast.durations import DurationHistory, DurationKey, QuantizedDurations
 from scheduler.core.model.policy import Policy
@@ -113,7 +114,7 @@ class DurationEstimator:
                 "project__public_id",
                 "owner__public_id",
                 "template__public_id",
-                F("tasks") * F("gpus_per_task") * F("milli_per_gpu"),
+                total_milli(),
                 F("ended_at") - F("started_at"),
             )[:SAMPLE_SIZE]
         )
@@ -204,7 +205,7 @@ def _read_work_keys(jobs: list[JobId]) -> dict[JobId, str]:
         "public_id",
         "project__public_id",
         "environment__public_id",
-        F("tasks") * F("gpus_per_task"),
+        total_gpus(),
         "milli_per_gpu",
         "mig_profile",
         "command",

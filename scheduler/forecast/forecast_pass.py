@@ -20,6 +20,7 @@ from portal.domain.reasons import (
     NO_FORECAST_REASONS,
 )
 from portal.models import ClusterSettings, Forecast
+from portal.models.jobs import total_milli
 from scheduler.core.decide import decide
 from scheduler.core.forecast.calibration import MAX_RESIDUALS, WaitCalibration, WaitInterval
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
@@ -130,7 +131,7 @@ def load_calibration() -> WaitCalibration:
         Forecast.objects.filter(is_first=True, covered__isnull=False, simulated_s__isnull=False)
         .order_by("-started_at")
         .values_list(
-            F("job__tasks") * F("job__gpus_per_task") * F("job__milli_per_gpu"),
+            total_milli("job__"),
             "made_at",
             "simulated_s",
             F("started_at") - F("made_at"),

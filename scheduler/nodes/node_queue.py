@@ -126,6 +126,8 @@ class NodeQueue:
                     actions[("start", task.pk)] = partial(self._start, connection, task)
             elif _awaits_readiness(task):
                 actions[("probe", task.pk)] = partial(self._probe, connection, task)
+            elif task.attempt.job.has_start_order and job_control.awaits_ports(task):
+                actions[("listening", task.pk)] = partial(self._probe_ports, connection, task)
             elif listing_is_due(task.attempt) and listing_applies(connection, task):
                 actions[("checkpoints", task.attempt_id)] = partial(list_checkpoints, connection, task)
         for terminal in terminals_to_open(connection.node):
@@ -214,6 +216,17 @@ class NodeQueue:
         if answers:
             job_control.record_attempt_ready(task.attempt_id)
 
+    def _probe_ports(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("listening", task.pk, PROBE_INTERVAL_S)
+        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+        try:
+            listens = connection.engine.listens_on(key, task.role_ports.values())
+        except AgentError as refusal:  # it has just ended, and the event is on its way
+            log.info("%s failed on %s: %s", key, connection.node.name, refusal)
+            return
+        if listens:
+            job_control.record_task_listening(task.pk)
+
 
 def _needs_details(task: Task) -> bool:
     attempt = task.attempt
@@ -221,6 +234,7 @@ def _needs_details(task: Task) -> bool:
         job_control.should_start(task, attempt)
         or should_check_rendezvous(task, attempt)
         or _awaits_readiness(task)
+        or bool(task.role_ports)
     )
 
 

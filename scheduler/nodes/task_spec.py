@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from agents.launchers import GangShape, LaunchSpec
 from agents.node.spec.task_spec import LAUNCH_PLACEHOLDER_PREFIX
+from portal.domain.roles import role_at
 from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
 from portal.models import Environment, Job, Node, Rendezvous, Volume
@@ -151,7 +152,7 @@ def build_task_spec(
 
     Raise RendezvousUnknownError when its launcher needs a rendezvous and none is recorded.
     """
-    environment = job.environment
+    environment, role = job.environment, role_at(job.job_roles, assignment.rank)
     launch = _launch(job, assignment, node)
     user = job.owner
     mounts, workdir = build_mounts(job, volumes, node)
@@ -177,8 +178,8 @@ def build_task_spec(
         "gid": user.gid,
         "user": user.username[:32],
         "gpus": [{"uuid": uuid, "milli": milli} for uuid, milli in assignment.gpus],
-        "cpu_milli": job.cpu_milli,
-        "memory_mib": job.memory_mib,
+        "cpu_milli": (role or job).cpu_milli,
+        "memory_mib": (role or job).memory_mib,
         "shm_mib": job.shm_mib,
         "pids": PIDS,
         "ports": [environment.tool_port]

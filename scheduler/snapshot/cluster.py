@@ -115,9 +115,9 @@ def read_nodes(
     cpu: dict[int, int] = defaultdict(int)
     memory: dict[int, int] = defaultdict(int)
     for attempt in attempts:
-        for node_id in attempt.node_ids:
-            cpu[node_id] += attempt.row["job__cpu_milli"]
-            memory[node_id] += attempt.row["job__memory_mib"]
+        for node_id, task in zip(attempt.node_ids, attempt.tasks, strict=True):
+            cpu[node_id] += task.cpu_milli
+            memory[node_id] += task.memory_mib
     inactive_states = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
     nodes = columns_cache.refresh_blocks(row_version_blocks("portal_node", "id"), _fetch_nodes)
     rows = {

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from agents.launchers import REQUIRES_RENDEZVOUS
 from portal.domain.job_spec import JobSpec, job_fields, placement_fields
 from portal.domain.states import JobKind
-from scheduler.core.model.snapshot import NodeId, PendingRow, RunningRow, TopologyConstraint
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    NodeId,
+    PendingRow,
+    RunningRow,
+    TaskRequest,
+    TopologyConstraint,
+)
 
 PLACEMENT_COLUMNS = placement_fields()
 _COMPUTED = {"tasks", "min_tasks", "launcher", "ignore_dependency_failure"}
@@ -36,6 +43,38 @@ def pending_values(row: Mapping[str, Any]) -> dict[str, Any]:
 def running_values(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ``RunningRow`` that are copied from ``RUNNING_COLUMNS``."""
     return {name: (row[column] or None) if blank else row[column] for name, column, blank in _OF_RUNNING}
+
+
+def rank_amounts(row: Mapping[str, Any], prefix: str = "") -> Callable[[int], tuple[int, int]]:
+    """Return the function from a rank to its CPU and memory, which the roles of ``row`` give.
+
+    With unreadable roles, they are the largest of a task.
+    """
+    each = row[f"{prefix}cpu_milli"], row[f"{prefix}memory_mib"]
+    try:
+        amounts = [
+            (int(role["cpu_milli"]), int(role["memory_mib"]))
+            for role in row[f"{prefix}roles"]
+            for _ in range(role["tasks"])
+        ]
+    except (KeyError, TypeError, ValueError):
+        amounts = []
+    return lambda rank: amounts[rank] if rank < len(amounts) else each
+
+
+def role_requests(roles: Sequence[Mapping[str, Any]], largest: TaskRequest) -> tuple[TaskRequest, ...]:
+    """Return the request of each rank, which differ from ``largest`` in amounts; empty if all are equal."""
+    requests = tuple(
+        largest._replace(
+            gpus=int(role["gpus_per_task"]),
+            milli=largest.milli if role["gpus_per_task"] else WHOLE_MILLI,
+            cpu_milli=int(role["cpu_milli"]),
+            memory_mib=int(role["memory_mib"]),
+        )
+        for role in roles
+        for _ in range(role["tasks"])
+    )
+    return requests if any(request != largest for request in requests) else ()
 
 
 def home_node(kind: str, owner: str, home_nodes: dict[str, NodeId]) -> NodeId | None:

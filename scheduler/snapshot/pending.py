@@ -30,6 +30,8 @@ from scheduler.snapshot.job_columns import (
     home_node,
     parse_topology_constraint,
     pending_values,
+    rank_amounts,
+    role_requests,
     spans_nodes,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes
@@ -86,7 +88,7 @@ def _read_avoided_nodes(jobs: QuerySet[Job] | Collection[int]) -> defaultdict[in
 
 def _without_json(row: dict[str, Any]) -> dict[str, Any]:
     """Return the columns with JSON values blanked, for a row with invalid JSON."""
-    return row | {"topology_constraint": None, "volumes": [], "nominated_placement": None}
+    return row | {"topology_constraint": None, "volumes": [], "nominated_placement": None, "roles": []}
 
 
 def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -145,7 +147,7 @@ def build_pending_row(
     cuda: str = "",
 ) -> PendingRow:
     """Return the snapshot row of a pending job; ``ineligible_nodes`` cannot run its environment."""
-    return PendingRow(
+    found = PendingRow(
         job=JobId(row["public_id"]),
         project=ProjectId(row["project__public_id"]),
         user=UserId(row["owner__public_id"]),
@@ -160,10 +162,15 @@ def build_pending_row(
         node_affinity=node_affinity,
         required_cuda=cuda,
         version=row["version"],
-        nominated_tasks=parse_nomination(row["nominated_placement"], row["cpu_milli"], row["memory_mib"]),
+        nominated_tasks=parse_nomination(row["nominated_placement"], rank_amounts(row)),
         topology_constraint=parse_topology_constraint(row["topology_constraint"]),
         launcher=gang_launcher(row["tasks"], row["launcher"]),
         **pending_values(row),
+    )
+    return (
+        replace(found, task_requests=role_requests(row["roles"], found.task_request))
+        if row["roles"]
+        else found
     )
 
 

@@ -35,6 +35,7 @@ from scheduler.snapshot.job_columns import (
     elastic_min_tasks,
     home_node,
     parse_topology_constraint,
+    rank_amounts,
     running_values,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes
@@ -142,6 +143,7 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         "job__kind",
         "job__environment_id",
         "job__volumes",
+        "job__roles",
         "job__nominated_placement",
         "job__cpu_milli",
         "job__memory_mib",
@@ -153,13 +155,13 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
     ):
         every = tasks[row["id"]]
         live_tasks = [task for task in every if not task.container_removed]
-        each = row["job__cpu_milli"], row["job__memory_mib"]
+        amounts = rank_amounts(row, "job__")
         elastic = elastic_min_tasks(row["job__tasks"], row["job__min_tasks"]) is not None
         running_tasks = (
             RunningTask(
                 NodeId(task.node__public_id),
                 tuple(shares.get(task.id, ())),
-                *each,
+                *amounts(task.rank),
                 rank=task.rank if elastic else None,
                 stopping=task.stopping,
             )
@@ -210,7 +212,7 @@ def read_running(
 
 def _build_row_without_json(attempt: LiveAttempt) -> RunningRow:
     """Return the row of a job with invalid JSON: it holds its GPUs and cannot be evicted."""
-    row = attempt.row | {"job__topology_constraint": None, "job__nominated_placement": None}
+    row = attempt.row | {"job__topology_constraint": None, "job__nominated_placement": None, "job__roles": []}
     return replace(build_running_row(replace(attempt, row=row), (), None), preemptible=False)
 
 
@@ -242,7 +244,7 @@ def _nominated_tasks(attempt: LiveAttempt) -> tuple[RunningTask, ...]:
     The nomination of a task that ended passes to its replacement, which has another rank.
     """
     row = attempt.row
-    kept = parse_nomination(row["job__nominated_placement"], row["job__cpu_milli"], row["job__memory_mib"])
+    kept = parse_nomination(row["job__nominated_placement"], rank_amounts(row, "job__"))
     if not attempt.missing_ranks:
         return kept
     known = {task.rank for task in attempt.tasks} | {*attempt.missing_ranks}

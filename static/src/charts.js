@@ -110,8 +110,9 @@ function appendSample(box, sample) { // a point a second between the minutes
   const put = (kind, name, value) => { (now[kind] ??= {})[name] = value ?? null; };
   for (const gpu of sample.gpus ?? []) put("gpu", data.gpus[gpu.uuid] ?? gpu.uuid, gpu.utilisation_percent); // a node
   for (const task of sample.tasks ?? []) {
-    put("cpu", `rank ${task.rank}`, task.cpu_percent);
-    put("memory", `rank ${task.rank}`, task.memory_mib);
+    const label = data.labels?.[task.rank] ?? `rank ${task.rank}`;
+    put("cpu", label, task.cpu_percent);
+    put("memory", label, task.memory_mib);
     for (const gpu of task.gpus ?? []) {
       const name = data.gpus[gpu.uuid] ?? gpu.uuid;
       put("gpu", name, gpu.utilisation_percent);

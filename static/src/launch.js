@@ -40,6 +40,23 @@ export function startLaunch(root) {
     ask();
   };
 
+  const roles = form.querySelector("[data-roles]");
+  const count = form.elements["roles-TOTAL_FORMS"];
+  const addRole = () => {
+    const blank = form.querySelector("[data-role-template]").innerHTML.replaceAll("__prefix__", count.value);
+    roles.insertAdjacentHTML("beforeend", blank);
+    count.value = Number(count.value) + 1;
+    roles.lastElementChild.querySelector("input").focus();
+  };
+  form.addEventListener("click", (event) => {
+    if (event.target.closest("[data-role-add]")) addRole();
+    const role = event.target.closest("[data-role-remove]")?.closest("[data-role]");
+    if (!role) return;
+    role.querySelector("[name$=-DELETE]").checked = true; // numbers of the others stay
+    role.hidden = true;
+    ask();
+  });
+
   document.addEventListener("input", (event) => { if (event.target.form === form) ask(); });
   document.addEventListener("change", (event) => { if (event.target.form === form) { shape(); ask(); } });
   document.addEventListener("click", (event) => {

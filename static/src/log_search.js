@@ -3,7 +3,7 @@ import { clock } from "./relative_times.js";
 
 const SHOWN_AT_MOST = 1000;
 
-export function startSearch(box, { filter, stream, rank, goTo }) {
+export function startSearch(box, { filter, stream, labels, rank, goTo }) {
   const panel = box.querySelector("[data-log-found]");
   const list = box.querySelector("[data-log-matches]");
   const told = box.querySelector("[data-log-status]");
@@ -16,7 +16,7 @@ export function startSearch(box, { filter, stream, rank, goTo }) {
     const time = document.createElement("time");
     if (at) { time.dateTime = at; time.textContent = clock(at, true); }
     const who = document.createElement("b");
-    who.textContent = isError ? `r${of} err` : `r${of}`;
+    who.textContent = `${labels.get(String(of)) ?? of}${isError ? " err" : ""}`;
     const words = document.createElement("span");
     words.textContent = text;
     line.append(time, who, words);

@@ -30,7 +30,8 @@ function follow(box) {
   let dropped = 0;
 
   const following = () => button?.getAttribute("aria-pressed") === "true";
-  const ranks = () => { const one = choice?.value || (many ? "" : box.dataset.rank || all[0]); return one ? [one] : all; };
+  const labels = new Map(list.dataset.labels.split(",").map((label, i) => [all[i], label]));
+  const ranks = () => { const some = choice?.value || (many ? "" : box.dataset.rank || all[0]); return some ? some.split(",") : all; };
 
   function matcher() {
     const words = filter?.value.trim() ?? "";
@@ -50,7 +51,7 @@ function follow(box) {
     const time = document.createElement("time");
     if (at) { time.dateTime = at; time.textContent = clock(at, true); time.title = at; }
     const who = document.createElement("b");
-    who.textContent = many ? `r${rank}` : isError ? "err" : "";
+    who.textContent = many ? labels.get(String(rank)) : isError ? "err" : "";
     const words = document.createElement("span");
     words.textContent = text;
     if (ERROR.test(text)) line.dataset.l = "e"; else if (WARNING.test(text)) line.dataset.l = "w";
@@ -127,7 +128,7 @@ function follow(box) {
   stream?.addEventListener("change", refilter);
   choice?.addEventListener("change", () => {
     list.replaceChildren(); state.clear(); dropped = 0;
-    if (save) { const url = new URL(save.href); url.searchParams.set("rank", choice.value || "0"); save.href = url; }
+    if (save) { const url = new URL(save.href); url.searchParams.set("rank", ranks()[0]); save.href = url; }
     look();
   });
   // continue from the found line, for its rank only
@@ -139,7 +140,7 @@ function follow(box) {
     jumped = true;
     look();
   };
-  if (box.querySelector("[data-log-search]")) import("./log_search.js").then(({ startSearch }) => startSearch(box, { filter, stream, rank: () => choice?.value ?? "", goTo }));
+  if (box.querySelector("[data-log-search]")) import("./log_search.js").then(({ startSearch }) => startSearch(box, { filter, stream, labels, rank: () => choice?.value ?? "", goTo }));
   button?.addEventListener("click", () => {
     const on = !following();
     button.setAttribute("aria-pressed", String(on));

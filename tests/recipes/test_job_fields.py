@@ -116,7 +116,7 @@ def add_placement_field(sources: Sources) -> None:
 
 
 def add_display_field(sources: Sources) -> None:
-    sources.insert_before("portal/domain/job_spec.py", "    command: ", DISPLAY_FIELD)
+    sources.insert_before("portal/domain/job_spec.py", "    env: ", DISPLAY_FIELD)
     for file in (
         "portal/models/jobs.py",
         "portal/migrations/0001_initial.py",

@@ -162,6 +162,8 @@ CAN_USE_REGISTRY_LOGINS = "pull.login"
 """Capability: field ``login`` of ``pull``."""
 CAN_CHECK_RENDEZVOUS = "check_rendezvous"
 """Capability: verb that checks the connection to a rendezvous."""
+CAN_PROBE_LISTENING = "listening"
+"""Capability: verb that tells whether a task listens on ports."""
 CAN_CHECK_FABRIC = "preflight.fabric"
 """Capability: field ``fabric`` of ``preflight``."""
 CAN_EXPAND_DEVICE_PATTERNS = "devices.patterns"
@@ -183,6 +185,7 @@ VERB_CAPABILITIES = (
     CAN_USE_REGISTRY_LOGINS,
     CAN_OPEN_TERMINALS,
     CAN_CHECK_RENDEZVOUS,
+    CAN_PROBE_LISTENING,
     CAN_CHECK_FABRIC,
     CAN_EXPAND_DEVICE_PATTERNS,
     CAN_DENY_EGRESS,

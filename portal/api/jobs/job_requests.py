@@ -21,7 +21,8 @@ from portal.api.framework.request_parsing import (
     read_body,
 )
 from portal.api.framework.views import ApiView
-from portal.domain.job_spec import JobField, JobSpec, job_fields
+from portal.domain.job_spec import JobField, JobRole, JobSpec, job_fields
+from portal.domain.roles import MAX_PORTS, MAX_ROLES
 from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
 from portal.errors import InvalidRequest
@@ -101,6 +102,33 @@ def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
     return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
 
 
+def command_field(help_text: str) -> serializers.ListField:
+    return serializers.ListField(
+        child=StrictCharField(allow_blank=True, max_length=65_536),
+        required=False,
+        max_length=4096,
+        help_text=help_text,
+    )
+
+
+class JobRoleBody(StrictSerializer):
+    """A role of a job: equal tasks, with amounts and a command of their own."""
+
+    name = StrictCharField(max_length=20, help_text="Such as chief, worker or evaluator.")
+    command = command_field("Argument list; empty or omitted: the command of the job.")
+    ports = serializers.ListField(
+        child=StrictCharField(max_length=20),
+        required=False,
+        max_length=MAX_PORTS,
+        help_text="Names of ports that its tasks listen on; each task gets a free port of its node for each name.",
+    )
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the fields above and those of ``JobRole``."""
+        rules = [rule for rule in job_fields(JobRole).values() if rule.is_scalar]
+        return {rule.name: build_body_field(rule) for rule in rules} | super().get_fields()
+
+
 class SubmitBody(StrictSerializer):
     """Fields common to jobs and workspaces. CPU and memory are per task."""
 
@@ -158,11 +186,12 @@ class JobBody(SubmitBody):
     """A new job."""
 
     kinds: tuple[JobKind, ...] = (JobKind.TRAINING,)
-    command = serializers.ListField(
-        child=StrictCharField(allow_blank=True, max_length=65_536),
+    command = command_field("Argument list; not interpreted by a shell.")
+    roles = JobRoleBody(
+        many=True,
         required=False,
-        max_length=4096,
-        help_text="Argument list; not interpreted by a shell.",
+        help_text=f"At most {MAX_ROLES} roles whose tasks differ; ranks are numbered role by role. `tasks` is then "
+        "their sum, and the amounts of the job apply to roles without their own (docs/jobs.md).",
     )
     launcher = serializers.ChoiceField(
         sorted(LAUNCHERS),
@@ -204,9 +233,14 @@ def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBod
     pool = get_referenced_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in REFERENCE_FIELDS}
     after = _get_jobs(user, values.get("dependencies", []))
-    return JobRequest(
+    request = JobRequest(
         **rest, project=project, environment=environment, pool=pool, template=template, dependencies=after
     )
+    if values.get("tasks", request.tasks) != request.tasks:
+        raise InvalidRequest(
+            fields={"tasks": f"Leave it out: with roles it is their sum, here {request.tasks}."}
+        )
+    return request
 
 
 def check_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> None:

@@ -105,6 +105,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
         ahead.update(revision.jobs_ahead_added, revision.jobs_ahead_removed)
     context = representations.JobContext(
         seen=visible_job_ids(user, ahead) | visible_related_jobs(user, attempts, preempted_attempts, chain),
+        roles=row.job_roles,
         attempts=attempts,
         failure=identified_failure(user, row, attempts[0] if attempts else None),
         layouts=compare_job_layouts(row),

@@ -17,7 +17,7 @@ from portal.log_download import log_download_response
 from portal.models import User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import text
-from portal.selectors.logs.lines import LogFile, get_log, list_logs
+from portal.selectors.logs.lines import LogFile, get_log, list_logs, role_ranks
 from portal.selectors.logs.search import (
     MAX_MATCHES,
     MAX_QUERY_LENGTH,
@@ -35,7 +35,17 @@ _read = partial(operation, tag="jobs", scope=Scope.READ)
 class TaskQuery(StrictSerializer):
     """The rank whose log is read."""
 
-    rank = serializers.IntegerField(required=False, default=0, min_value=0, max_value=100_000)
+    rank = serializers.IntegerField(
+        required=False, min_value=0, max_value=100_000, help_text="Default: 0. Excludes `role`."
+    )
+    role = StrictCharField(required=False, max_length=20, help_text="Name of a role of the job.")
+    role_index = serializers.IntegerField(
+        required=False,
+        default=0,
+        min_value=0,
+        max_value=100_000,
+        help_text="Number of the task within `role`, from 0.",
+    )
     attempt = serializers.IntegerField(
         required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest attempt."
     )
@@ -67,7 +77,15 @@ class LogQuery(TaskQuery):
 
 def requested_log(user: User, public_id: str, query: dict[str, Any]) -> LogFile:
     """Return the log of the requested rank if the user may read it."""
-    return get_log(user, get_job(user, public_id), query["rank"], query.get("attempt"))
+    job, rank = get_job(user, public_id), query.get("rank", 0)
+    if "role" in query:
+        if "rank" in query:
+            raise InvalidRequest(fields={"role": "Give either rank or role."})
+        ranks, index = role_ranks(job, query["role"]), query["role_index"]
+        if index >= len(ranks):
+            raise InvalidRequest(fields={"role_index": f"The role has {len(ranks)} tasks."})
+        rank = ranks[index]
+    return get_log(user, job, rank, query.get("attempt"))
 
 
 class LogContext(NamedTuple):
@@ -115,6 +133,10 @@ class LogPage(ResponseSerializer):
     )
     attempt = serializers.IntegerField(source="context.log.attempt")
     rank = serializers.IntegerField(source="context.log.rank")
+    label = serializers.CharField(  # type: ignore[assignment]
+        source="context.log.label",
+        help_text="Role and number of the task, such as worker 1; rank 1 without roles.",
+    )
 
     @staticmethod
     def get_complete(chunk: LogChunk, context: LogContext) -> bool:
@@ -125,6 +147,9 @@ class LogMatch(ResponseSerializer):
     """A matching line; ``offset`` is the byte offset of its start, as in ``logs/``."""
 
     rank = serializers.IntegerField()
+    label = serializers.CharField(  # type: ignore[assignment]
+        help_text="Role and number of the task, such as worker 1; rank 1 without roles."
+    )
     offset = serializers.IntegerField(source="line.cursor")
     time = serializers.CharField(
         allow_null=True,
@@ -207,6 +232,9 @@ class SearchQuery(StrictSerializer):
     rank = serializers.IntegerField(
         required=False, min_value=0, max_value=100_000, help_text="Default: all ranks, in order."
     )
+    role = StrictCharField(
+        required=False, max_length=20, help_text="Name of a role: only its ranks. Excludes `rank`."
+    )
     attempt = serializers.IntegerField(
         required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest attempt."
     )
@@ -217,10 +245,13 @@ class SearchQuery(StrictSerializer):
 
 
 def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResult:
-    """Return matching lines of the named rank, or of all ranks."""
+    """Return matching lines of the named rank, of the ranks of a role, or of all ranks."""
     job, rank = get_job(user, public_id), query.get("rank")
+    if rank is not None and "role" in query:
+        raise InvalidRequest(fields={"role": "Give either rank or role."})
     if rank is None:
-        logs = list_logs(user, job, query.get("attempt"))
+        ranks = role_ranks(job, query["role"]) if "role" in query else None
+        logs = list_logs(user, job, query.get("attempt"), ranks)
     else:
         logs = [get_log(user, job, rank, query.get("attempt"))]
     start = SearchCursor(*map(int, query["after"].split(":"))) if query.get("after") else None

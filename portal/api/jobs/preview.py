@@ -135,7 +135,7 @@ class JobPreviewView(SignedInView):
                 victims=victims,
                 lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
                 scaling=scaling,
-                cheaper=cheaper_size(scaling, wanted.tasks * wanted.gpus_per_task),
+                cheaper=cheaper_size(scaling, wanted.total_gpus),
                 ranks=preview_ranks(wanted, PAGE_RANKS),
                 alternatives=reported.get("alternatives", []),
             )

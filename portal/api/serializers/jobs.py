@@ -6,7 +6,7 @@ Rows of jobs are read with ``ROW_RELATIONS``, those of workspaces by ``list_work
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from portal.api.serializers.progress import MeasuredLayout, ScalePoint, TaskProg
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
+from portal.domain.job_spec import JobRole
 from portal.domain.lost_work import LossCause
+from portal.domain.roles import role_of_rank
 from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
@@ -27,6 +29,7 @@ from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLi
 from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
+from portal.models import Task as TaskRow
 from portal.selectors.failure_rules import IdentifiedFailure
 from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work, stalled_since
 from portal.selectors.jobs.idle import IdleStatus
@@ -49,6 +52,7 @@ class JobContext:
     """What belongs to a job. Other jobs are named only when their public id is in ``seen``."""
 
     seen: Collection[str]
+    roles: Sequence[JobRole]
     attempts: list[AttemptRow]
     failure: IdentifiedFailure | None
     layouts: list[MeasuredLayoutRow]
@@ -207,7 +211,7 @@ class Job(Reference):
         help_text="Minimum number of tasks of an elastic job, which starts with them and scales up to `tasks`; "
         "null if all tasks must start together.",
     )
-    gpus_per_task = serializers.IntegerField()
+    gpus_per_task = serializers.IntegerField(help_text="The largest of its roles, if it has any.")
     milli_per_gpu = serializers.IntegerField(help_text="Thousandths of each GPU; 1000 is a whole GPU.")
     total_milli = serializers.IntegerField(help_text="GPU milli of all tasks.")
     priority = serializers.IntegerField()
@@ -239,6 +243,8 @@ class Task(ResponseSerializer):
     """One rank of an attempt."""
 
     rank = serializers.IntegerField()
+    role = serializers.CharField(help_text="Role of the task; worker in a job without roles.")
+    role_index = serializers.IntegerField(help_text="Number of the task within its role, from 0.")
     node = Reference()
     state = serializers.ChoiceField(ATTEMPT_STATES)
     status_message = serializers.CharField(
@@ -253,7 +259,20 @@ class Task(ResponseSerializer):
         allow_null=True,
         help_text="When only this task, not its whole attempt, was asked to stop; null if it was not.",
     )
+    ports = serializers.DictField(
+        child=serializers.IntegerField(),
+        source="gang_ports",
+        help_text="Ports reserved on its node, by the names of its role and its launcher.",
+    )
     gpus = TaskGpu(many=True, source="allocations")
+
+    @staticmethod
+    def get_role(row: TaskRow, context: JobContext) -> str:
+        return role_of_rank(context.roles, row.rank).role
+
+    @staticmethod
+    def get_role_index(row: TaskRow, context: JobContext) -> int:
+        return role_of_rank(context.roles, row.rank).role_index
 
 
 class RelatedJob(ResponseSerializer):
@@ -506,6 +525,22 @@ class JobSecret(ResponseSerializer):
     file = serializers.CharField()
 
 
+class Role(ResponseSerializer):
+    """A role of a job: equal tasks with consecutive ranks."""
+
+    name = serializers.CharField()
+    tasks = serializers.IntegerField()
+    command = serializers.ListField(child=serializers.CharField(allow_blank=True))
+    gpus_per_task = serializers.IntegerField()
+    cpu_milli = serializers.IntegerField(help_text="Per task.")
+    memory_mib = serializers.IntegerField(help_text="Per task.")
+    ports = serializers.ListField(child=serializers.CharField(), help_text="Names of its ports.")
+    start_order = serializers.IntegerField(
+        help_text="Its tasks start when all tasks of lower orders run, and listen on the ports of their role."
+    )
+    may_fail = serializers.BooleanField(help_text="true if a failed task of it does not end the job.")
+
+
 class JobDetail(Job):
     """A job with all details."""
 
@@ -536,8 +571,16 @@ class JobDetail(Job):
     )
     min_compute_capability = serializers.FloatField(allow_null=True)
     topology_constraint = TopologyConstraint(allow_null=True, help_text="null if unconstrained.")
-    cpu_milli = serializers.IntegerField(help_text="Per task.")
-    memory_mib = serializers.IntegerField(help_text="Per task.")
+    cpu_milli = serializers.IntegerField(help_text="Per task; the largest of its roles.")
+    memory_mib = serializers.IntegerField(help_text="Per task; the largest of its roles.")
+    roles = Role(many=True, help_text="In the order of their ranks; empty if all tasks are equal.")
+    completion_role = serializers.CharField(
+        allow_blank=True, help_text="The role whose end ends the job; blank: all tasks must end."
+    )
+    min_succeeded = serializers.IntegerField(
+        allow_null=True,
+        help_text="Number of succeeded tasks with which it completes; null: all that may not fail.",
+    )
     shm_mib = serializers.IntegerField()
     termination_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()

@@ -70,8 +70,7 @@ def list_attempts(job: Job) -> list[Attempt]:
         Prefetch("allocations", queryset=allocations)
     )
     return list(
-        Attempt.objects.filter(job=job)
-        .select_related(
+        job.attempts.select_related(
             "pool",
             "progress",
             "activity",

@@ -25,7 +25,7 @@ def job_workload_fingerprint(job: Job) -> str:
     return workload_fingerprint(
         job.project.public_id,
         job.environment.public_id,
-        job.tasks * job.gpus_per_task,
+        job.total_gpus,
         job.milli_per_gpu,
         job.mig_profile,
         job.command,
@@ -93,7 +93,7 @@ def compare_job_layouts(job: Job) -> list[MeasuredLayout]:
 
     Comparable jobs are of the same project, so whoever may see the job may see this.
     """
-    if not job.gpus_per_task:
+    if not job.total_gpus:
         return []
     reported = AttemptProgress.objects.filter(
         workload_fingerprint=job_workload_fingerprint(job), attempt__ended_at__isnull=False

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from portal.access import Permission, Requester, require_permission
+from portal.domain.roles import ranks_of_role
 from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.models import Attempt, Job, Node, Task
@@ -51,6 +53,8 @@ class LogFile:
     rank: int
     connection_loss: NodeConnectionLoss | None = None
     reported_bytes: int = 0
+    label: str = ""
+    """Such as worker 1, or rank 1 in a job without roles."""
 
     @property
     def is_expired(self) -> bool:
@@ -101,13 +105,24 @@ def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None =
     return _task_log(job, row, task)
 
 
-def list_logs(requester: Requester, job: Job, attempt: int | None = None) -> list[LogFile]:
-    """Return the logs of all ranks of an attempt, as ``get_log``, in three queries."""
+def list_logs(
+    requester: Requester, job: Job, attempt: int | None = None, ranks: Container[int] | None = None
+) -> list[LogFile]:
+    """Return the logs of all ranks of an attempt, or of ``ranks``, as ``get_log``, in three queries."""
     require_permission(requester, Permission.READ_LOGS, job)
     row = _get_attempt(job, attempt)
     if row is None:
         raise NotFound("There is no such attempt, or nothing has been placed yet.", code="no_such_task")
-    return [_task_log(job, row, task) for task in row.task_rows.select_related("node").order_by("rank")]
+    tasks = row.task_rows.select_related("node").order_by("rank")
+    return [_task_log(job, row, task) for task in tasks if ranks is None or task.rank in ranks]
+
+
+def role_ranks(job: Job, role: str) -> range:
+    """Return the ranks of a role. Raise NotFound."""
+    try:
+        return ranks_of_role(job.job_roles, role)
+    except KeyError:
+        raise NotFound(f"The job has no role {role}.", code="no_such_role") from None
 
 
 def _get_attempt(job: Job, number: int | None) -> Attempt | None:
@@ -118,7 +133,8 @@ def _get_attempt(job: Job, number: int | None) -> Attempt | None:
 def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
     file = log_file(job.public_id, attempt.number, task.rank, complete=task.log_complete)
     lost = None if task.log_complete else node_connection_loss(task.node)
-    return replace(file, connection_loss=lost, reported_bytes=task.log_bytes)
+    label = job.task_label(task.rank)
+    return replace(file, connection_loss=lost, reported_bytes=task.log_bytes, label=label)
 
 
 def node_connection_loss(node: Node) -> NodeConnectionLoss | None:

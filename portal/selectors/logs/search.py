@@ -49,6 +49,7 @@ class LogSearchQuery:
 class Match:
     rank: int
     line: LogLine
+    label: str
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ def search(
                 hits = [line for line in hits if not query.stream or line.stream in ("", query.stream)]
                 if len(found) + len(hits) > limit:
                     beyond = hits[limit - len(found)]
-                    found += [Match(log.rank, line) for line in hits[: limit - len(found)]]
+                    found += [Match(log.rank, line, log.label) for line in hits[: limit - len(found)]]
                     return SearchResult(found, SearchCursor(log.rank, beyond.cursor))
-                found += [Match(log.rank, line) for line in hits]
+                found += [Match(log.rank, line, log.label) for line in hits]
                 left_bytes -= page.cursor - cursor
                 cursor = page.cursor
     return SearchResult(found, None)

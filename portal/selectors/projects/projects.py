@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import Count, F, QuerySet, Sum
+from django.db.models import Count, QuerySet, Sum
 
 from portal.access import Requester, visible_projects, visible_quotas
 from portal.domain.states import LIVE_JOB_STATES, JobState, Role
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
+from portal.models.jobs import total_milli
 from portal.selectors.lookup import get_by_key, get_first, matches_key
-
-REQUESTED_MILLI = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
-"""GPU milli that all tasks of a job request."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ def project_counts(projects: Iterable[Project]) -> dict[int, ProjectCounts]:
         Job.objects.filter(project__in=wanted, state__in=[JobState.RUNNING.value, JobState.PENDING.value])
         .order_by()
         .values_list("project_id", "state")
-        .annotate(n=Count("pk"), milli=Sum(REQUESTED_MILLI))
+        .annotate(n=Count("pk"), milli=Sum(total_milli()))
     )
     by_state = {(project, state): (n, milli) for project, state, n, milli in jobs}
     return {

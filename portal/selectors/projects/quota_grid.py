@@ -10,8 +10,8 @@ from django.db.models import Count, Q, Sum
 from portal.access import Requester, visible_projects
 from portal.domain.states import JobState
 from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
+from portal.models.jobs import total_milli
 from portal.selectors.projects.projects import (
-    REQUESTED_MILLI,
     ProjectRow,
     in_tree_order,
     members_and_managers,
@@ -85,7 +85,7 @@ def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
     live = Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
     held = dict(live.values_list("task__attempt__job__project").annotate(milli=Sum("milli")))
     pending = Job.objects.filter(Q(pool=pool) | Q(pool__isnull=True), state=JobState.PENDING.value)
-    waiting = dict(pending.order_by().values_list("project").annotate(milli=Sum(REQUESTED_MILLI)))
+    waiting = dict(pending.order_by().values_list("project").annotate(milli=Sum(total_milli())))
     users, managers = members_and_managers(projects)
     shares = _fair_shares(pool)
     rows = [

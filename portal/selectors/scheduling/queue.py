@@ -18,7 +18,7 @@ from django.utils import timezone
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import DesiredState, JobState
 from portal.models import Job
-from portal.selectors.projects.projects import REQUESTED_MILLI
+from portal.models.jobs import total_milli
 from portal.selectors.scheduling.decayed_usage import decayed_usage
 from portal.selectors.scheduling.fair_share_breakdown import latest_breakdown_rows
 from portal.visibility import NameVisibility
@@ -104,7 +104,7 @@ def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
 
 def total_requested_milli() -> int:
     total = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).aggregate(
-        milli=Sum(REQUESTED_MILLI)
+        milli=Sum(total_milli())
     )
     return int(total["milli"] or 0)
 

@@ -25,10 +25,12 @@ class ResourceRequest(JobSpec):
     project: Project
     pool: NodePool | None
     runtime: str
+    gang_milli: int | None = None
+    """GPU milli of all roles, in the request of one role."""
 
     @property
-    def total_milli(self) -> int:
-        return self.tasks * self.gpus_per_task * self.milli_per_gpu
+    def required_milli(self) -> int:
+        return self.total_milli if self.gang_milli is None else self.gang_milli
 
 
 @dataclass
@@ -55,6 +57,8 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     A gang is placed in one pool. Cordoned and unreachable nodes count, because they can return; retired nodes
     do not.
     """
+    if request.roles:
+        return _roles_reason(request)
     capacities = _empty_nodes(request)
     if not capacities:
         return _no_nodes_reason(request)
@@ -68,6 +72,35 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     if not possible:
         return _too_large_reason(request, capacities, pools, placements)
     return _over_limit_reason(request, possible)
+
+
+def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
+    """Return why no pool fits each role alone, or the GPUs, CPUs and memory of all together."""
+    for role in request.roles:
+        amounts = {
+            name: getattr(role, name) for name in ("tasks", "gpus_per_task", "cpu_milli", "memory_mib")
+        }
+        alone = replace(request, roles=(), gang_milli=request.total_milli, **amounts)
+        if found := unsatisfiable_reason(alone):
+            message, details = found
+            return f"Role {role.name}: {message}", {**details, "role": role.name, "nearest": None}
+    pools: dict[int, list[int]] = {}
+    for each in _empty_nodes(request):
+        free = pools.setdefault(each.node.pool_id, [0, 0, 0])
+        for number, amount in enumerate((len(each.gpus), each.node.cpu_milli, each.node.memory_mib)):
+            free[number] += amount
+    cpu_milli, memory_mib = (
+        sum(role.tasks * (getattr(role, name) or 0) for role in request.roles)
+        for name in ("cpu_milli", "memory_mib")
+    )
+    gpus = -(-request.total_milli // WHOLE_MILLI)
+    if any(a >= gpus and b >= cpu_milli and c >= memory_mib for a, b, c in pools.values()):
+        return None
+    message = (
+        f"Its roles need {gpus} {_gpus_text(request, gpus)}, {_cores_text(cpu_milli)} and "
+        f"{format_memory(memory_mib)} at once in one pool; {_pool_text(request)} does not have them."
+    )
+    return message, {"asked_gpus": request.total_milli / 1000, "nearest": None}
 
 
 def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
@@ -243,15 +276,15 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
     for quota in Quota.objects.filter(project__in=line).select_related("project", "pool"):
         quotas[quota.pool_id].append(quota)
     bounds = [bound for pool in pools if (bound := _tightest_limit(quotas[pool], request)) is not None]
-    if len(bounds) < len(pools) or any(milli >= request.total_milli for milli, _, _ in bounds):
+    if len(bounds) < len(pools) or any(milli >= request.required_milli for milli, _, _ in bounds):
         return None
     milli, quota, kind = max(bounds, key=lambda bound: bound[0])
     each = max(1, request.gpus_per_task * request.milli_per_gpu)
     name = f"{_BOUND_TEXTS[kind]} of {quota.project.name} in {quota.pool.name}"
     return (
-        f"Needs {request.total_milli / 1000:g} GPUs; the {name} is {milli / 1000:g}.",
+        f"Needs {request.required_milli / 1000:g} GPUs; the {name} is {milli / 1000:g}.",
         {
-            "asked_gpus": request.total_milli / 1000,
+            "asked_gpus": request.required_milli / 1000,
             "bound_gpus": milli / 1000,
             "bound": kind,
             "project": quota.project.name,

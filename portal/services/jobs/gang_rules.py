@@ -28,15 +28,14 @@ def launcher_options_error(request: LaunchRequest) -> str | None:
 
 
 def no_gang_network_reason(
-    launcher: str, tasks: int, gpus_per_task: int, pool: NodePool | None
+    launcher: str, tasks: int, gpus: int, pool: NodePool | None
 ) -> InfeasibleReason | None:
     """Return why ranks on several nodes could not connect, with an alternative, or None if they can.
 
-    ``pool`` None means any pool.
+    ``gpus`` are those of all tasks; ``pool`` None means any pool.
     """
     if tasks == 1 or launcher not in REQUIRES_RENDEZVOUS or has_gang_network(pool):
         return None
-    gpus = tasks * gpus_per_task
     where = f"the pool {pool.name} allows" if pool else "no pool allows"
     network = "no network between nodes" if pool else "a network between nodes"
     message = (

@@ -24,7 +24,8 @@ from agents.node.spec.task_spec import (
     SECRETS_PLACEHOLDER,
     address_placeholder,
 )
-from portal.domain.job_spec import JobSpec
+from portal.domain.job_spec import JobRole, JobSpec, parse_roles
+from portal.domain.roles import port_variable, role_at, role_of_rank
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
 from portal.models import Attempt, Job, Rendezvous, Task
 from portal.services.lifecycle.rendezvous import PORT_RANGE
@@ -70,13 +71,16 @@ def attempt_gang(attempt: Attempt, keys: SshKeys | None) -> GangShape:
     """Return the gang of an attempt; reads its tasks where the launcher needs their addresses."""
     job = attempt.job
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
+    with_ports = any(role.ports for role in job.job_roles)
     if row is None or not job.needs_rendezvous:
-        return _gang(job, equal_members(job.tasks, job.gpus_per_task), None)
+        ports = _task_ports(attempt) if with_ports else ()
+        return _gang(job, _equal_or_role_members(job, ports=ports), None)
     first = RANK0_ADDRESS_PLACEHOLDER if job.launcher == JobSpec.launcher else address_placeholder(0)
     meeting = RendezvousPoint(row.address or first, row.port)
     name = f"{job.public_id}-{attempt.number}"
     if not LAUNCHERS[job.launcher].needs_addresses:
-        return _gang(job, equal_members(job.tasks, job.gpus_per_task), meeting, name)
+        ports = _task_ports(attempt) if with_ports else ()
+        return _gang(job, _equal_or_role_members(job, ports=ports), meeting, name)
     tasks = attempt.task_rows.order_by("rank")
     if job.is_elastic:
         tasks = tasks.filter(state__in=LIVE_ATTEMPT_STATES, eviction_requested_at__isnull=True)
@@ -85,7 +89,31 @@ def attempt_gang(attempt: Attempt, keys: SshKeys | None) -> GangShape:
 
 def _member(job: Job, task: Task) -> GangMember:
     address = task.gang_address or address_placeholder(task.rank)
-    return GangMember(task.rank, WORKER, task.rank, address, task.gang_ports, job.gpus_per_task)
+    member = GangMember(task.rank, WORKER, task.rank, address, task.gang_ports, job.gpus_per_task)
+    return _with_role(job.job_roles, member)
+
+
+def _task_ports(attempt: Attempt) -> list[Mapping[str, int]]:
+    return list(attempt.task_rows.order_by("rank").values_list("gang_ports", flat=True))
+
+
+def _equal_or_role_members(
+    job: LaunchRequest,
+    addresses: Sequence[str | None] = (),
+    ports: Sequence[Mapping[str, int]] = (),
+) -> tuple[GangMember, ...]:
+    """Return the members of a gang with the roles of the job."""
+    roles = parse_roles(job.roles)
+    members = equal_members(job.tasks, job.gpus_per_task, addresses, ports)
+    return tuple(_with_role(roles, member) for member in members)
+
+
+def _with_role(roles: Sequence[JobRole], member: GangMember) -> GangMember:
+    role = role_at(roles, member.rank)
+    if role is None:
+        return member
+    name, index = role_of_rank(roles, member.rank)
+    return replace(member, role=name, role_index=index, gpus=role.gpus_per_task or 0)
 
 
 def _gang(
@@ -107,12 +135,26 @@ def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command:
     """
     if job.kind == JobKind.WORKSPACE.value:
         return LaunchSpec(tuple(command))
+    role = role_at(parse_roles(job.roles), rank.number)
+    if role is not None:
+        command = role.command
     if job.is_elastic and job.launcher == JobSpec.launcher:
         launch = LaunchSpec(tuple(command))
     else:
         launch = launch_rank(job.launcher, gang, rank, command, job.launcher_options)
-    overrides = job.rank_overrides.get(str(rank.number), {})
-    return replace(launch, environment={**launch.environment, **overrides})
+    environment = {**launch.environment, **(_role_variables(role, gang.member(rank.number)) if role else {})}
+    return replace(launch, environment=environment | job.rank_overrides.get(str(rank.number), {}))
+
+
+def _role_variables(role: JobRole, member: GangMember) -> dict[str, str]:
+    """Return the variables of a task with a role: its position, and the ports that it may listen on."""
+    variables = {
+        "ROLE_NAME": role.name,
+        "ROLE_RANK": str(member.role_index),
+        "ROLE_WORLD_SIZE": str(role.tasks),
+    }
+    ports = {port_variable(name): str(member.ports[name]) for name in role.ports if name in member.ports}
+    return variables | ports
 
 
 def rank_network(rank: int, row: Rendezvous | None, node_id: str) -> RankNetwork:
@@ -128,13 +170,10 @@ def preview_ranks(request: LaunchRequest, limit: int) -> list[RankLaunch]:
         return []
     launcher = LAUNCHERS[request.launcher]
     several = request.tasks > 1
-    ports = dict.fromkeys(launcher.ports, PORT_RANGE[0] + 1)
-    members = equal_members(
-        request.tasks,
-        request.gpus_per_task,
-        [address_placeholder(rank) for rank in range(request.tasks)] if several else (),
-        [ports] * request.tasks,
-    )
+    names = {*launcher.ports, *(name for role in parse_roles(request.roles) for name in role.ports)}
+    ports = dict.fromkeys(names, PORT_RANGE[0] + 1)
+    addresses = [address_placeholder(rank) for rank in range(request.tasks)] if several else ()
+    members = _equal_or_role_members(request, addresses, [ports] * request.tasks)
     meeting = RendezvousPoint(address_placeholder(0), PORT_RANGE[0]) if several else None
     gang = _gang(request, members, meeting, keys=_PREVIEW_KEYS)
     return [

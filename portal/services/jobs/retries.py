@@ -10,9 +10,10 @@ from portal.access import Permission, require_permission
 from portal.domain.failure_rules import FailureAction
 from portal.domain.feasibility import WHOLE_MILLI
 from portal.domain.node_breaker import BreakerState
+from portal.domain.roles import role_of_rank
 from portal.domain.states import NodeState
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Node, User
+from portal.models import Attempt, Job, Node, Task, User
 from portal.selectors.failure_rules import identified_failure, more_memory_mib
 from portal.services.jobs.submission import check_resubmission, do_submit_job, request_from_job
 
@@ -30,11 +31,11 @@ def enough_other_nodes(job: Job, node: Node) -> bool:
     if job.pool_id is not None:
         others = others.filter(pool=job.pool_id)
     left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
-    each = job.gpus_per_task * job.milli_per_gpu
-    task_counts = [
-        count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
-    ]
-    return sum(task_counts) >= job.required_tasks
+    node_milli = [count * WHOLE_MILLI for count in left.values_list("count", flat=True)]
+    if job.roles:  # its tasks differ, so only their sum is compared
+        return bool(node_milli) and sum(node_milli) >= job.total_milli
+    each = job.task_milli
+    return sum(milli // each if each else job.tasks for milli in node_milli) >= job.required_tasks
 
 
 def do_retry_with_fix(user: User, job: Job) -> Job:
@@ -47,10 +48,15 @@ def do_retry_with_fix(user: User, job: Job) -> Job:
         raise Conflict("Its failure has no fix that can be applied for you.", code="no_fix")
     request = request_from_job(job)
     if failure.rule.action is FailureAction.RETRY_WITH_MORE_MEMORY:
-        memory_mib = more_memory_mib(job)
+        rank = failed_rank(last)
+        memory_mib = more_memory_mib(job, rank)
         if memory_mib is None:
             raise Conflict("No node has more memory than it requests for each task.", code="no_more_memory")
-        request = replace(request, memory_mib=memory_mib)
+        name = role_of_rank(job.job_roles, rank).role
+        roles = [
+            replace(role, memory_mib=memory_mib) if role.name == name else role for role in request.roles
+        ]
+        request = replace(request, memory_mib=memory_mib, roles=roles)
     elif failure.rule.action is FailureAction.EXCLUDE_NODE:
         node = failed_node(last)
         if node is None or not enough_other_nodes(job, node):
@@ -61,9 +67,19 @@ def do_retry_with_fix(user: User, job: Job) -> Job:
 
 
 def failed_node(attempt: Attempt) -> Node | None:
-    """Return the node of the rank that the rule names, else of the task that failed first."""
+    """Return the node of ``failed_rank``."""
+    task = _failed_task(attempt)
+    return task.node if task else None
+
+
+def failed_rank(attempt: Attempt) -> int:
+    """Return the rank that the failure rule names, else that of the task that failed first."""
+    task = _failed_task(attempt)
+    return task.rank if task else 0
+
+
+def _failed_task(attempt: Attempt) -> Task | None:
     tasks = sorted(
         attempt.task_rows.all(), key=lambda task: (not task.exit_code, task.ended_at is None, task.ended_at)
     )
-    task = next((task for task in tasks if task.rank == attempt.failure_rank), next(iter(tasks), None))
-    return task.node if task else None
+    return next((task for task in tasks if task.rank == attempt.failure_rank), next(iter(tasks), None))

@@ -11,8 +11,17 @@ from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
 from portal.access import Permission, can, require_permission
-from portal.domain.job_spec import MAX_TASKS, JobSpec, field_errors, job_fields, placement_fields
+from portal.domain.job_spec import (
+    MAX_TASKS,
+    JobSpec,
+    field_errors,
+    job_fields,
+    placement_fields,
+    roles_as_json,
+    total_gpus,
+)
 from portal.domain.reasons import EndReason
+from portal.domain.roles import role_errors
 from portal.domain.secrets import VARIABLE_NAME
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
 from portal.engine_client import query_would_start
@@ -57,10 +66,10 @@ def validate_request(user: User, request: JobRequest) -> None:
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
+    workspace = request.kind == JobKind.WORKSPACE.value
     wrong = field_errors(request) | _text_errors(request) | _number_errors(request)
-    if fault := launcher_error(
-        request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
-    ):
+    wrong |= role_errors(request, workspace=workspace)
+    if fault := launcher_error(request.launcher, workspace=workspace, elastic=request.is_elastic):
         wrong["launcher"] = fault
     elif fault := launcher_options_error(request):
         wrong["launcher_options"] = fault
@@ -83,7 +92,7 @@ def validate_request(user: User, request: JobRequest) -> None:
     if wrong:
         raise InvalidRequest(fields=wrong)
     found = no_gang_network_reason(
-        request.launcher, request.tasks, request.gpus_per_task, request.pool
+        request.launcher, request.tasks, request.total_gpus, request.pool
     ) or feasibility.unsatisfiable_reason(
         feasibility.ResourceRequest(
             **{name: getattr(request, name) for name in job_fields()}
@@ -283,6 +292,8 @@ def _job_columns(request: JobRequest) -> dict[str, Any]:
         "secrets": secrets.normalize_secret_references(request.secrets),
         "retry_on": list(request.retry_on),
         "retry_exit_codes": list(request.retry_exit_codes),
+        "roles": roles_as_json(request.roles),
+        "role_gpus": total_gpus(request.roles) if request.roles else None,
     }
 
 
@@ -312,16 +323,12 @@ def _text_errors(request: JobRequest) -> dict[str, str]:
             wrong["min_tasks"] = "A workspace has exactly one task."
         if request.command:
             wrong["command"] = "A workspace runs the tool of its environment; leave the command empty."
-    elif not request.command:
-        wrong["command"] = "Enter a command."
-    if any(not isinstance(word, str) or "\0" in word for word in request.command):
-        wrong["command"] = "The command must be a list of strings."
-    elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
-        wrong["command"] = "The command is longer than 64 KiB; put it into a script."
-    elif len(request.command) > MAX_COMMAND_ARGUMENTS:
-        wrong["command"] = f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."
-    elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
-        wrong["command"] = "The first argument is the program to run; it must not begin with - or [."
+    elif fault := _command_error(request.command):
+        wrong["command"] = fault
+    for role in request.roles:
+        if fault := _command_error(role.command):
+            wrong["roles"] = f"{role.name}, command: {fault}"
+            wrong.pop("command", None)
     if fault := _variables_error(request.env):
         wrong["env"] = fault
     for rank, variables in request.rank_overrides.items():
@@ -334,6 +341,20 @@ def _text_errors(request: JobRequest) -> dict[str, str]:
         elif fault := _variables_error(variables):
             wrong["rank_overrides"] = f"Rank {rank}: {fault}"
     return wrong
+
+
+def _command_error(command: Sequence[str]) -> str | None:
+    if not command:
+        return "Enter a command."
+    if any(not isinstance(word, str) or "\0" in word for word in command):
+        return "The command must be a list of strings."
+    if sum(len(word.encode()) for word in command) > MAX_COMMAND_BYTES:
+        return "The command is longer than 64 KiB; put it into a script."
+    if len(command) > MAX_COMMAND_ARGUMENTS:
+        return f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."
+    if not command[0] or command[0].startswith(("-", "[")):
+        return "The first argument is the program to run; it must not begin with - or [."
+    return None
 
 
 def _variables_error(variables: Mapping[str, object]) -> str | None:

@@ -169,7 +169,7 @@ def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.
     work = {
         "workload_fingerprint": alone or job_workload_fingerprint(job),
         "scaling_fingerprint": alone or job_scaling_fingerprint(job),
-        "gpus": job.tasks * job.gpus_per_task,
+        "gpus": job.total_gpus,
     }
     # another node of the gang may have created the row first
     _, made = AttemptProgress.objects.get_or_create(attempt=attempt, defaults=word | work | lies._asdict())

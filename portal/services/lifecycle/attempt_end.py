@@ -36,7 +36,8 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
         if task.state in LIVE_ATTEMPT_STATES:
             task.ended_at = timezone.now()
-            transition_task(task, state)
+            # the end of other tasks completed the job
+            transition_task(task, AttemptState.CANCELLED if reason is EndReason.COMPLETED else state)
     attempt.ended_at = timezone.now()
     if reason is EndReason.COMPLETED:
         attempt.exit_code = 0
@@ -88,16 +89,35 @@ def is_staying(task: Task) -> bool:
     return task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None
 
 
+def gang_outcome(job: Job, tasks: Sequence[Task], without: Collection[int] = ()) -> bool | None:
+    """Return True if a gang has completed, False if it has failed, None while it continues.
+
+    The tasks ``without`` (ids) count as failed.
+    """
+    return job.completion_policy.outcome(
+        {
+            task.rank: task.state == AttemptState.COMPLETED
+            if task.state not in LIVE_ATTEMPT_STATES or task.pk in without
+            else None
+            for task in tasks
+        }
+    )
+
+
 def survives_without(
     attempt: Attempt, job: Job, tasks: Sequence[Task], without: Collection[int] = ()
 ) -> bool:
     """Return True if an attempt continues when these tasks (ids) end.
 
-    Not if it must end anyway: a stop was requested, or one of its tasks has completed, which ends the others.
-    With a launcher rank 0 is where the other tasks meet.
+    Not if it must end anyway: a stop was requested, or, if it is elastic, one of its tasks has completed, which
+    ends the others. With a launcher rank 0 of an elastic job is where the other tasks meet. A gang continues
+    without tasks that may fail, but not if they never started.
     """
-    if not job.is_elastic or attempt.stop_requested_at is not None or job.desired_state != DesiredState.RUN:
+    if attempt.stop_requested_at is not None or job.desired_state != DesiredState.RUN:
         return False
+    if not job.is_elastic:
+        starting = any(task.state == AttemptState.CONFIGURING and task.pk in without for task in tasks)
+        return not starting and gang_outcome(job, tasks, without) is not False
     if any(task.state == AttemptState.COMPLETED for task in tasks):
         return False
     if job.needs_rendezvous and not any(
@@ -117,7 +137,7 @@ def record_lost_tasks(
     attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=delay_s)
     attempt.save(update_fields=["failed_tasks", "scale_up_after"])
     more = f" {surviving} of {job.tasks} tasks keep running."
-    if attempt.failed_tasks >= job.max_attempts:
+    if job.is_elastic and attempt.failed_tasks >= job.max_attempts:
         more += f" It is not scaled up again in this attempt: {attempt.failed_tasks} of its tasks failed."
     record_event(attempt, "task_lost", reason.value, f"{message}{more}", actor)
     bump_job_version(job)

@@ -18,9 +18,11 @@ from django.db.models import Case, F, Value, When
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
+from agents.node.spec.task_spec import CAN_PROBE_LISTENING
 from portal.domain.end_states import END_STATES
 from portal.domain.formatting import format_memory
 from portal.domain.reasons import EndReason, end_message
+from portal.domain.roles import earlier_ranks
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,
@@ -38,6 +40,7 @@ from portal.services.lifecycle.allocations import allocate_gpus, create_allocati
 from portal.services.lifecycle.attempt_end import (
     bump_job_version,
     finish_attempt,
+    gang_outcome,
     record_lost_tasks,
     survives_without,
     surviving_tasks,
@@ -272,7 +275,9 @@ def should_start(task: Task, attempt: Attempt) -> bool:
     A prepared task waits for the rest of its gang.
     """
     begins = not attempt.gang_start or (
-        attempt.all_prepared_at is not None and not _waits_for_rank_zero(task, attempt)
+        attempt.all_prepared_at is not None
+        and not _waits_for_rank_zero(task, attempt)
+        and not _waits_for_earlier_roles(task, attempt)
     )
     return (
         task.state == AttemptState.CONFIGURING
@@ -292,6 +297,35 @@ def _waits_for_rank_zero(task: Task, attempt: Attempt) -> bool:
     if task.rank == 0 or row is None or row.check_started_at is None:
         return False
     return Task.objects.filter(attempt=attempt, rank=0, state=AttemptState.CONFIGURING.value).exists()
+
+
+def _waits_for_earlier_roles(task: Task, attempt: Attempt) -> bool:
+    """Return True until the tasks of roles with a lower start order run, and listen if their node can tell."""
+    earlier = earlier_ranks(attempt.job.job_roles, task.rank)
+    if not earlier:
+        return False
+    rows = Task.objects.filter(attempt=attempt, rank__in=earlier).select_related("node", "attempt__job")
+    return any(row.state == AttemptState.CONFIGURING or awaits_ports(row) for row in rows)
+
+
+def awaits_ports(task: Task) -> bool:
+    """Return True while a running task does not listen on the ports of its role, as far as its node can tell."""
+    return (
+        bool(task.role_ports)
+        and task.state == AttemptState.RUNNING
+        and task.listening_at is None
+        and CAN_PROBE_LISTENING in task.node.agent_info.get("capabilities", ())
+    )
+
+
+def record_task_listening(task_id: int) -> None:
+    """Record that a task listens on the ports of its role; roles with a higher start order may start."""
+    with transaction.atomic():
+        attempt, tasks, task = lock_attempt_of_task(task_id)
+        if task.listening_at is None:
+            task.listening_at = timezone.now()
+            task.save(update_fields=["listening_at"])
+            _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
 
 
 def should_prepare(task: Task, attempt: Attempt) -> bool:
@@ -343,9 +377,13 @@ def record_task_running(
         task.container, task.ports, task.running_at, task.status_message = container, ports, now, ""
         transition_task(task, AttemptState.RUNNING)
         release_gang_start(attempt, tasks)
-        if attempt.gang_start and task.rank == 0:
+        if attempt.gang_start and (task.rank == 0 or attempt.job.has_start_order):
             _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
-        run = sum(row.state == AttemptState.RUNNING for row in tasks)
+        # a task of a gang may have ended before the last one runs
+        run = sum(
+            row.state != AttemptState.CONFIGURING if attempt.gang_start else row.state == AttemptState.RUNNING
+            for row in tasks
+        )
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.required_tasks:
             attempt.running_at = now
             attempt.save(update_fields=["running_at"])
@@ -423,13 +461,17 @@ def record_task_ended(
         if task.state in LIVE_ATTEMPT_STATES:
             cause = EndReason(attempt.stop_reason or task.eviction_reason) if asked or leaves else reason
             task.ended_at = timezone.now()
-            transition_task(task, END_STATES[cause])
+            stopped = asked and cause is EndReason.COMPLETED and exit_code != 0
+            transition_task(task, AttemptState.CANCELLED if stopped else END_STATES[cause])
         release_gpus(task, proof)
         if leaves:
             bump_job_version(job)
         elif failed:
-            known = {"exit_code": exit_code, "memory": format_memory(job.memory_mib), "node": task.node.name}
+            memory = format_memory(job.memory_of(task.rank))
+            known = {"exit_code": exit_code, "memory": memory, "node": task.node.name}
             message = message or end_message(reason, **known, **(details or {}))
+            if job.roles:
+                message = f"{job.task_label(task.rank)}: {message}"
             if survives_without(attempt, job, tasks):
                 record_lost_tasks(attempt, job, 1, surviving_tasks(tasks), reason, message)
             else:
@@ -438,9 +480,24 @@ def record_task_ended(
                     attempt.save(update_fields=["exit_code"])
                 _request_stops_locked([(attempt, StopRequest(attempt.pk, reason, message))], "")
                 _release_unsent_tasks(attempt, tasks)
+        if not asked and not job.is_elastic:
+            _stop_completed_gang(attempt, job, tasks)
+        if job.has_start_order:
+            _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
         if all(row.container_removed for row in tasks):
             finish_attempt(attempt, job)
         return failed
+
+
+def _stop_completed_gang(attempt: Attempt, job: Job, tasks: Sequence[Task]) -> None:
+    """Stop the tasks that still run once those that decide about the job have succeeded."""
+    if all(task.container_removed for task in tasks) or gang_outcome(job, tasks) is not True:
+        return
+    message = "Enough of its tasks have succeeded."
+    if job.completion_role:
+        message = f"The role {job.completion_role} has completed."
+    _request_stops_locked([(attempt, StopRequest(attempt.pk, EndReason.COMPLETED, message))], "")
+    _release_unsent_tasks(attempt, tasks)
 
 
 # -- job level -------------------------------------------------------------------------------------

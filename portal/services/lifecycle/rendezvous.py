@@ -5,7 +5,7 @@ Called in the transaction that starts attempts, and in the one that ends each.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any
 
 from django.db.models import Max
@@ -14,6 +14,7 @@ from django.utils import timezone
 from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
 from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
 from portal.domain.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
+from portal.domain.roles import role_at
 from portal.domain.states import AttemptState, RuntimeKind
 from portal.errors import Conflict
 from portal.models import Attempt, Node, NodePool, Rendezvous, Task
@@ -32,16 +33,29 @@ def create_rendezvous(starts: Iterable[tuple[Attempt, Sequence[Task]]]) -> None:
     ``starts`` are attempts with their tasks in rank order. Raise Conflict if a gang needs a network that its
     pool does not allow, or if a node has no free port.
     """
+    starts = list(starts)
     gangs = [(attempt, tasks) for attempt, tasks in starts if attempt.job.needs_rendezvous]
-    if not gangs:
+    with_ports = [(task, names) for _, tasks in starts for task in tasks if (names := _role_ports(task))]
+    if not gangs and not with_ports:
         return
-    ports = _FreePorts({task.node_id for _, tasks in gangs for task in tasks})
+    ports = _FreePorts({task.node_id for _, tasks in starts for task in tasks})
     rows = []
     for attempt, tasks in gangs:
         if (row := _plan_rendezvous(attempt, [task.node for task in tasks], ports)) is not None:
             rows.append((row, tasks))
     Rendezvous.objects.bulk_create(row for row, _ in rows)
     _assign_members(rows, ports)
+    for task, names in with_ports:  # the next attempt gets others; a name of its launcher is that port
+        reserved = {
+            name: ports.allocate(task.node, task.attempt_id) for name in names - task.gang_ports.keys()
+        }
+        task.gang_ports = task.gang_ports | reserved
+    Task.objects.bulk_update([task for task, _ in with_ports], ["gang_ports"])
+
+
+def _role_ports(task: Task) -> Set[str]:
+    role = role_at(task.attempt.job.job_roles, task.rank)
+    return set(role.ports) if role else set()
 
 
 def join_rendezvous(growths: Iterable[tuple[Attempt, Sequence[Task]]]) -> None:
@@ -179,7 +193,10 @@ def _next_free_address(network: str, addresses: Sequence[str], reserved: Collect
 
 
 class _FreePorts:
-    """Unused rendezvous ports of nodes, assigned round-robin so that a failing port is not reused at once."""
+    """Unused ports of nodes, for rendezvous and roles.
+
+    Assigned round-robin, so that a failing port is not reused at once.
+    """
 
     def __init__(self, nodes: Iterable[int]) -> None:
         rows = Rendezvous.objects.filter(node__in=nodes)
@@ -190,16 +207,20 @@ class _FreePorts:
         newest = rows.order_by().values("node_id").annotate(last=Max("pk")).values("last")
         self._last = dict(Rendezvous.objects.filter(pk__in=newest).values_list("node_id", "port"))
 
-    def allocate(self, node: Node) -> int:
-        """Reserve a port of the node. Raise Conflict if there is none."""
+    def allocate(self, node: Node, offset: int | None = None) -> int:
+        """Reserve a port of the node, the first free one from ``offset`` on if given.
+
+        Raise Conflict if there is none.
+        """
         first, last = node.agent_info.get("rendezvous_ports") or PORT_RANGE
-        begin = self._last.get(node.pk, last) + 1
+        begin = self._last.get(node.pk, last) + 1 if offset is None else first + offset
         span = last - first + 1
         for step in range(span):
             port = int(first + (begin - first + step) % span)
             if (node.pk, port) not in self._taken:
                 self._taken.add((node.pk, port))
-                self._last[node.pk] = port
+                if offset is None:
+                    self._last[node.pk] = port
                 return port
         raise Conflict(f"All rendezvous ports of {node.name} are in use.", code="no_port")
 

@@ -17,7 +17,7 @@ def record_work(attempt: Attempt, job: Job, reason: EndReason) -> None:
     All time of a workspace since its start is useful: its files are its results.
     """
     ended_at = attempt.ended_at
-    if not job.gpus_per_task or ended_at is None:
+    if not job.total_gpus or ended_at is None:
         return
     completed = reason is EndReason.COMPLETED or job.kind == JobKind.WORKSPACE.value
     rows = Allocation.objects.filter(task__attempt=attempt).values_list("milli", "started_at", "ended_at")

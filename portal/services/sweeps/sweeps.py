@@ -60,6 +60,8 @@ def check_sweep(
         wrong["name"] = f"The name of a sweep has at most {MAX_NAME_LENGTH} characters."
     if request.dependencies:
         wrong["dependencies"] = "The trials of a sweep cannot have dependencies."
+    if request.roles:
+        wrong["roles"] = "The trials of a sweep have equal tasks, without roles."
     if request.held:
         wrong["held"] = "Trials cannot be held; pause the sweep."
     if not wrong:

@@ -214,7 +214,7 @@ class JobRow:
     def gpus(self) -> str:
         """16 × H200, 0.5 × A100, no GPU."""
         job = self.job
-        if job.gpus_per_task == 0:
+        if job.total_gpus == 0:
             return f"no{NBSP}GPU"
         waits = job.state == JobState.PENDING  # GPUs of an earlier attempt do not determine those of the next
         models = [] if waits else sorted({short_gpu_model(model) for model in self.gpu_models})
@@ -229,6 +229,8 @@ class JobRow:
             return self.elastic_size
         if self.node_count > 1:
             return plural(self.node_count, "node")
+        if self.job.roles:
+            return ", ".join(f"{role.tasks} {role.name}" for role in self.job.job_roles)
         if self.job.is_elastic:
             return f"{self.job.required_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
         if self.job.tasks > 1:

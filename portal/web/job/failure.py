@@ -9,7 +9,7 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
 from portal.selectors.failure_rules import IdentifiedFailure, more_memory_mib
-from portal.services.jobs.retries import failed_node
+from portal.services.jobs.retries import failed_node, failed_rank
 from portal.web.display.formatting import memory
 
 SIGNAL_NAMES = {
@@ -147,12 +147,12 @@ def _fixes_of_rule(job: Job, last: Attempt | None, identified: IdentifiedFailure
     match identified.rule.action:
         case FailureAction.RETRY:
             first = SuggestedFix("Start it again", fix, "retry", "Retry")
-        case FailureAction.RETRY_WITH_MORE_MEMORY if more := more_memory_mib(job):
+        case FailureAction.RETRY_WITH_MORE_MEMORY if more := _more_mib(job, last):
             title = f"Start it again with {memory(more)} of memory"
             first = SuggestedFix(
                 title, f"{_memory_used(job, last)} {fix}", "retry", f"Retry with {memory(more)}"
             )
-            return [first, replace(EDIT, changes={"memory_mib": more}), READ_LOG]
+            return [first, replace(EDIT, changes=_memory_change(job, more)), READ_LOG]
         case FailureAction.EXCLUDE_NODE if last and (node := failed_node(last)):
             title = f"Start it again without {node.name}"
             first = SuggestedFix(title, fix, "retry", f"Retry without {node.name}")
@@ -163,13 +163,22 @@ def _fixes_of_rule(job: Job, last: Attempt | None, identified: IdentifiedFailure
 
 def _memory_used(job: Job, last: Attempt | None) -> str:
     peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
-    had = memory(job.memory_mib)
+    had = memory(job.memory_of(failed_rank(last) if last else 0))
     return f"Per task it used {memory(peak)} of {had}." if peak else f"Per task it had {had}."
 
 
+def _more_mib(job: Job, last: Attempt | None) -> int | None:
+    return more_memory_mib(job, failed_rank(last) if last else 0)
+
+
+def _memory_change(job: Job, memory_mib: int) -> dict[str, int]:
+    """Return the change of the form; that of a role has no name of its own."""
+    return {} if job.roles else {"memory_mib": memory_mib}
+
+
 def _more_memory(job: Job, last: Attempt | None) -> SuggestedFix:
-    more = more_memory_mib(job)
+    more = _more_mib(job, last)
     if more is None:
         return SuggestedFix("Use less memory", f"{_memory_used(job, last)} No node has more.", "launch")
     title = f"Request more memory, such as {memory(more)}"
-    return SuggestedFix(title, _memory_used(job, last), "launch", changes={"memory_mib": more})
+    return SuggestedFix(title, _memory_used(job, last), "launch", changes=_memory_change(job, more))

@@ -30,11 +30,11 @@ def logs(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     found = get_job(user, public_id)
     require_permission(user, Permission.READ_LOGS, found)
     context = job_page_context(user, found)
-    rank = request.GET.get("rank", "")
+    rank, role = request.GET.get("rank", ""), request.GET.get("role", "")
     shown = {
         "tab": "logs",
         "last": _get_attempt(context["attempts"], request.GET.get("attempt", "")),
-        "rank": rank if parse_whole_number(rank) is not None else "",
+        "rank": rank if parse_whole_number(rank) is not None else dict(context["role_ranks"]).get(role, ""),
     }
     return render(request, "job/logs.html", context | shown)
 
@@ -73,13 +73,15 @@ def download(request: HttpRequest, user: User, public_id: str) -> HttpResponseBa
 def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     """Return matching lines of one or all ranks; ``next`` is the next cursor, blank at the end."""
     job, query = get_job(user, public_id), request.GET
-    attempt, rank = parse_whole_number(query.get("attempt", "")), parse_whole_number(query.get("rank", ""))
-    logs = log_lines.list_logs(user, job, attempt)
+    attempt = parse_whole_number(query.get("attempt", ""))
+    given = [parse_whole_number(rank) for rank in query.get("rank", "").split(",")]
+    ranks = [rank for rank in given if rank is not None]
+    logs = log_lines.list_logs(user, job, attempt, ranks or None)
     after = [parse_whole_number(part) for part in query.get("after", "").split(":")]
     start = SearchCursor(after[0] or 0, after[1] or 0) if len(after) == 2 else None
     pattern = LogSearchQuery(query.get("q", ""), query.get("regex") == "1", stream=query.get("stream", ""))
     try:
-        found = log_search.search([log for log in logs if rank in (None, log.rank)], pattern, start)
+        found = log_search.search(logs, pattern, start)
     except FairwayError as refusal:
         return JsonResponse({"refusal": refusal.message}, status=refusal.status)
     matches = [[match.rank, match.line.cursor, *_line_json(match.line)] for match in found.matches]

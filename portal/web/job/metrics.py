@@ -57,12 +57,13 @@ def chart_data(job: Job, minutes: MetricSeries) -> dict[str, Any]:
     return {
         "at": minutes.minutes_s,
         "gpus": names,
+        "labels": {task.rank: job.task_label(task.rank) for task in minutes.tasks},
         "lines": {
             "gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus},
             "gpu_memory": {names[gpu.uuid]: gpu.memory_used_mib for gpu in minutes.gpus},
             "power": {names[gpu.uuid]: gpu.power_watts for gpu in minutes.gpus},
-            "cpu": {f"rank {task.rank}": task.cpu_percent for task in minutes.tasks},
-            "memory": {f"rank {task.rank}": task.memory_mib for task in minutes.tasks},
+            "cpu": {job.task_label(task.rank): task.cpu_percent for task in minutes.tasks},
+            "memory": {job.task_label(task.rank): task.memory_mib for task in minutes.tasks},
         },
         "limits": {
             "gpu_memory": max(memory, default=0),

@@ -14,6 +14,7 @@ from django.utils import timezone
 from portal.access import AccessPolicy, Permission, can
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
+from portal.domain.roles import ranks_of_role
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
 from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
@@ -125,7 +126,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "stalled_at": stalled_since(last) if last else None,
         "layouts": compare_job_layouts(found),
         "scaling": scaling,
-        "scale_point": point_of(scaling, found.tasks * found.gpus_per_task),
+        "scale_point": point_of(scaling, found.total_gpus),
         "task_rows": task_rows(last),
         "events": dedupe_events(events),
         "default_log_task": _default_log_task(last),
@@ -204,6 +205,10 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": may_read_logs,
         "attempt_count": len(attempts),
+        "role_ranks": [
+            (role.name, ",".join(map(str, ranks_of_role(found.job_roles, role.name))))
+            for role in found.job_roles
+        ],
     }
 
 
@@ -276,7 +281,7 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
             else GpuSquare(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
             for gpu in gpus
         ]
-        label = f"rank {task.rank}: {len(gpus)} of the GPUs of {task.node.name}"
+        label = f"{task.label}: {len(gpus)} of the GPUs of {task.node.name}"
         places.append(TaskRow(task, squares if live else [], label))
     return places
 
@@ -294,7 +299,8 @@ def _default_log_task(attempt: Attempt | None) -> Task | None:
     if attempt is None:
         return None
     tasks = list(attempt.task_rows.all())
-    failed = [task for task in tasks if task.exit_code or task.oom]
+    # a cancelled task was stopped because others ended
+    failed = [task for task in tasks if (task.exit_code or task.oom) and task.state != AttemptState.CANCELLED]
     failed.sort(key=lambda task: (task.ended_at or timezone.now(), task.rank))
     return failed[0] if failed else (tasks[0] if tasks else None)
 
@@ -319,6 +325,7 @@ def request_page(request: HttpRequest, user: User, public_id: str) -> HttpRespon
 
 SHOWN_ELSEWHERE = {
     "name", "kind", "command", "env", "rank_overrides", "volumes", "secrets", "held", "ignore_dependency_failure",
+    "roles",
 }  # fmt: skip
 """Fields of the request that other parts of the job's pages show."""
 

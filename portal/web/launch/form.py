@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,10 +30,9 @@ from portal.web.display.formatting import MAX_DIGITS
 from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.data_fields import DataForm
 from portal.web.launch.launcher_fields import build_launcher_fields, launcher_options, option_field_name
+from portal.web.launch.roles import RoleFormSet, parse_command
 from portal.web.launch.spec_fields import build_spec_fields, request_values
 
-SHELL = ["/bin/sh", "-c"]
-_SHELL_SYNTAX = re.compile(r"[|&;<>()$`\n*?~#]")
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*$", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
@@ -44,7 +42,7 @@ KINDS = [
 RECENT_JOBS = 8
 _REQUEST_VALUES = (
     "project", "environment", "pool", "template", "topology_constraint", "command", "env", "volumes",
-    "rank_overrides",
+    "rank_overrides", "roles",
 )  # fmt: skip
 WHOLE_MILLI = 1000
 GPU_FRACTIONS = [(WHOLE_MILLI, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
@@ -177,6 +175,8 @@ class LaunchForm(DataForm):
             choices=[("", "No: one job"), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
             help_text="Runs the job as trials with different parameters.",
         )  # fmt: skip
+        posted = data if data is not None and "roles-TOTAL_FORMS" in data else None
+        self.roles = RoleFormSet(posted, prefix="roles", initial=(initial or {}).get("roles"))
         self.user = user
         self._set_queryset("project", launchable_projects(user))
         self._set_queryset("environment", visible_environments(user).filter(enabled=True).order_by("title"))
@@ -229,6 +229,11 @@ class LaunchForm(DataForm):
     def opens_gpu_kind(self) -> bool:
         """True if a field of the folded section has a value or an error."""
         return any(field.value() or field.errors for field in self._section("gpu_kind"))
+
+    @property
+    def opens_roles(self) -> bool:
+        """True if the folded section has roles or a value."""
+        return bool(self.roles.forms or self["completion_role"].value() or self["min_succeeded"].value())
 
     @property
     def opens_software(self) -> bool:
@@ -287,6 +292,12 @@ class LaunchForm(DataForm):
         workspace = data.get("kind") == JobKind.WORKSPACE.value
         self._clean_sweep(data)
         data["topology_constraint"] = near if len(topologies) == 1 and not workspace else None
+        data["roles"] = []
+        if self.roles.is_bound and not workspace:
+            if self.roles.is_valid():
+                data["roles"] = self.roles.to_roles()
+            else:
+                self.add_error(None, self.roles.first_error())
         return data
 
     def _clean_sweep(self, data: dict[str, Any]) -> None:
@@ -351,15 +362,7 @@ class LaunchForm(DataForm):
         return list(dict.fromkeys([*data["dependencies"], *data["dependency_ids"]]))
 
     def clean_command(self) -> list[str]:
-        text = self.cleaned_data["command"].replace("\r\n", "\n").strip()
-        if not text:
-            return []
-        if _SHELL_SYNTAX.search(text):
-            return [*SHELL, text]
-        try:
-            return shlex.split(text)
-        except ValueError as problem:
-            raise forms.ValidationError("A quotation mark is not closed.") from problem
+        return parse_command(self.cleaned_data["command"])
 
     def to_job_request(self) -> JobRequest:
         data = self.cleaned_data

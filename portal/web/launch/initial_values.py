@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from portal.domain.job_spec import JobSpec, job_fields
@@ -19,8 +18,8 @@ from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
-from portal.web.launch.form import SHELL
 from portal.web.launch.launcher_fields import launcher_option_values
+from portal.web.launch.roles import format_command, role_initial
 from portal.web.launch.spec_fields import form_values
 
 
@@ -59,9 +58,9 @@ def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
     if "topology_constraint" in fields:
         found |= _topology_fields(fields["topology_constraint"])
     if isinstance(fields.get("command"), list):
-        command = [str(word) for word in fields["command"]]
-        is_script = len(command) == 3 and command[:2] == SHELL
-        found["command"] = command[2] if is_script else shlex.join(command)
+        found["command"] = format_command(fields["command"])
+    if isinstance(fields.get("roles"), list):
+        found["roles"] = [role_initial(role) for role in fields["roles"] if isinstance(role, dict)]
     if isinstance(fields.get("env"), dict):
         found["env"] = "\n".join(f"{name}={value}" for name, value in fields["env"].items())
     found |= launcher_option_values(fields.get("launcher"), fields.get("launcher_options"))

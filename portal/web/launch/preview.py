@@ -151,18 +151,16 @@ def _nearest_suggestions(details: dict[str, Any]) -> list[Suggestion]:
 
 def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:
     """Estimate from free GPUs only, without queue and quota: it says "fits", not "starts"."""
-    total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
+    needed = request.min_tasks * request.gpus_per_task if request.min_tasks else request.total_gpus
+    total = needed * request.milli_per_gpu
     if any(is_live(job) for job in request.dependencies):
         return LaunchPreview("waits", "It would wait", "It starts after its dependencies.")
-    if request.gpus_per_task == 0:
+    if needed == 0:
         return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
     space = max((strip.largest_free for strip in fitting), default=0)
     free = sum(strip.free for strip in fitting)
-    if (
-        space >= request.gpus_per_task
-        and free >= (request.min_tasks or request.tasks) * request.gpus_per_task
-    ):
+    if space >= request.gpus_per_task and free >= needed:
         fits = "fits" if total <= 1000 else "fit"
         message = f"{gpu_words(total)} {fits} on the free GPUs; the next cycle decides."
         return LaunchPreview("unknown", "Fits on free GPUs", message)

@@ -9,7 +9,7 @@ from typing import Any
 
 from django import forms
 
-from portal.domain.job_spec import JobField, JobSpec, job_fields
+from portal.domain.job_spec import JobField, JobRole, JobSpec, job_fields
 from portal.web.display.formatting import duration, parse_whole_number
 from portal.web.form_fields import select_input, text_input
 
@@ -92,7 +92,7 @@ def _request_value(rule: JobField, value: Any) -> Any:
     return value if rule.form_factor == 1 else round(value * rule.form_factor)
 
 
-def form_values(spec: type[JobSpec], fields: Mapping[str, Any]) -> dict[str, Any]:
+def form_values(spec: type[JobSpec | JobRole], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with API names in the units of the form; blank and unreadable ones are left out."""
     found = {}
     for rule in job_fields(spec).values():

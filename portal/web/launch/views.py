@@ -18,7 +18,7 @@ from portal.access import (
     project_parents,
     visible_secrets,
 )
-from portal.domain.job_spec import job_fields, placement_fields
+from portal.domain.job_spec import JobRole, job_fields, placement_fields, roles_as_json
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.states import JobKind
@@ -199,7 +199,10 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         if form.is_valid():
             request = form.to_job_request()
     else:
-        probe = LaunchForm(user, {key: value(key) for key in form.fields if value(key) not in (None, False)})
+        values = {
+            name: given for name in form.fields if (given := value(name)) is not None and given is not False
+        }
+        probe = LaunchForm(user, values | form.roles.as_data())
         if probe.is_valid():
             request = probe.to_job_request()
     if request is not None:
@@ -217,13 +220,13 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
     scaling = measure_scaling(request) if request and found.kind != "wrong" else []
     shares = project_quota_usage([request.project]) if request else []
-    requested = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
+    requested = request.total_milli if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
         "request_now": request,
-        "scale_point": point_of(scaling, request.tasks * request.gpus_per_task) if request else None,
-        "cheaper": cheaper_size(scaling, request.tasks * request.gpus_per_task) if request else None,
+        "scale_point": point_of(scaling, request.total_gpus) if request else None,
+        "cheaper": cheaper_size(scaling, request.total_gpus) if request else None,
         "network": gang_network_text(request.tasks, elastic=request.is_elastic, pool=request.pool)
         if request
         else "",
@@ -307,6 +310,10 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
         value = getattr(request, name)
         if name not in body and (value != rule.default or name in ("gpus_per_task", "tasks")):
             body[name] = list(value) if name == "command" else dict(value) if name == "env" else value
+    if request.roles:
+        body["roles"] = [_role_body(request, role) for role in request.roles]
+        for name in ("tasks", "command"):
+            del body[name]
     body["dependencies"] = [job.public_id for job in request.dependencies]
     return {name: value for name, value in body.items() if value not in ([], {})}
 
@@ -322,6 +329,17 @@ def _example(request: JobRequest, form: LaunchForm) -> tuple[str, dict[str, Any]
     return "/api/v1/sweeps", {"job": rest_body(request), "searcher": spec["searcher"], **changed, **space}
 
 
+def _role_body(request: JobRequest, role: JobRole) -> dict[str, Any]:
+    """Return a role without defaults and without amounts that are those of the job."""
+    (given,) = roles_as_json([role])
+    return {
+        name: value
+        for name, value in given.items()
+        if name == "command"
+        or value not in (job_fields(JobRole)[name].default, [], getattr(request, name, None))
+    }
+
+
 def rest_example(path: str, body: dict[str, Any]) -> str:
     headers = (f"POST {path}", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
     text = json.dumps(body, indent=1, ensure_ascii=False)
@@ -335,6 +353,9 @@ def yaml_example(body: dict[str, Any]) -> str:
         if isinstance(value, dict):
             lines.append(f"{name}:")
             lines += [f"  {key}: {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]
+        elif name == "roles":
+            lines.append(f"{name}:")
+            lines += [f"  - {json.dumps(item, ensure_ascii=False)}" for item in value]
         else:
             lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines)

@@ -260,7 +260,8 @@ class JobDependency(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A pending job. All ``tasks`` start together or none does; the amounts are per task.
+    """A pending job. All ``tasks`` start together or none does; the amounts are per task, those of the largest
+    one where ``task_requests`` differ.
 
     An elastic job (``min_tasks``) starts with fewer and grows task by task; while it runs, a row with the
     same id describes its pending ranks. ``groups`` divide a gang into parts, each with a minimum of its own.
@@ -331,6 +332,8 @@ class PendingRow:
 
     @property
     def total_milli(self) -> int:
+        if self.task_requests:
+            return sum(ask.gpus * ask.milli for ask in self.task_requests)
         return self.tasks * self.task_milli
 
     @property
@@ -341,6 +344,8 @@ class PendingRow:
     @property
     def required_milli(self) -> int:
         """The GPU demand of the required tasks, in thousandths of a GPU."""
+        if self.task_requests and self.required_tasks == self.tasks:
+            return self.total_milli
         return self.required_tasks * self.task_milli
 
 

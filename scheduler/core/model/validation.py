@@ -356,6 +356,8 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
     for name in NULLABLE_AMOUNTS:
         if (value := getattr(row, name, None)) is not None:
             _check_at_least(f"{at}.{name}", value, 0)
+    if row.task_requests and len(row.task_requests) != row.tasks:
+        raise SnapshotError(f"{at}.task_requests", f"are {len(row.task_requests)} for {row.tasks} tasks")
     if row.not_before_s is not None:
         _check_finite(f"{at}.not_before_s", row.not_before_s)
     for speed in row.layout_speeds:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,18 @@ from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.fairshare import Claim, FairShare, ProjectUsers, divide_tree, project_usage
 from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
+
+_NO_AMOUNTS: dict[str, Any] = {"gpus": 0, "cpu_milli": 0, "memory_mib": 0}
+
+
+def _is_at_least(shape: TaskShape, other: TaskShape) -> bool:
+    """Return True if a task of ``shape`` needs no less of any amount than one of ``other``."""
+    return (
+        shape.gpus * shape.milli >= other.gpus * other.milli
+        and shape.gpus >= other.gpus
+        and shape.cpu_milli >= other.cpu_milli
+        and shape.memory_mib >= other.memory_mib
+    )
 
 
 class PoolState:
@@ -321,16 +334,47 @@ class PoolState:
                 self.domains.max_tasks_together(job.topology_constraint, placer, self.unrestricted_shape(job))
                 >= job.required_tasks
             )
-        shapes = {
-            build_task_shape(
-                ask, job.project, ineligible_nodes(job), job.node_affinity, self.smallest_gpu_mib
-            )[0]
-            for ask in job.task_requests
-        }
-        return all(placer.fit_count(shape) >= 1 for shape in shapes)
+        return self._may_fit_together(job, placer, ineligible_nodes(job))
+
+    def _may_fit_together(self, job: PendingRow, placer: NodePlacer, avoid: tuple[NodeId, ...]) -> bool:
+        """Return False if the required tasks of a gang of several shapes cannot all be placed.
+
+        Compares counts only: the tasks at least as large as each shape, and the sum of each resource in units
+        that divide all its amounts. A gang that passes may still fail to fit.
+        """
+        shapes = self.shape_counts(job, avoid)
+        if job.required_tasks < job.tasks or job.ranks:
+            return all(placer.fit_count(shape) >= 1 for shape in shapes)
+
+        def fits(shape: TaskShape, tasks: int) -> bool:
+            return self.domains.max_tasks_together(job.topology_constraint, placer, shape) >= tasks
+
+        for shape in shapes:
+            if not fits(shape, sum(count for each, count in shapes.items() if _is_at_least(each, shape))):
+                return False
+        largest = max(shapes, key=attrgetter("gpus"))
+        for resource in ("gpus", "cpu_milli", "memory_mib"):
+            amounts = {shape: getattr(shape, resource) for shape in shapes}
+            if unit := 1 if resource == "gpus" and largest.gpus else math.gcd(*amounts.values()):
+                bare = largest._replace(**{**_NO_AMOUNTS, resource: unit})
+                if not fits(bare, sum(count * amounts[shape] for shape, count in shapes.items()) // unit):
+                    return False
+        return True
+
+    def shape_counts(self, job: PendingRow, avoid: tuple[NodeId, ...]) -> Counter[TaskShape]:
+        """Return the shapes of a job with different tasks, with the number of tasks of each."""
+        asked = Counter(job.task_requests).items()
+        return Counter(
+            {
+                build_task_shape(ask, job.project, avoid, job.node_affinity, self.smallest_gpu_mib)[0]: count
+                for ask, count in asked
+            }
+        )
 
     def fits_when_empty(self, job: PendingRow) -> bool:
         """Return True if the gang fits on its allowed nodes of the empty pool; groups are ignored."""
+        if job.task_requests:
+            return self._may_fit_together(job, self.empty, tuple(sorted(job.avoid_nodes)))
         return (
             self.domains.max_tasks_together(job.topology_constraint, self.empty, self.task_shape(job))
             >= job.required_tasks
@@ -370,6 +414,8 @@ class PoolState:
         wanted = gang.next_tasks
         if not wanted or self.is_quota_blocked(gang, total_demand(wanted)):
             return False
+        if job.task_requests and not job.groups:
+            return self._may_fit_together(job, self.available, tuple(sorted(job.avoid_nodes)))
         return self.available.fit_count(wanted[0].shape) >= len(wanted)
 
     def gang_fits_now(self, gang: Gang) -> bool:

@@ -87,6 +87,8 @@ class AlternativeSearch:
             yield RequestVariant(AlternativeKind.RELAX_TOPOLOGY, {"topology_constraint": None}, {})
         if not job.preemptible:
             yield RequestVariant(AlternativeKind.PREEMPTIBLE, {"preemptible": True}, {})
+        if job.task_requests:  # its tasks differ, so there is no single number to lower
+            return
         for tasks in range(job.tasks - 1, 0, -1):
             yield RequestVariant(AlternativeKind.FEWER_TASKS, {"tasks": tasks}, {})
         for count in range(job.gpus_per_task - 1, 0, -1):
@@ -95,7 +97,9 @@ class AlternativeSearch:
     def _fits_now(self, job: PendingRow, variant: RequestVariant, pool_state: PoolState) -> bool:
         """Return True if the changed request would start in the pool now."""
         if job.task_requests or job.groups:
-            return pool_state.fits_now(replace(job, **variant.fields))
+            model = variant.fields.get("gpu_model", job.gpu_model)
+            asks = tuple(ask._replace(gpu_model=model) for ask in job.task_requests)
+            return pool_state.fits_now(replace(job, **variant.fields, task_requests=asks))
         known = variant.batches.get(pool_state.pool.id)
         if known is None:
             known = variant.batches[pool_state.pool.id] = _vary(pool_state.batch_request(job), job, variant)

@@ -29,6 +29,7 @@ from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
 from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key
 from scheduler.core.verdicts.formatting import (
+    equal_parts,
     format_closed_nodes,
     format_cpu_and_memory,
     format_drivers_too_old,
@@ -205,9 +206,10 @@ class Explainer:
         }
         where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
         if job.launcher and not any(pool_state.pool.allow_host_network for pool_state in pool_states):
+            gpus = job.total_milli // job.milli_per_gpu
             message = (
                 f"Needs {need} and the host network ({job.launcher}), which gangs may not use in "
-                f"{self._pool_names(job)}. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
+                f"{self._pool_names(job)}. One task with {gpus} GPUs on one node needs none."
             )
         elif most_tasks == 0 and (too_old := format_drivers_too_old(job.required_cuda, self._nodes_for(job))):
             message = f"No node of {self._pool_names(job)} can run it: {too_old}."
@@ -230,6 +232,9 @@ class Explainer:
                 if where
                 else f"the largest node of {self._pool_names(job)} has {largest}."
             )
+        elif job.task_requests:
+            message = f"Needs {need} at once, more than {where or self._pool_names(job)} can hold."
+            del numbers["tasks_possible"]
         elif near and within and not any(within) and None not in within:
             level = near.required or near.preferred or ""
             message = (
@@ -447,6 +452,11 @@ class Explainer:
         closed = placer.closed_node_counts()
         if closed is not None:
             text = format_closed_nodes(*closed)
+        elif job.task_requests:
+            text = self._free_capacity_of_parts(job, pool_state) or (
+                f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
+            )
+            del numbers["tasks_possible"]
         elif (
             job.topology_constraint
             and job.topology_constraint.required
@@ -486,6 +496,21 @@ class Explainer:
         message += format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
         message += format_missing_requirements(job, placer.nodes)
         return FreeCapacity(message, numbers, too_few)
+
+    def _free_capacity_of_parts(self, job: PendingRow, pool_state: PoolState) -> str:
+        """Return how many of the equal tasks of a job fit now, for the first that do not; blank if all do."""
+        for part in equal_parts(job):
+            shape = pool_state.task_shape(part)
+            fits = pool_state.domains.max_tasks_together(
+                part.topology_constraint, pool_state.available, shape
+            )
+            if fits < part.tasks:
+                one = format_request(replace(part, tasks=1, topology_constraint=None))
+                what = one if part.gpus_per_task == 0 else f"{one}, {format_cpu_and_memory(part)}"
+                if part.tasks == 1:
+                    return f"its task of {what} does not fit now"
+                return f"{fits} of its {part.tasks} tasks of {what} would fit now"
+        return ""
 
     # -- formatting -----------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
@@ -21,7 +23,29 @@ def format_gpu_count(milli: float) -> str:
 
 
 def format_request(job: PendingRow) -> str:
-    """Return such as ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
+    """Return such as ``8 GPUs``, ``1 GPU + 4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
+    asked = " + ".join(_format_equal_tasks(part) for part in equal_parts(job))
+    if job.required_tasks < job.tasks:
+        asked = f"at least {asked}"
+    if job.topology_constraint is not None and job.topology_constraint.required is not None:
+        asked = f"{asked} in one {format_level(job.topology_constraint.required)}"
+    return asked
+
+
+def equal_parts(job: PendingRow) -> list[PendingRow]:
+    """Return the job as rows of equal tasks, in the order of its ranks; usually the job itself."""
+    if not job.task_requests or job.required_tasks < job.tasks:
+        return [job]
+    return [
+        replace(
+            job, task_requests=(), tasks=count, gpus_per_task=ask.gpus, milli_per_gpu=ask.milli,
+            cpu_milli=ask.cpu_milli, memory_mib=ask.memory_mib,
+        )
+        for ask, count in Counter(job.task_requests).items()
+    ]  # fmt: skip
+
+
+def _format_equal_tasks(job: PendingRow) -> str:
     kind = f"{job.gpu_model} " if job.gpu_model else ""
     if job.gpus_per_task == 0:
         each = format_cpu_and_memory(job)
@@ -42,12 +66,7 @@ def format_request(job: PendingRow) -> str:
         each += f" with {format_gib(job.min_gpu_memory_mib)} or more each"
     if job.min_compute_capability is not None and job.gpus_per_task:
         each += f" of compute capability {job.min_compute_capability:.1f} or more"
-    asked = each if job.required_tasks == 1 else f"{job.required_tasks} × {each}"
-    if job.required_tasks < job.tasks:
-        asked = f"at least {asked}"
-    if job.topology_constraint is not None and job.topology_constraint.required is not None:
-        asked = f"{asked} in one {format_level(job.topology_constraint.required)}"
-    return asked
+    return each if job.required_tasks == 1 else f"{job.required_tasks} × {each}"
 
 
 def format_level(key: str) -> str:

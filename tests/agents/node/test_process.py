@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_hello_tells_the_node(node: LoneNode) -> None:
     assert abs(hello.clock_s - time.time()) < 5
     assert hello.runtimes[0][0] == "process"
     assert hello.memory_mib and hello.cpu_count and hello.disk_free_mib
+
+
+def test_it_tells_whether_a_task_listens_on_ports(node: LoneNode) -> None:
+    link = node.open()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    script = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"
+    start(link, node.spec("jlisten", "python3", "-c", script))
+    key = {"job": "jlisten", "attempt": 1, "task": 0}
+    eventually(lambda: link.request("listening", timeout_s=5, **key, ports=[port])["listening"])
+    assert not link.request("listening", timeout_s=5, **key, ports=[port, 1])["listening"]
+    assert refused(link, "listening", **key, ports="all").code == "invalid_spec"
+    assert refused(link, "listening", **key | {"task": 1}, ports=[1]).code == "no_such_container"
 
 
 @needs_root
