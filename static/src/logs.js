@@ -28,6 +28,7 @@ function follow(box) {
   let busy = false;
   let jumped = false;
   let dropped = 0;
+  let version = 0; // counts changes of the chosen ranks or position
 
   const following = () => button?.getAttribute("aria-pressed") === "true";
   const labels = new Map(list.dataset.labels.split(",").map((label, i) => [all[i], label]));
@@ -73,18 +74,20 @@ function follow(box) {
     const answer = await fetch(url, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
-    if (known.cursor === null) dropped += data.from;
-    state.set(rank, { cursor: data.cursor, complete: data.complete, lost: data.lost, since: data.since, removed: data.removed, beyond: data.dropped });
-    return { rank, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
+    const read = { cursor: data.cursor, complete: data.complete, lost: data.lost, since: data.since, removed: data.removed, beyond: data.dropped };
+    return { rank, read, skipped: known.cursor === null ? data.from : 0, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
   }
 
   async function look() {
     if (busy || document.visibilityState !== "visible") return;
     busy = true;
+    const asked = version;
     try {
       let again = false;
       const open = ranks().filter((rank) => !state.get(rank)?.complete).slice(0, 16);
       const came = await Promise.all(open.map(fetchRank));
+      if (asked !== version) return; // other ranks were chosen meanwhile
+      for (const { rank, read, skipped } of came) { state.set(rank, read); dropped += skipped; }
       const fresh = came.flatMap(({ rank, lines }) => lines.map((line) => [rank, line]));
       if (came.length > 1) fresh.sort((a, b) => (a[1][0] < b[1][0] ? -1 : a[1][0] > b[1][0] ? 1 : 0));
       const stay = jumped;
@@ -98,7 +101,10 @@ function follow(box) {
     } catch (problem) {
       foot.textContent = "The log could not be read; retrying.";
       if (!(problem instanceof TypeError) && !(problem instanceof Error)) throw problem;
-    } finally { busy = false; }
+    } finally {
+      busy = false;
+      if (asked !== version) look();
+    }
   }
 
   function tell() {
@@ -127,14 +133,14 @@ function follow(box) {
   filter?.addEventListener("input", refilter);
   stream?.addEventListener("change", refilter);
   choice?.addEventListener("change", () => {
-    list.replaceChildren(); state.clear(); dropped = 0;
+    list.replaceChildren(); state.clear(); dropped = 0; version += 1;
     if (save) { const url = new URL(save.href); url.searchParams.set("rank", ranks()[0]); save.href = url; }
     look();
   });
   // continue from the found line, for its rank only
   const goTo = (rank, cursor) => {
     if (choice) choice.value = rank;
-    list.replaceChildren(); state.clear(); dropped = cursor;
+    list.replaceChildren(); state.clear(); dropped = cursor; version += 1;
     state.set(String(rank), { cursor, complete: false });
     button?.setAttribute("aria-pressed", "false");
     jumped = true;

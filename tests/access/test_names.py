@@ -21,6 +21,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import models
+from portal.domain.job_spec import JobRole, roles_as_json
 from portal.errors import FairwayError
 from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
 from portal.services.jobs.logs import write_log_bytes
@@ -49,6 +50,8 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
             "topology_constraint",
             "image_digest",
             "checkpoint_dir",
+            "roles",
+            "completion_role",
         ),
         INSIDE,
     )
@@ -270,6 +273,8 @@ def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> Non
     if isinstance(row, models.AuditEntry):  # rows that are there cannot be changed
         models.AuditEntry.objects.create(action="job.cancel", object_kind="job", object_id="x", **written)
     else:
+        if "roles" in written:  # a job with roles has the amounts of its roles
+            written["role_gpus"], written["min_tasks"] = 0, None
         type(row).objects.filter(pk=row.pk).update(**written)
 
 
@@ -286,6 +291,9 @@ def _text_for(column: str, row: Any, word: str) -> Any:
         "env": {word.upper(): word},
         "launcher_options": {"autotune_log_file": word},
         "rank_overrides": {"0": {"WORD": word}},
+        "roles": roles_as_json(
+            (JobRole(name=word, command=(word,), gpus_per_task=0, cpu_milli=1000, memory_mib=64),)
+        ),
         "command": ["true", word],
         "volumes": [{"volume": word, "target": f"/{word}", "read_only": True}],
         "secrets": [{"secret": word, "owner_type": "me", "variable": "WORD"}],

@@ -17,7 +17,7 @@ from portal.api.framework.request_parsing import (
 )
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import ListQuery, SignedInView, operation
-from portal.api.serializers.jobs import ExtensionDetail, ExtensionSummary
+from portal.api.serializers.time_limits import ExtensionDetail, ExtensionSummary
 from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.models import TimeLimitExtension, User
 from portal.selectors.jobs.jobs import get_job, visible_job_ids

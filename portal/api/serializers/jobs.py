@@ -17,6 +17,7 @@ from portal.api.serializers.failures import Failure
 from portal.api.serializers.idle import IdleDetail
 from portal.api.serializers.progress import MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
+from portal.api.serializers.time_limits import ExtensionSummary
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
 from portal.domain.job_spec import JobRole
@@ -448,50 +449,6 @@ class TimelineEvent(ResponseSerializer):
     message = serializers.CharField(allow_blank=True)
     actor = serializers.CharField(allow_blank=True)
     details = serializers.DictField()
-
-
-class ExtensionSummary(ResponseSerializer):
-    """A request to extend the time limit of a running job."""
-
-    id = serializers.CharField(source="public_id")
-    job = Reference()
-    attempt = serializers.IntegerField(source="attempt.number")
-    state = serializers.ChoiceField(["waiting", "granted", "refused", "lapsed"])
-    extra_s = serializers.IntegerField()
-    reason = serializers.CharField(allow_blank=True)
-    requested_by = UserReference()
-    requested_at = serializers.DateTimeField()
-    impact_known = serializers.BooleanField(
-        help_text="false if the scheduler did not report in time which jobs it would delay."
-    )
-    delayed_count = serializers.IntegerField(help_text="Number of pending jobs that would start later.")
-    reservations = serializers.ListField(
-        child=serializers.CharField(), help_text="Names of reservations that the added time would delay."
-    )
-    decided_by = UserReference(
-        allow_null=True,
-        help_text="null if it was not decided by a user: pending, lapsed, or granted at once.",
-    )
-    decided_at = serializers.DateTimeField(allow_null=True)
-    answer = serializers.CharField(allow_blank=True)
-
-
-class StartDelay(ResponseSerializer):
-    """A pending job that would start later."""
-
-    job = serializers.CharField(allow_null=True, help_text="Id of the job; null if it is not visible to you.")
-    by_s = serializers.FloatField(allow_null=True, help_text="Delay in seconds; null if unknown.")
-
-
-class ExtensionDetail(ExtensionSummary):
-    """A request to extend a time limit, with the jobs that it would delay."""
-
-    delays = StartDelay(many=True, help_text="Longest delay first, at most 20.")
-
-    @staticmethod
-    def get_delays(row: TimeLimitExtension, seen: Collection[str]) -> list[dict[str, Any]]:
-        """Return the jobs that it delays, named only when in ``seen``."""
-        return [{**each, "job": each["job"] if each["job"] in seen else None} for each in row.delays]
 
 
 class TopologyConstraint(ResponseSerializer):
