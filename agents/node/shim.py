@@ -1,18 +1,23 @@
 """Detached parent of one task of the runtime ``process``: starts it, waits, and records how it ended.
 
-It survives the agent. Whoever creates the file ``claim`` first decides: the shim (the task runs) or a stop
-(it never runs). The shim holds ``shim.lock`` while it lives, and kills what its child leaves behind.
+One process of the agent forks the shims of all tasks. A shim survives the agent. Whoever creates the file
+``claim`` first decides: the shim (the task runs) or a stop (it never runs). The shim holds ``shim.lock``
+while it lives, and kills what its child leaves behind.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import fcntl
+import gc
 import os
 import resource
+import select
 import signal
-import sys
+import socket
+import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
@@ -20,8 +25,10 @@ from agents.node.host import cgroup, mount_namespace, procfs
 from agents.node.host.atomic_files import disk_full_as_error, opened, read_json, write_json
 from agents.node.task_log import TaskLogWriter
 
-EXIT_ALREADY_CLAIMED = 17
+STARTED, ALREADY_CLAIMED = "started", "already"
 _FAILED = 1
+_MAX_PATH_BYTES = 4096
+_DESCRIPTOR_BYTES = array.array("i").itemsize
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _POLL_INTERVAL_S = 0.25
 
@@ -39,28 +46,80 @@ def claim_task(folder: str, decision: str) -> bool:
     return True
 
 
-def main(folder: str) -> int:
-    """Start the task of a folder in a new process; return once it runs, or report why not."""
+def main(descriptor: str) -> int:
+    """Fork a shim for each folder received on a socket, until the agent closes it; shims outlive this process.
+
+    A message is the path of a task's folder and a descriptor to which its shim writes ``started``,
+    ``already`` or an error. Forking is cheaper than an interpreter for each task.
+    """
+    requests = socket.socket(fileno=int(descriptor))
+    signal.signal(signal.SIGCHLD, lambda *_: _reap_shims())
+    gc.freeze()
+    while True:
+        path, control, _, _ = requests.recvmsg(_MAX_PATH_BYTES, socket.CMSG_SPACE(_DESCRIPTOR_BYTES))
+        if not path:
+            return 0
+        reports = array.array("i")
+        for _, _, data in control:
+            reports.frombytes(data[:_DESCRIPTOR_BYTES])
+        if os.fork() == 0:
+            requests.close()
+            _run_shim(os.fsdecode(path), reports[0])
+        os.close(reports[0])
+
+
+def _reap_shims() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def start_server(agent_command: List[str]) -> socket.socket:
+    """Start ``main`` in a process of its own; return the socket for requests, which ends it when closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen(
+            [*agent_command, "shim", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    return ours
+
+
+def request_start(requests: socket.socket, folder: str, timeout_s: float) -> str:
+    """Ask the server for a shim; return what the shim reports, or an empty text if it ended before that.
+
+    Raise ConnectionError when there is no server; then there is no shim either.
+    """
     reading, writing = os.pipe()
-    if os.fork() == 0:
-        os.close(reading)
-        os.setsid()
-        try:
-            _run(folder, writing)
-        except BaseException as error:  # report any error of the child process before it exits
-            with contextlib.suppress(OSError):
-                os.write(writing, f"{type(error).__name__}: {error}".encode())
-            os._exit(_FAILED)
-        os._exit(0)
-    os.close(writing)
     with os.fdopen(reading, "rb") as stream:
-        said = stream.read()
-    if said == b"already":
-        return EXIT_ALREADY_CLAIMED
-    if said != b"started":
-        sys.stderr.write(said.decode(errors="replace") or "the shim ended before it started the task\n")
-        return _FAILED
-    return 0
+        try:
+            descriptor = array.array("i", [writing]).tobytes()
+            requests.settimeout(timeout_s)
+            requests.sendmsg([os.fsencode(folder)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
+        finally:
+            os.close(writing)
+        poll = select.poll()
+        poll.register(stream, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
+            raise TimeoutError(f"no shim within {timeout_s:.0f} s")
+        return stream.read().decode(errors="replace")
+
+
+def _run_shim(folder: str, report_fd: int) -> None:
+    """Run a shim in a forked process; never returns."""
+    try:
+        os.dup2(0, 2)  # keeps nothing of the agent open
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        _run(folder, report_fd)
+    except BaseException as error:  # report any error of the child process before it exits
+        with contextlib.suppress(OSError):
+            os.write(report_fd, f"{type(error).__name__}: {error}".encode())
+        os._exit(_FAILED)
+    os._exit(0)
 
 
 def _run(folder: str, report_fd: int) -> None:
@@ -68,7 +127,7 @@ def _run(folder: str, report_fd: int) -> None:
     fcntl.flock(lock, fcntl.LOCK_EX)
     order: Dict[str, Any] = read_json(os.path.join(folder, "launch.json")) or {}
     if not claim_task(folder, "run"):
-        os.write(report_fd, b"already")
+        os.write(report_fd, ALREADY_CLAIMED.encode())
         return
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -101,16 +160,9 @@ def _run(folder: str, report_fd: int) -> None:
     )
     os.write(go_write, b"go")
     os.close(go_write)
-    os.write(report_fd, b"started")
+    os.write(report_fd, STARTED.encode())
     os.close(report_fd)
-    _detach_streams()
     _supervise(folder, _ProcessTree(child, group), limits["memory_mib"], log)
-
-
-def _detach_streams() -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
 
 
 class _ProcessTree:
@@ -121,14 +173,17 @@ class _ProcessTree:
         self.group = group
         self.status: Optional[int] = None
 
-    def reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
+    def reap(self) -> bool:
+        """Wait for ended processes; return True when none is left, since orphans are children of the shim."""
+        try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    return
+                    return False
                 if pid == self.child:
                     self.status = status
+        except ChildProcessError:
+            return True
 
     def running(self) -> List[procfs.ProcessInfo]:
         everyone = procfs.descendants(os.getpid(), procfs.list_processes())[1:]
@@ -139,9 +194,9 @@ class _ProcessTree:
         for _ in range(400):
             if self.group is not None:
                 self.group.kill()
-            left = self.running()
-            procfs.kill_processes(each.pid for each in left)
-            self.reap()
+            left = not self.reap()
+            if left:
+                procfs.kill_processes(each.pid for each in self.running())
             if not left and not (self.group is not None and self.group.members()):
                 return
             time.sleep(0.01)

@@ -8,8 +8,9 @@ import platform
 import shlex
 import shutil
 import signal
-import subprocess
+import socket
 import sys
+import threading
 import time
 from typing import Any, Dict, List, Optional
 
@@ -49,6 +50,8 @@ class ProcessRuntime(Runtime):
         self._loopback = settings.loopback
         self._log_mib = settings.max_log_mib
         self._agent_command = agent_command
+        self._shims: Optional[socket.socket] = None  # to the process that forks shims
+        self._shims_lock = threading.Lock()
 
     def version(self) -> Optional[str]:
         return platform.release()
@@ -110,17 +113,24 @@ class ProcessRuntime(Runtime):
         )
 
     def start(self, name: str) -> None:
-        answer = subprocess.run(
-            [*self._agent_command, "shim", os.path.join(self._root, name)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_START_TIMEOUT_S,
-            check=False,
-        )
-        if answer.returncode not in (0, shim.EXIT_ALREADY_CLAIMED):
-            said = answer.stderr.decode(errors="replace").strip()[-500:]
+        said = self._request_shim(os.path.join(self._root, name)).strip()
+        if said not in (shim.STARTED, shim.ALREADY_CLAIMED):
+            said = said[-500:] or "its shim ended before that"
             raise AgentError(ENGINE_ERROR, f"The task could not be started: {said}")
+
+    def _request_shim(self, folder: str) -> str:
+        with self._shims_lock:
+            if self._shims is None:
+                self._shims = shim.start_server(self._agent_command)
+            shims = self._shims
+        try:
+            return shim.request_start(shims, folder, _START_TIMEOUT_S)
+        except ConnectionError:
+            with self._shims_lock:
+                if self._shims is shims:
+                    self._shims = shim.start_server(self._agent_command)
+                shims = self._shims
+            return shim.request_start(shims, folder, _START_TIMEOUT_S)
 
     def find(self, name: str) -> Optional[ContainerInfo]:
         folder = os.path.join(self._root, name)
@@ -201,8 +211,10 @@ class ProcessRuntime(Runtime):
         if group is not None:
             group.kill()
             group.remove()
-        everyone = procfs.list_processes() if begun.get("pid") else []
-        procfs.kill_processes(each.pid for each in everyone if each.session == begun["pid"])
+        # a shim that recorded the end has killed them
+        if begun.get("pid") and not os.path.exists(os.path.join(folder, "exit.json")):
+            everyone = procfs.list_processes()
+            procfs.kill_processes(each.pid for each in everyone if each.session == begun["pid"])
         return let_go
 
 

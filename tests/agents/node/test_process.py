@@ -59,6 +59,10 @@ def alive(text: str) -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_hello_tells_the_node(node: LoneNode) -> None:
     hello = node.open().hello
     assert [gpu.uuid for gpu in hello.gpus] == GPUS
@@ -272,11 +276,38 @@ def test_a_missing_command_is_named_in_the_log(node: LoneNode) -> None:
     assert log_of(link, "jtypo") == "fairway: pyhton: not found\n"
 
 
+def test_a_dead_shim_server_leaves_tasks_alone_and_is_replaced(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jkept", "sh", "-c", "sleep 615.25; true"))
+    eventually(lambda: len(alive("615.25")) == 2)
+    server = parent_of(parent_of(min(alive("615.25"))))
+    assert server in alive(str(node.pyz))
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: server not in alive(str(node.pyz)))
+    start(link, node.spec("jnext", "sh", "-c", "exit 3"))
+    assert wait_for(link, "exited", job="jnext")["exit_code"] == 3
+    assert len(alive("615.25")) == 2
+
+
+def test_shims_outlive_the_agent_and_their_server_does_not(node: LoneNode) -> None:
+    link = node.open()
+    start(link, node.spec("jagent", "sh", "-c", "sleep 616.25; true"))
+    eventually(lambda: len(alive("616.25")) == 2)
+    shim = parent_of(min(alive("616.25")))
+    server = parent_of(shim)
+    assert link.process_id is not None
+    os.kill(link.process_id, signal.SIGKILL)
+    eventually(lambda: server not in alive(str(node.pyz)))
+    assert shim in alive(str(node.pyz)) and len(alive("616.25")) == 2
+    states = {each["job"]: each["state"] for each in node.open().request("list", timeout_s=10)["containers"]}
+    assert states["jagent"] == "running"
+
+
 def test_a_dead_shim_takes_its_task_along(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jshim", "sh", "-c", "sleep 614.25; true"))
-    shim = next(pid for pid in alive("shim") if "jshim" in Path(f"/proc/{pid}/cmdline").read_text())
-    os.kill(shim, signal.SIGKILL)
+    eventually(lambda: len(alive("614.25")) == 2)
+    os.kill(parent_of(min(alive("614.25"))), signal.SIGKILL)
     event = wait_for(link, "exited", job="jshim")
     assert event["exit_code"] is None
     eventually(lambda: alive("614.25") == [])
