@@ -16,11 +16,13 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.cpu_time import cpu_ms
 from bench.report import print_figure
 from bench.slurm import TUNED, missing_slurm, slurm
 from bench.start import client_of, enter_portal, prepare_node
@@ -28,6 +30,8 @@ from bench.start import client_of, enter_portal, prepare_node
 COMMAND = ("true",)
 CLIENTS = 4
 POLL_INTERVAL_S = 0.05
+SETTLE_S = 0.5
+"""Until the last task is removed from its node and its CPU time is counted."""
 LIMIT_S = 300.0
 
 
@@ -67,9 +71,13 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
             _ours(client, slots)  # warm-up: imports, connections and caches
             _throughput(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
             ours, theirs = [], []
+            used: Counter[str] = Counter()
             for _ in range(rounds):
                 theirs.append(_throughput(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
+                before = cpu_ms(portal.process_id)
                 ours.append(_ours(client, jobs))
+                time.sleep(SETTLE_S)
+                used += cpu_ms(portal.process_id) - before
     ratio = statistics.median(ours) / statistics.median(theirs)
     print_figure(
         "jobs_through_one_node",
@@ -84,6 +92,8 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
         slots=slots,
         all_ours=[round(each, 2) for each in ours],
         all_theirs=[round(each, 2) for each in theirs],
+        cpu_ms_per_job=round(used.total() / jobs / rounds, 1),
+        cpu_ms_per_job_by_process={name: round(ms / jobs / rounds, 1) for name, ms in used.most_common()},
         load_average=round(os.getloadavg()[0], 1),
     )
 

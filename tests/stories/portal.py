@@ -92,6 +92,11 @@ class StoryPortal:
             raise
 
     @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def sign_in_link(self) -> str:
         """The newest one-time link that was printed."""
         links = re.findall(re.escape(self.url) + r"/sign-in/link/#[\w-]+", "\n".join(self.lines))
