@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 MAX_CONSECUTIVE_CYCLES = 3
 LEADER_WAIT_S = 2.0
+PAUSE_PER_CYCLE = 3.0
+"""Pause after a cycle, in multiples of its duration: one cycle handles the events of a burst together."""
+MAX_PAUSE_S = 0.2
 
 _TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., object])
 
@@ -62,6 +65,8 @@ class CycleRunner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started_s = 0.0
+        self._next_s = 0.0
+        """Monotonic time before which no cycle starts; passed by the first event after a quiet time."""
         self._holder = leases.new_holder()
         self._all_explained = True
         self._state = CycleState()
@@ -75,9 +80,13 @@ class CycleRunner:
                 and (self._all_explained or _next_cycle_requested())
             ):
                 return
+            time.sleep(max(0.0, self._next_s - time.monotonic()))
             for _ in range(MAX_CONSECUTIVE_CYCLES):
-                self._started_s = time.time()
-                if not self._run_once(trigger):
+                self._started_s, began_s = time.time(), time.monotonic()
+                again = self._run_once(trigger)
+                now_s = time.monotonic()
+                self._next_s = now_s + min(PAUSE_PER_CYCLE * (now_s - began_s), MAX_PAUSE_S)
+                if not again:
                     return
 
     def _run_once(self, trigger: str) -> bool:

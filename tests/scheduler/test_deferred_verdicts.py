@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -91,6 +92,29 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
     assert ran == [False, True]
     gate.run("test", sent_s)
     assert ran == [False, True]
+
+
+def test_one_cycle_covers_the_events_during_its_pause(
+    dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def counted(trigger: str, *arguments: Any, **named: Any) -> CycleResult | None:
+        ran.append(trigger)
+        return run_cycle(trigger, *arguments, **named)
+
+    monkeypatch.setattr(tasks, "run_cycle", counted)
+    monkeypatch.setattr(tasks, "PAUSE_PER_CYCLE", 1e6)
+    monkeypatch.setattr(tasks, "MAX_PAUSE_S", 0.6)
+    gate = CycleRunner()
+    gate.run("first", time.time())
+    sent_s: list[float] = []
+    threading.Timer(0.2, lambda: sent_s.append(time.time())).start()
+    gate.run("second", time.time())
+    gate.run("during the pause", sent_s[0])
+    assert ran == ["first", "second"]
+    gate.run("later", time.time())
+    assert ran == ["first", "second", "later"]
 
 
 @pytest.mark.usefixtures("dataset")
