@@ -155,13 +155,25 @@ def forecast() -> None:
     run_forecast_pass(state=FORECAST_STATE)
 
 
+_advanced_s: dict[str, float] = {}
+"""When this process last began to advance a sweep, by public id."""
+
+
+@_celery_task("scheduler.advance_sweep")
+def advance_one_sweep(sweep: str) -> None:
+    """Advance a sweep unless that began after the message was sent: it then has seen the change."""
+    sent_s = _sent_s()
+    if sent_s is None or sent_s >= _advanced_s.get(sweep, 0.0):
+        _advanced_s[sweep] = time.time()
+        advance_sweep(sweep)
+
+
 _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.answer_query": answer_query,
     "scheduler.periodic": periodic.run_periodic_pass,
     "scheduler.idle": run_idle_pass,
     "scheduler.failures": identify_failures,
     "scheduler.outbox": periodic.send_outbox,
-    "scheduler.advance_sweep": advance_sweep,
     "scheduler.advance_sweeps": advance_active_sweeps,
     "scheduler.demo": replenish_demo_jobs,
     "scheduler.trim": periodic.delete_old_rows,

@@ -22,7 +22,7 @@ from portal.domain.sweeps import (
 )
 from portal.errors import FairwayError
 from portal.failpoints import failpoint
-from portal.models import Sweep, Trial, TrialReport
+from portal.models import Job, Sweep, Trial, TrialReport
 from portal.services.jobs.submission import create_job, validate_request
 from portal.services.lifecycle import job_control
 from portal.services.sweeps.optuna_search import TrialRecord
@@ -40,6 +40,8 @@ from portal.services.sweeps.trial_jobs import base_request, trial_request
 
 log = logging.getLogger(__name__)
 
+_JOB_COLUMNS = [each.name for each in Job._meta.concrete_fields if not each.primary_key]
+_FOLLOWED_COLUMNS = frozenset({"state", "desired_state", "message"})
 ENDED_STATES = {
     JobState.COMPLETED: TrialState.COMPLETED,
     JobState.FAILED: TrialState.FAILED,
@@ -66,6 +68,8 @@ def advance_sweep(public_id: str) -> None:
     with transaction.atomic():
         sweep = lock_sweep(found.pk)
         trials = sweep.trials.select_related("job").order_by("number")
+        # of the columns of a job only those of _follow_job, since an array may have thousands
+        trials = trials.defer(*(f"job__{name}" for name in _JOB_COLUMNS if name not in _FOLLOWED_COLUMNS))
         if not needs_history(sweep_spec(sweep)):
             trials = trials.filter(state__in=LIVE_TRIAL_STATES)
         rows = list(trials)
