@@ -102,12 +102,17 @@ class NodeQueue:
         self._reconcile_soon = reconcile_soon
         self._due_s: dict[Key, float] = {}
         self._start_attempts: dict[int, int] = {}
+        self._needed_details = False
+        """The last run found starts or probes: probably the next one does, too."""
 
     def run_due(self, connection: NodeConnection) -> float:
         """Submit what is due; return the seconds until the next due time."""
-        tasks = dispatch.active_tasks(connection.node)
-        if any(_needs_details(task) for task in tasks):
+        read = dispatch.active_tasks_with_details if self._needed_details else dispatch.active_tasks
+        tasks = read(connection.node)
+        needs_details = any(_needs_details(task) for task in tasks)
+        if needs_details and not self._needed_details:
             tasks = dispatch.active_tasks_with_details(connection.node)
+        self._needed_details = needs_details
         actions: dict[Key, Callable[[], None]] = {}
         recovering: bool | None = None  # after a restore nothing starts, even if a start was recorded before
         for task in tasks:

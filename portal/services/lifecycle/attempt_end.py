@@ -41,10 +41,10 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     attempt.ended_at = timezone.now()
     if reason is EndReason.COMPLETED:
         attempt.exit_code = 0
-    attempt.save(update_fields=["ended_at", "exit_code"])
     record_work(attempt, job, reason)
     release_rendezvous(attempt)
-    transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by)
+    changed = ("ended_at", "exit_code")
+    transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by, changed)
     job.exit_code = attempt.exit_code
     after = _next_job_state(job, attempt, reason, state)
     if after is JobState.PENDING and not message.endswith("is pending again."):

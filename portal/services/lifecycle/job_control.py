@@ -386,8 +386,9 @@ def record_task_running(
         )
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.required_tasks:
             attempt.running_at = now
-            attempt.save(update_fields=["running_at"])
-            transition_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+            transition_attempt(
+                attempt, AttemptState.RUNNING, "started", "Its containers run.", changed=("running_at",)
+            )
 
 
 def record_task_problem(task_id: int, message: str) -> None:

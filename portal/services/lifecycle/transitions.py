@@ -6,6 +6,8 @@ that the tables do not allow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.utils import timezone
 
 from portal.domain.states import (
@@ -45,14 +47,22 @@ def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
 
 
 def transition_attempt(
-    attempt: Attempt, to: AttemptState, reason: str, message: str, actor: str = ""
+    attempt: Attempt,
+    to: AttemptState,
+    reason: str,
+    message: str,
+    actor: str = "",
+    changed: Sequence[str] = (),
 ) -> None:
-    """Set the attempt's state, save it and write the event; a terminal state stores reason and message."""
+    """Set the attempt's state, save it and write the event; a terminal state stores reason and message.
+
+    ``changed`` are other fields to save.
+    """
     old = set_attempt_state(attempt, to)
     if to in TERMINAL_ATTEMPT_STATES:
         attempt.reason = reason
         attempt.message = message[:1000]
-    attempt.save(update_fields=["state", "reason", "message"])
+    attempt.save(update_fields=["state", "reason", "message", *changed])
     record_event(attempt, "attempt_state", reason, message, actor, before=old.value, after=to.value)
 
 

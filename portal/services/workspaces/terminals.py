@@ -94,15 +94,15 @@ def get_terminal(user: User, public_id: str) -> Terminal:
 
 
 def terminals_to_open(node: Node) -> list[Terminal]:
-    """Return the recent requests on a node; older ones have expired."""
-    rows = Terminal.objects.select_related("task__attempt__job").filter(
+    """Return the recent requests on a node; older ones have expired. Mostly there are none."""
+    rows = Terminal.objects.filter(
         task__node=node,
         port__isnull=True,
         error="",
         closed_at__isnull=True,
         requested_at__gt=Now() - OPEN_TIMEOUT,
     )
-    return list(rows.order_by("pk"))
+    return list(rows.select_related("task__attempt__job").order_by("pk")) if rows.exists() else []
 
 
 def terminal_secret(terminal: Terminal) -> str:
