@@ -1,11 +1,11 @@
 """Job throughput of one node, from the first submission to the last end, beside a tuned Slurm.
 
-    python -m bench jobs [--jobs N] [--rounds N]
+    python -m bench jobs [--jobs N] [--rounds N] [--array]
     python -m bench jobs --podman [--jobs N]
 
 A complete Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST;
 and Slurm with as many slots as that node has GPUs, by ``sbatch``. Both get the same number of jobs from as
-many concurrent users, alternately. With ``--podman``, jobs run on a node of the rig with podman; Slurm starts
+many concurrent users, alternately; with ``--array`` as one array from one user. With ``--podman``, jobs run on a node of the rig with podman; Slurm starts
 no containers, so that figure has no reference. Needs root and Slurm's programs; reports a missing Slurm.
 """
 
@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from bench.start import client_of, enter_portal, prepare_node
 
 COMMAND = ("true",)
 CLIENTS = 4
-POLL_INTERVAL_S = 0.05
+POLL_INTERVAL_S = 0.2
 SETTLE_S = 0.5
 """Until the last task is removed from its node and its CPU time is counted."""
 LIMIT_S = 300.0
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench jobs")
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--array", action="store_true", help="one array of N jobs instead of N submissions")
     parser.add_argument("--podman", action="store_true", help="through a node with podman, without Slurm")
     wanted = parser.parse_args(arguments)
     if wanted.podman:
@@ -49,11 +51,11 @@ def main(arguments: list[str]) -> int:
     if reason is not None:
         print_figure("jobs_through_one_node", skipped=reason)
         return 0
-    _beside_slurm(wanted.jobs, wanted.rounds)
+    _beside_slurm(wanted.jobs, wanted.rounds, array=wanted.array)
     return 0
 
 
-def _beside_slurm(jobs: int, rounds: int) -> None:
+def _beside_slurm(jobs: int, rounds: int, *, array: bool) -> None:
     from tests.stories.portal import StoryPortal
 
     with (
@@ -68,19 +70,26 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
             time.sleep(0.2)
         Path(folder).chmod(0o755)
         with slurm(Path(folder), slots) as reference, client_of(portal.url, _token(admin)) as client:
-            _ours(client, slots)  # warm-up: imports, connections and caches
-            _throughput(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
+
+            def slurm_rate(count: int) -> float:
+                if not array:
+                    return _throughput(lambda: reference.submit(*COMMAND), reference.unfinished, count)
+                submit = partial(reference.submit, *COMMAND, tasks=count)
+                return count * _throughput(submit, reference.unfinished, 1)
+
+            _ours(client, slots, array=array)  # warm-up: imports, connections and caches
+            slurm_rate(slots)
             ours, theirs = [], []
             used: Counter[str] = Counter()
             for _ in range(rounds):
-                theirs.append(_throughput(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
+                theirs.append(slurm_rate(jobs))
                 before = cpu_ms(portal.process_id)
-                ours.append(_ours(client, jobs))
+                ours.append(_ours(client, jobs, array=array))
                 time.sleep(SETTLE_S)
                 used += cpu_ms(portal.process_id) - before
     ratio = statistics.median(ours) / statistics.median(theirs)
     print_figure(
-        "jobs_through_one_node",
+        "array_through_one_node" if array else "jobs_through_one_node",
         ours=round(statistics.median(ours), 2),
         reference=round(statistics.median(theirs), 2),
         ratio=round(ratio, 2),
@@ -125,9 +134,10 @@ def _with_podman(jobs: int) -> None:
     )
 
 
-def _ours(client: Any, jobs: int) -> float:
+def _ours(client: Any, jobs: int, *, array: bool = False) -> float:
     from portal.domain.states import TERMINAL_JOB_STATES
-    from portal.models import Job
+    from portal.domain.sweeps import SweepState
+    from portal.models import Job, Sweep
 
     request = {
         "name": "bench",
@@ -142,6 +152,14 @@ def _ours(client: Any, jobs: int) -> float:
         answer = client.post("/jobs/", json=request)
         assert answer.status_code == 201, answer.text
 
+    def submit_array() -> None:
+        points = [{"number": number} for number in range(jobs)]
+        sweep = {"searcher": "list", "points": points, "reads_environment": True, "max_parallel": 1000}
+        answer = client.post("/sweeps/", json={"job": request, **sweep})
+        assert answer.status_code == 201, answer.text
+
+    if array:
+        return jobs * _throughput(submit_array, Sweep.objects.filter(state=SweepState.RUNNING).count, 1)
     return _throughput(submit, Job.objects.exclude(state__in=TERMINAL_JOB_STATES).count, jobs)
 
 

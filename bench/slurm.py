@@ -70,9 +70,12 @@ class Slurm:
         )
         return done.stdout
 
-    def submit(self, *command: str) -> None:
-        """Submit a job of one slot without output."""
-        self.run("sbatch", "--quiet", "--output=/dev/null", "--chdir=/", f"--wrap={' '.join(command)}")
+    def submit(self, *command: str, tasks: int = 0) -> None:
+        """Submit a job of one slot without output, or an array of ``tasks``."""
+        array = [f"--array=0-{tasks - 1}"] if tasks else []
+        self.run(
+            "sbatch", "--quiet", "--output=/dev/null", "--chdir=/", *array, f"--wrap={' '.join(command)}"
+        )
 
     def unfinished(self) -> int:
         """Return the number of pending and running jobs."""
