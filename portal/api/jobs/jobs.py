@@ -98,7 +98,8 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
     """Return one job with everything that the user may see of it."""
     verdict = representations.current_verdict(row)
     newest = list(job_events(row).order_by("-id")[:TIMELINE_LIMIT])
-    attempts, preempted_attempts = list_attempts(row), attempts_preempted_for(row)
+    started = row.attempt_count > 0  # most jobs are read first when they are submitted
+    attempts, preempted_attempts = list_attempts(row) if started else [], attempts_preempted_for(row)
     chain, revisions = dependency_chain(row), forecast_revisions(row)
     ahead = set(verdict.jobs_ahead if verdict else ())
     for revision in revisions:
@@ -116,7 +117,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
         revisions=revisions,
         breakdowns=list_breakdowns(user, row) if verdict else [],
         private=private_fields(user, row),
-        extensions=job_extensions(row),
+        extensions=job_extensions(row) if started else [],
         idle=idle_status(row, attempts[0] if attempts else None),
     )
     return representations.JobDetail.represent(row, context)
