@@ -287,13 +287,14 @@ class Trainer:
         line = {"samples_per_s": samples / seconds}
         count = len(self.stages)
         if self.schedule is not None:
-            ordered = sorted(zip(self.step_s[1:] or self.step_s, self.busy_s[1:] or self.busy_s))
-            mine = [None] * dist.get_world_size()
-            dist.all_gather_object(mine, ordered[len(ordered) // 2])
-            line["step_s"] = max(step for step, _ in mine)
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, list(zip(self.step_s, self.busy_s)))
+            # the fastest step, which other processes of the machine disturbed least
+            step_s, busy_s = min((max(each)[0], sum(busy for _, busy in each)) for each in zip(*everyone))
+            line["step_s"] = step_s
             # a step of equal stages takes M + K - 1 times, of which each stage computes M
             line["bubble_predicted"] = (count - 1) / (self.micro_batches + count - 1)
-            line["bubble_measured"] = 1 - sum(busy for _, busy in mine) / len(mine) / line["step_s"]
+            line["bubble_measured"] = 1 - busy_s / len(everyone) / step_s
         if self.is_last and self.replica == 0:
             print(json.dumps(line), flush=True)
 

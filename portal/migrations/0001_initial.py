@@ -1669,4 +1669,9 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.AddField(
+            model_name='rendezvous',
+            name='all_reduce_limit_s',
+            field=models.PositiveIntegerField(db_default=0, default=0, help_text='Time limit of the all-reduce before the command; 0: none.'),
+        ),
     ]

