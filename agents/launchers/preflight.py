@@ -19,7 +19,7 @@ fi
 shift 5
 exec "$@"
 """
-_PROGRAM = r'''import datetime, os, socket, sys, threading, time
+_PROGRAM = r"""import datetime, os, socket, sys, threading, time
 
 address, port, rank, tasks, limit_s = sys.argv[1], *map(int, sys.argv[2:])
 begin_s = time.monotonic()
@@ -117,7 +117,7 @@ if total != expected:
     fail("the sum is %d and should be %d" % (total, expected))
 if rank == 0:
     print("fairway: all-reduce of %d tasks by %s in %.1f s" % (tasks, how, time.monotonic() - begin_s), flush=True)
-'''
+"""
 
 
 def with_all_reduce(launch: LaunchSpec, gang: GangShape, rank: int, limit_s: int) -> LaunchSpec:

@@ -7,9 +7,10 @@ The plan is in the variable PIPELINE_PLAN: ``stages`` (first and last layer of e
 each stage) and ``micro_batches`` (of each replica and step). Without it, the whole model is trained in one process.
 Replace ``batches`` by your data. Needs torch 2.6 or newer.
 
-With equally many replicas of all stages, pipeline p has the p-th rank of every stage, and torch.distributed.pipelining
-runs each. Otherwise micro-batches go round the replicas of each stage, and the schedule is GPipe. Weights are updated
-after all micro-batches of a step (GPipe, or 1F1B with a flush): losses are those of a run without a pipeline.
+With equally many replicas of all stages, pipeline p has the p-th rank of every stage, and
+torch.distributed.pipelining runs each. Otherwise micro-batches go round the replicas of each stage, and the schedule
+is GPipe. Weights are updated after all micro-batches of a step (GPipe, or 1F1B with a flush): losses are those of a
+run without a pipeline.
 """
 
 import argparse

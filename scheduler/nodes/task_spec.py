@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from agents.launchers import GangShape, LaunchSpec
 from agents.launchers.preflight import with_all_reduce
-from agents.node.spec.task_spec import LAUNCH_PLACEHOLDER_PREFIX
+from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.roles import role_at
 from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
@@ -231,6 +231,9 @@ def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
     if node.runtime == RuntimeKind.PROCESS.value:
         return found | ({"devices": list(row.devices)} if row.devices else {})
     if row.node_network:
+        address = assignment.address or (row.address if assignment.rank == 0 else "")
+        if address and CAN_NAME_HOST_ADDRESS in node.agent_info.get("capabilities", ()):
+            found["address"] = address
         return found | {"host_network": True, "devices": list(row.devices)}
     return found | {"local_rendezvous": True}
 

@@ -52,7 +52,9 @@ def test_commands_run_after_the_all_reduce(tmp_path: Path) -> None:
         (range(1, 2), "failed on rank 1: no answer within 1 s while connecting to rank 0 at 127.0.0.1 port"),
     ],
 )
-def test_a_missing_task_is_named_and_the_command_does_not_run(tmp_path: Path, ranks: range, message: str) -> None:
+def test_a_missing_task_is_named_and_the_command_does_not_run(
+    tmp_path: Path, ranks: range, message: str
+) -> None:
     (done,) = run_ranks(tmp_path, 2, ranks, 1)
     assert done.returncode == 1 and message in done.stderr
     assert done.stdout == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-import sys
 import tarfile
 import tempfile
 import venv
@@ -18,7 +17,10 @@ BUILD_LIMIT_S = 1800
 
 
 def source_wheel(
-    requirement: str, needs: Sequence[str] = (), env: Mapping[str, str] | None = None, edit: Mapping[str, str] | None = None
+    requirement: str,
+    needs: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    edit: Mapping[str, str] | None = None,
 ) -> str:
     """Build the wheel of ``name==version`` unless it is there, and return the requirement.
 
@@ -43,7 +45,7 @@ def _build(
     variables = os.environ | {"PATH": f"{folder}/venv/bin:{os.environ['PATH']}"} | env
     source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
     for words in (
-        ["install", "setuptools<70", "wheel", *needs],
+        ["install", "setuptools", "wheel", *needs],
         ["download", *source, "--dest", str(folder), requirement],
     ):
         subprocess.run([*pip, *words], check=True, timeout=BUILD_LIMIT_S, env=variables)

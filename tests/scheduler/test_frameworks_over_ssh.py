@@ -153,7 +153,9 @@ def test_horovod_on_gloo(horovod) -> None:
 def test_elastic_horovod_grows_when_the_discovery_script_names_another_host(horovod) -> None:
     block = submit(horovod, "sleep", "600", gpus_per_task=2)
     wait_until(horovod, lambda: block.attempts.filter(state="RUNNING").exists(), block)
-    program = STARTERS["horovod-elastic"]["command"][2].replace("state.step < 200", "state.step < 200 or hvd.size() < 4")
+    program = STARTERS["horovod-elastic"]["command"][2].replace(
+        "state.step < 200", "state.step < 200 or hvd.size() < 4"
+    )
     command = ["python3", "-c", program]
     job = start(horovod, "horovod-elastic", command=command, tasks=2, min_tasks=1, gpus_per_task=2)
     wait_until(horovod, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=120)
@@ -167,9 +169,15 @@ DEEPSPEED_BUILD = {"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1", "DS_ACCELERATO
 
 
 def test_deepspeed(dataset_with) -> None:
-    wheel = source_wheel("deepspeed==0.19.8", needs=("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy"), env=DEEPSPEED_BUILD)
+    wheel = source_wheel(
+        "deepspeed==0.19.8",
+        needs=("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy<2"),
+        env=DEEPSPEED_BUILD,
+    )
     dataset = dataset_with(rig_image("tiny", also=f"torch==2.13.0 numpy {wheel}"))
-    assert done(dataset, start(dataset, "deepspeed", gpus_per_task=2)) == [f"rank {rank}" for rank in range(4)]
+    assert done(dataset, start(dataset, "deepspeed", gpus_per_task=2)) == [
+        f"rank {rank}" for rank in range(4)
+    ]
 
 
 ALL_REDUCE = """

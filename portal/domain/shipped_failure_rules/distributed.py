@@ -235,8 +235,8 @@ DISTRIBUTED_RULES = (
         title="The tasks could not exchange data before the start",
         cause="The all-reduce that the pool runs before the command did not succeed: a task did not start, or the "
         "network between the nodes does not carry what NCCL or Gloo send.",
-        fix="The line says which rank failed and at what. Show it to your administrators; the page of its node has the "
-        "measured links.",
+        fix="The line says which rank failed and at what. Show it to your administrators; the page of its node has "
+        "the measured links.",
         priority=SPECIFIC,
         pattern=r"fairway: the all-reduce of \d+ tasks failed on rank \d+",
     ),
