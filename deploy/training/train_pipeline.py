@@ -192,7 +192,7 @@ class RoundRobin:
                 given = torch.empty(shape, dtype=kind, device=self.device)
                 dist.recv(given, self._peer(self.stage - 1, number))
                 given.requires_grad_(given.is_floating_point())
-            result = self.forward_one_chunk(given)
+            result = self.forward_one_chunk(given.clone() if self.stage else given)  # layers may work in place
             if self.stage == last:
                 result = self.loss(result, wanted[number])
                 losses.append(result.detach())
