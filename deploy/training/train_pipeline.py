@@ -82,7 +82,9 @@ def parse(words):
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
     parser.add_argument(
-        "--recompute", action="store_true", help="compute activations again in the backward pass, to save memory"
+        "--recompute",
+        action="store_true",
+        help="compute activations again in the backward pass, to save memory",
     )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(words)
@@ -192,7 +194,9 @@ class RoundRobin:
                 given = torch.empty(shape, dtype=kind, device=self.device)
                 dist.recv(given, self._peer(self.stage - 1, number))
                 given.requires_grad_(given.is_floating_point())
-            result = self.forward_one_chunk(given.clone() if self.stage else given)  # layers may work in place
+            result = self.forward_one_chunk(
+                given.clone() if self.stage else given
+            )  # layers may work in place
             if self.stage == last:
                 result = self.loss(result, wanted[number])
                 losses.append(result.detach())

@@ -100,11 +100,6 @@ def test_the_all_reduce_before_the_command_uses_torch_of_the_image(torch) -> Non
     logs = finish(torch, job, within_s=240)
     assert "fairway: all-reduce of 2 tasks by Gloo in " in logs[0], logs
     assert all("done: rank" in log for log in logs)
-    # rank 0 announces an address at which the other node cannot reach it
-    job = start(torch, "torch-ddp", gpus_per_task=2, rank_overrides={"0": {"GLOO_SOCKET_IFNAME": "lo"}})
-    logs = finish(torch, job, "FAILED", within_s=240)
-    assert any("fairway: the all-reduce of 2 tasks failed on rank" in log for log in logs), logs
-    assert not any("done: rank" in log for log in logs)
 
 
 def test_accelerate(torch) -> None:

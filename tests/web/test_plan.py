@@ -226,7 +226,9 @@ def test_a_plan_with_unequal_replicas_is_launched(profile, client_of):
 def profile_job(dataset, client_of, typed) -> Job:
     client = client_of("member")
     page = client.get(reverse("launch"), {"profile": "mlp 32", "model": "models:mlp", "input": "32,64"})
-    filled = {name: page.context["form"].initial[name] for name in ("name", "env", "command", "gpus_per_task")}
+    filled = {
+        name: page.context["form"].initial[name] for name in ("name", "env", "command", "gpus_per_task")
+    }
     assert client.post(reverse("launch"), typed | filled).status_code == 302
     return Job.objects.get(name="profile-mlp-32")
 
@@ -239,7 +241,9 @@ def finish(job: Job, log: str, state: str = "COMPLETED") -> None:
     Job.objects.filter(pk=job.pk).update(state=state, ended_at=timezone.now())
 
 
-def test_the_result_of_a_profile_job_is_stored_when_it_ends(dataset, client_of, profile_job, settings, tmp_path):
+def test_the_result_of_a_profile_job_is_stored_when_it_ends(
+    dataset, client_of, profile_job, settings, tmp_path
+):
     settings.LOG_DIR = tmp_path
     ranks = preview_ranks(profile_job, 1)
     assert "profile_layers.py" in ranks[0].files
@@ -267,7 +271,9 @@ def test_the_result_of_a_profile_job_is_stored_when_it_ends(dataset, client_of, 
         ('{"nodes": [1', "COMPLETED", "its log has no profile"),
     ],
 )
-def test_a_profile_job_without_a_result_says_why(client_of, profile_job, settings, tmp_path, log, state, message):
+def test_a_profile_job_without_a_result_says_why(
+    client_of, profile_job, settings, tmp_path, log, state, message
+):
     settings.LOG_DIR = tmp_path
     finish(profile_job, log, state)
     store_measured_profiles()

@@ -150,7 +150,7 @@ _HOROVOD_ELASTIC = _HOROVOD.replace("hvd.broadcast_parameters(model.state_dict()
 _DEEPSPEED = """import torch, deepspeed
 model = torch.nn.Linear(32, 1)
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
-    "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
+    "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.05, "torch_adam": True}},
     "zero_optimization": {"stage": 1}})
 for step in range(20):
     data = torch.randn(8, 32, device=engine.device)
