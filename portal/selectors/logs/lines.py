@@ -208,10 +208,10 @@ def whole_lines(log: LogFile, limit: int) -> list[str]:
     parts: dict[bytes, bytes] = {}
     for piece in data.splitlines():
         match = TIMESTAMP_PREFIX.match(piece) if log.log_format == "k8s" else None
-        stream, mark = (match[2], match[3]) if match else (b"", b"F")
-        parts[stream] = parts.get(stream, b"") + (piece[match.end() :] if match else piece)
+        source, mark = (match[2], match[3]) if match else (b"", b"F")
+        parts[source] = parts.get(source, b"") + (piece[match.end() :] if match else piece)
         if mark != b"P":
-            texts.append(parts.pop(stream).decode("utf-8", "replace"))
+            texts.append(parts.pop(source).decode("utf-8", "replace"))
     return texts[-limit:]
 
 

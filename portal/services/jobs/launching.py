@@ -153,7 +153,8 @@ def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command:
         launch = launch_rank(job.launcher, gang, rank, command, job.launcher_options)
     launch = replace(launch, files=launch.files | _program_files(job))
     environment = {**launch.environment, **(_role_variables(role, gang.member(rank.number)) if role else {})}
-    return replace(launch, environment=environment | job.rank_overrides.get(str(rank.number), {}))
+    environment |= job.rank_overrides.get(str(rank.number), {})
+    return replace(launch, environment=environment)
 
 
 @cache
