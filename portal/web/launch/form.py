@@ -149,7 +149,7 @@ class LaunchForm(DataForm):
     rank_overrides = forms.CharField(
         label="Variables of single ranks", max_length=65536, required=False,
         widget=text_area(2, placeholder="3 NAME=value", spellcheck="false"),
-        help_text="One RANK NAME=value per line; it overrides the variable of the launcher, shown in the review.",
+        help_text="They override the variables of the job and of the launcher, as the review shows.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
