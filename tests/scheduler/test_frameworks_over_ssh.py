@@ -192,9 +192,8 @@ def test_deepspeed(dataset_with) -> None:
     needs = ("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy<2")
     wheel = source_wheel("deepspeed==0.19.8", needs, DEEPSPEED_BUILD)
     dataset = dataset_with(rig_image("tiny", also=f"torch==2.13.0 numpy {wheel}"))
-    assert done(dataset, start(dataset, "deepspeed", gpus_per_task=2)) == [
-        f"rank {rank}" for rank in range(4)
-    ]
+    lines = done(dataset, start(dataset, "deepspeed", gpus_per_task=2))
+    assert {f"rank {rank}" for rank in range(4)} <= set(lines)  # its launcher prints the program, too
 
 
 ALL_REDUCE = """
