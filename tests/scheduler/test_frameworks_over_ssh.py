@@ -167,6 +167,9 @@ def test_settings_of_horovod_arrive_and_its_timeline_is_written(horovod) -> None
     assert any("timeline True" in log for log in finish(horovod, job))
 
 
+@pytest.mark.xfail(
+    reason="Horovod 0.28.1, built for torch 2.13, ends with a segmentation fault when 2 become 4"
+)
 def test_elastic_horovod_grows_when_the_discovery_script_names_another_host(horovod) -> None:
     """The second node is freed after the first step: Horovod ignores hosts that it finds while processes start."""
     block = submit(horovod, "sleep", "600", gpus_per_task=2)
