@@ -25,6 +25,7 @@ from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
 from scheduler.nodes.node_checks import run_check, run_enrolment
+from scheduler.profile_pass import store_measured_profiles
 from scheduler.what_if import answer_query
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.periodic": periodic.run_periodic_pass,
     "scheduler.idle": run_idle_pass,
     "scheduler.failures": identify_failures,
+    "scheduler.profiles": store_measured_profiles,
     "scheduler.outbox": periodic.send_outbox,
     "scheduler.advance_sweeps": advance_active_sweeps,
     "scheduler.demo": replenish_demo_jobs,

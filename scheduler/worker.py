@@ -36,6 +36,7 @@ FORECAST_EVERY_S = 20.0
 IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 FAILURES_EVERY_S = 3.0
+PROFILES_EVERY_S = 5.0
 SWEEPS_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
@@ -48,6 +49,7 @@ app.conf.beat_schedule = {
         ("forecast", "scheduler.forecast", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("failures", "scheduler.failures", FAILURES_EVERY_S, "nodes"),
+        ("profiles", "scheduler.profiles", PROFILES_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
         ("sweeps", "scheduler.advance_sweeps", SWEEPS_EVERY_S, "nodes"),
     )

@@ -59,7 +59,7 @@ def launch_horovod(
         words += [str(options["blacklist_cooldown_min_s"]), str(options["blacklist_cooldown_max_s"])]
     else:
         words += ["-np", str(total), "-H", host_list(gang)]
-    if (port := ssh_port(gang)) is not None:
+    if not gang.is_elastic and (port := ssh_port(gang)) is not None:  # members that join have other ports
         words += ["-p", str(port)]
     words += ["-i", f"{SECRETS_PLACEHOLDER}/{KEY_FILE}"]
     words += ["--network-interface", rank.interface] if rank.interface else []

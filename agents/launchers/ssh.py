@@ -39,7 +39,17 @@ for each in ssh scp; do
   program=$(command -v "$each") || continue
   printf '#!/bin/sh\nexec %s -F %s/ssh_config "$@"\n' "$program" "$secrets" > "$FAIRWAY_RUN/bin/$each"
 done
-printf '#!/bin/sh\nexec cat %s/hosts\n' "$secrets" > "$FAIRWAY_RUN/bin/discover_hosts.sh"
+cat > "$FAIRWAY_RUN/bin/discover_hosts.sh" <<'END'
+#!/bin/sh
+# Prints the hosts of the job that accept connections; one that has just been added may not yet.
+while read -r line; do
+  host=${line%:*}
+  [ -e "$FAIRWAY_RUN/reached/$host" ] || ssh -n "$host" ': > /dev/null' 2>/dev/null || continue
+  : > "$FAIRWAY_RUN/reached/$host"
+  echo "$line"
+done < "$FAIRWAY_SECRETS/hosts"
+END
+mkdir -p "$FAIRWAY_RUN/reached"
 printf '. "$1"\ncd "$FAIRWAY_DIR"\neval "${SSH_ORIGINAL_COMMAND:-exec /bin/sh}"\n' > "$FAIRWAY_RUN/session.sh"
 chmod 700 "$FAIRWAY_RUN"/bin/*
 PATH=$FAIRWAY_RUN/bin:$PATH

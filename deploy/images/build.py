@@ -175,8 +175,9 @@ def put_python(root: Path) -> None:
 def install(root: Path, *what: str) -> None:
     """Install pip requirements into the image's Python."""
     local = root / "usr/local"
+    site = local / "lib" / PYTHON / "site-packages"
     with tempfile.TemporaryDirectory(dir=root.parent) as folder:
-        target = Path(folder)
+        prefix = Path(folder)
         subprocess.run(
             [
                 *(
@@ -188,27 +189,27 @@ def install(root: Path, *what: str) -> None:
                     "--no-input",
                     "--disable-pip-version-check",
                 ),
-                *("--only-binary", ":all:", "--no-compile", "--target", str(target), *what),
+                *("--only-binary", ":all:", "--no-compile", "--ignore-installed", "--prefix", folder, *what),
             ],
             check=True,
             timeout=600,
         )
-        for script in (target / "bin").glob("*"):
-            text = script.read_bytes()
-            if text.startswith(b"#!"):
-                _, _, rest = text.partition(b"\n")
-                (local / "bin" / script.name).write_bytes(f"#!/usr/local/bin/{PYTHON}\n".encode() + rest)
-                (local / "bin" / script.name).chmod(0o755)
-        for shared in ("share", "etc"):
-            if (target / shared).exists():
-                shutil.copytree(target / shared, local / shared, dirs_exist_ok=True)
-                shutil.rmtree(target / shared)
-        for unused in (target / "bin", *target.glob("**/tests"), *target.glob("**/*.map")):
+        if (prefix / "local").exists():  # where Debian's Python installs
+            prefix /= "local"
+        packages = next(each for each in prefix.glob("lib/python*/*-packages"))
+        for unused in (*packages.glob("**/tests"), *packages.glob("**/*.map")):
             shutil.rmtree(unused, ignore_errors=True) if unused.is_dir() else unused.unlink(missing_ok=True)
-        site = local / "lib" / PYTHON / "site-packages"
-        shutil.copytree(target, site, dirs_exist_ok=True)
-    for library in libraries(site.rglob("*.so")):
-        if library.parts[1] in ("lib", "lib64", "usr"):
+        for script in (prefix / "bin").glob("*"):
+            first, _, rest = script.read_bytes().partition(b"\n")
+            if first.startswith(b"#!") and b"python" in first:
+                script.write_bytes(f"#!/usr/local/bin/{PYTHON}\n".encode() + rest)
+            script.chmod(0o755)
+        shutil.copytree(packages, site, dirs_exist_ok=True)
+        shutil.rmtree(packages)
+        shutil.copytree(prefix, local, dirs_exist_ok=True, symlinks=True)
+    programs = [*site.rglob("*.so"), *local.glob("lib/*.so*"), *local.glob("bin/*")]
+    for library in libraries(programs):
+        if library.parts[1] in ("lib", "lib64", "usr") and root not in library.parents:
             _copy(library, root / library.relative_to("/"))
     for kernel in local.glob("share/jupyter/kernels/*/kernel.json"):  # it names the Python that installed it
         described = json.loads(kernel.read_text())

@@ -3,6 +3,8 @@
 
     python profile_layers.py models:resnet --input 64,3,224,224 --output profile.json
 
+In a job with the variable LAYER_PROFILE and ``--output -``, Fairway stores the result under that name.
+
 ``models:resnet`` is the module and attribute: a Sequential, or a function that returns one. Each of its children
 is a layer. Runs in the job's image; needs Python 3.8 and torch, and measures on one GPU if there is one.
 """
@@ -47,12 +49,11 @@ def main(words):
         "nodes": nodes,
         "edges": edges,
     }
-    text = json.dumps(profile, indent=1)
     if arguments.output == "-":
-        print(text)
+        print(json.dumps(profile), flush=True)  # on one line, as Fairway reads it from the log of a job
     else:
         with open(arguments.output, "w") as file:
-            file.write(text + "\n")
+            file.write(json.dumps(profile, indent=1) + "\n")
         total = sum(one["fwd_ms"] + one["bwd_ms"] for one in nodes)
         print(
             "%s: %d layers, %.1f ms a minibatch on %s"
@@ -141,7 +142,17 @@ def measure(model, example, steps):
             }
         )
         value = output.detach()
+        report_progress(len(nodes), len(model))
     return nodes
+
+
+def report_progress(done, layers):
+    """Tell Fairway how many layers are measured."""
+    print("measured layer %d of %d" % (done, layers), file=sys.stderr, flush=True)
+    path = os.environ.get("FAIRWAY_PROGRESS_FILE")
+    if path:
+        with open(path, "w") as file:
+            file.write(str(done))
 
 
 if __name__ == "__main__":

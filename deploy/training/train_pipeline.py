@@ -4,11 +4,13 @@
     torchrun --nproc-per-node 2 train_pipeline.py --model models:resnet --input 64,3,224,224 --classes 1000
 
 The plan is in the variable PIPELINE_PLAN: ``stages`` (first and last layer of each, the end excluded), ``ranks`` (of
-each stage; equally many: pipeline p has the p-th rank of every stage) and ``micro_batches``. Without it, the whole
-model is trained in one process. Replace ``batches`` by your data. Needs torch 2.6 or newer.
+each stage) and ``micro_batches`` (of each replica and step). Without it, the whole model is trained in one process.
+Replace ``batches`` by your data. Needs torch 2.6 or newer.
 
-Weights are updated after all micro-batches of a step (GPipe, or 1F1B with a flush): losses are those of a run
-without a pipeline.
+With equally many replicas of all stages, pipeline p has the p-th rank of every stage, and
+torch.distributed.pipelining runs each. Otherwise micro-batches go round the replicas of each stage, and the schedule
+is GPipe. Weights are updated after all micro-batches of a step (GPipe, or 1F1B with a flush): losses are those of a
+run without a pipeline.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils.checkpoint import checkpoint
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -78,6 +81,11 @@ def parse(words):
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute activations again in the backward pass, to save memory",
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(words)
 
@@ -98,11 +106,9 @@ def read_plan(layers, samples, world):
     text = os.environ.get("PIPELINE_PLAN", "")
     plan = json.loads(text) if text else {"stages": [[0, layers]], "ranks": [[0]], "micro_batches": 1}
     stages, ranks = plan["stages"], plan["ranks"]
-    replicas = len(ranks[0])
+    replicas = max(map(len, ranks))
     problem = ""
-    if any(len(each) != replicas for each in ranks):
-        problem = "its stages have unequal replicas; torch pipelining needs equally many"
-    elif sorted(rank for each in ranks for rank in each) != list(range(world)):
+    if sorted(rank for each in ranks for rank in each) != list(range(world)):
         problem = "it is for %d processes, and there are %d" % (sum(map(len, ranks)), world)
     elif stages[0][0] != 0 or stages[-1][1] != layers:
         problem = "it is for %d layers, and the model has %d" % (stages[-1][1], layers)
@@ -115,100 +121,187 @@ def read_plan(layers, samples, world):
     return plan
 
 
+class Recomputed(torch.nn.Module):
+    """Layers whose activations are computed again in the backward pass."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, inputs):
+        return checkpoint(self.layers, inputs, use_reentrant=False)
+
+
+class BusyTime:
+    """Adds up the time in which this process computes; the rest of a step it waits or communicates."""
+
+    def __init__(self):
+        self.s, self.events = 0.0, []
+
+    def measured(self, function):
+        def run(*words, **named):
+            if torch.cuda.is_available():  # the GPU works later than the call
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                events[0].record()
+                result = function(*words, **named)
+                events[1].record()
+                self.events.append(events)
+                return result
+            begin = time.perf_counter()
+            result = function(*words, **named)
+            self.s += time.perf_counter() - begin
+            return result
+
+        return run
+
+    def take(self):
+        """Return the seconds since the last call; the GPU has finished."""
+        taken = self.s + sum(begin.elapsed_time(end) for begin, end in self.events) / 1000
+        self.s, self.events = 0.0, []
+        return taken
+
+
+class RoundRobin:
+    """GPipe over stages with different numbers of replicas: replica r of n computes micro-batches r, r + n, ..."""
+
+    def __init__(self, model, part, stage, trainer):
+        self.part, self.stage, self.ranks = part, stage, trainer.ranks
+        self.count, self.loss, self.device = trainer.total, trainer.loss, trainer.device
+        self.mine = range(trainer.replica, self.count, len(self.ranks[stage]))
+        self.before = model[: trainer.stages[stage][0]]
+        self.forward_one_chunk, self.backward_one_chunk = part, torch.autograd.backward
+        self.shape = None
+
+    def _peer(self, stage, number):
+        return self.ranks[stage][number % len(self.ranks[stage])]
+
+    def _input_shape(self, inputs):
+        """Return the shape and type of what the stage before sends; found by computing it once."""
+        if self.shape is None:
+            with torch.no_grad():
+                example = self.before.cpu().eval()(inputs[: len(inputs) // self.count].cpu())
+            self.shape = example.shape, example.dtype
+        return self.shape
+
+    def step(self, inputs, targets, losses):
+        sent, done = [], []
+        some, wanted = inputs.chunk(self.count), targets.chunk(self.count)
+        last = len(self.ranks) - 1
+        for number in self.mine:
+            given = some[number]
+            if self.stage:
+                shape, kind = self._input_shape(inputs)
+                given = torch.empty(shape, dtype=kind, device=self.device)
+                dist.recv(given, self._peer(self.stage - 1, number))
+                given.requires_grad_(given.is_floating_point())
+            result = self.forward_one_chunk(
+                given.clone() if self.stage else given
+            )  # layers may work in place
+            if self.stage == last:
+                result = self.loss(result, wanted[number])
+                losses.append(result.detach())
+                result = result / self.count
+            else:
+                sent.append(dist.isend(result.detach().contiguous(), self._peer(self.stage + 1, number)))
+            done.append((given, result))
+        for number, (given, result) in zip(self.mine, done):
+            gradient = None
+            if self.stage < last:
+                gradient = torch.empty_like(result)
+                dist.recv(gradient, self._peer(self.stage + 1, number))
+            self.backward_one_chunk(result, gradient)
+            if self.stage:
+                sent.append(dist.isend(given.grad.contiguous(), self._peer(self.stage - 1, number)))
+        for each in sent:
+            each.wait()
+
+
 class Trainer:
     """Trains the stage of this process; the replicas of a stage share their gradients after each step."""
 
     def __init__(self, model, plan, rank, device, arguments):
-        self.stages, ranks, self.micro_batches = plan["stages"], plan["ranks"], plan["micro_batches"]
+        self.stages, self.ranks, self.micro_batches = plan["stages"], plan["ranks"], plan["micro_batches"]
+        ranks = self.ranks
         self.stage = next(number for number, each in enumerate(ranks) if rank in each)
-        self.pipeline = ranks[self.stage].index(rank)
-        self.replicas = len(ranks[0])
+        self.replica = ranks[self.stage].index(rank)
+        self.replicas = len(ranks[self.stage])
+        self.equal = all(len(each) == self.replicas for each in ranks)
+        self.total = self.micro_batches * max(map(len, ranks))
         self.is_last = self.stage == len(self.stages) - 1
-        self.loss = torch.nn.functional.cross_entropy
+        self.loss, self.device = torch.nn.functional.cross_entropy, device
         self.part = model[slice(*self.stages[self.stage])].to(device)
         self.optimizer = torch.optim.SGD(self.part.parameters(), lr=arguments.learning_rate)
-        self.twins = self.schedule = None
-        if self.replicas > 1:
-            groups = [
-                dist.new_group(each) for each in ranks
-            ]  # every process makes all groups, in the same order
-            self.twins = groups[self.stage]
-        if len(self.stages) > 1:
+        part = Recomputed(self.part) if arguments.recompute else self.part
+        self.forward, self.twins, self.schedule = part, None, None
+        # every process makes all groups, in the same order
+        groups = [dist.new_group(each) if len(each) > 1 else None for each in ranks]
+        self.twins = groups[self.stage]
+        self.busy, chunks = BusyTime(), None
+        if not self.equal:
+            self.schedule = chunks = RoundRobin(model, part, self.stage, self)
+        elif len(self.stages) > 1:
             groups = [dist.new_group([each[number] for each in ranks]) for number in range(self.replicas)]
-            stage = PipelineStage(
-                self.part, self.stage, len(self.stages), device, group=groups[self.pipeline]
-            )
-            self.schedule = SCHEDULES[arguments.schedule](stage, self.micro_batches, loss_fn=self.loss)
-        self.step_s, self.received, self.wanted = [], None, None
-        self.part.register_forward_pre_hook(self._remember)
-
-    def _remember(self, module, inputs):
-        self.received = inputs[0].detach()
+            chunks = PipelineStage(part, self.stage, len(self.stages), device, group=groups[self.replica])
+            self.schedule = SCHEDULES[arguments.schedule](chunks, self.micro_batches, loss_fn=self.loss)
+        if chunks is not None:
+            for name in ("forward_one_chunk", "backward_one_chunk"):
+                setattr(chunks, name, self.busy.measured(getattr(chunks, name)))
+        self.step_s, self.busy_s = [], []
 
     def step(self, inputs, targets):
         """Train one step; return the mean loss in the first process of the last stage, else None."""
-        share = len(inputs) // self.replicas
-        mine = slice(self.pipeline * share, (self.pipeline + 1) * share)
-        inputs, targets = inputs[mine], targets[mine]
-        self.wanted = targets[: len(targets) // self.micro_batches]
+        if self.equal:
+            share = len(inputs) // self.replicas
+            mine = slice(self.replica * share, (self.replica + 1) * share)
+            inputs, targets = inputs[mine], targets[mine]
         self.optimizer.zero_grad()
         losses = []
         begin = time.perf_counter()
         if self.schedule is None:
             for some, wanted in zip(inputs.chunk(self.micro_batches), targets.chunk(self.micro_batches)):
-                loss = self.loss(self.part(some), wanted)
+                loss = self.loss(self.forward(some), wanted)
                 (loss / self.micro_batches).backward()
                 losses.append(loss.detach())
+        elif not self.equal:
+            self.schedule.step(inputs, targets, losses)
         elif self.stage == 0:
             self.schedule.step(inputs, **({"target": targets, "losses": losses} if self.is_last else {}))
         elif self.is_last:
             self.schedule.step(target=targets, losses=losses)
         else:
             self.schedule.step()
-        self._synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.step_s.append(time.perf_counter() - begin)
+        self.busy_s.append(self.busy.take())
         if self.twins is not None:
             for each in self.part.parameters():
                 dist.all_reduce(each.grad, group=self.twins)
-                each.grad /= self.replicas
+                each.grad /= self.replicas if self.equal else 1
         self.optimizer.step()
         if not self.is_last:
             return None
-        mean = torch.stack([loss.detach() for loss in losses]).mean()
+        mean = torch.stack([loss.detach() for loss in losses]).sum()
         if self.twins is not None:
             dist.all_reduce(mean, group=self.twins)
-            mean /= self.replicas
-        return float(mean) if self.pipeline == 0 else None
-
-    def _synchronize(self):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        mean /= self.total
+        return float(mean) if self.replica == 0 else None
 
     def report(self, samples, seconds):
         """Print the rate, and the measured bubble next to the prediction."""
-        if not self.is_last or self.pipeline:
-            return
         line = {"samples_per_s": samples / seconds}
         count = len(self.stages)
-        if count > 1:
-            ordered = sorted(self.step_s[1:] or self.step_s)
-            # a step of equal stages takes M + K - 1 times, one takes M
-            line["step_s"] = ordered[len(ordered) // 2]
+        if self.schedule is not None:
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, list(zip(self.step_s, self.busy_s)))
+            # the fastest step, which other processes of the machine disturbed least
+            step_s, busy_s = min((max(each)[0], sum(busy for _, busy in each)) for each in zip(*everyone))
+            line["step_s"] = step_s
+            # a step of equal stages takes M + K - 1 times, of which each stage computes M
             line["bubble_predicted"] = (count - 1) / (self.micro_batches + count - 1)
-            line["bubble_measured"] = 1 - self._alone_s() / line["step_s"]
-        print(json.dumps(line), flush=True)
-
-    def _alone_s(self):
-        """Return the time in which this stage computes all micro-batches of a step without waiting."""
-        times = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            for _ in range(self.micro_batches):
-                given = self.received.detach().requires_grad_(self.received.is_floating_point())
-                self.loss(self.part(given), self.wanted).backward()
-            self._synchronize()
-            times.append(time.perf_counter() - begin)
-        return sorted(times)[2]
+            line["bubble_measured"] = 1 - busy_s / len(everyone) / step_s
+        if self.is_last and self.replica == 0:
+            print(json.dumps(line), flush=True)
 
 
 def report_progress(samples):

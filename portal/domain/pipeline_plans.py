@@ -9,6 +9,10 @@ PLAN_VARIABLE = "PIPELINE_PLAN_ID"
 """Environment variable of a job that names the plan it was launched from."""
 SPLIT_VARIABLE = "PIPELINE_PLAN"
 """Environment variable with the stages, for the training program."""
+PROFILE_VARIABLE = "LAYER_PROFILE"
+"""Environment variable of a job that measures layers: the name of the profile that is stored when it completes."""
+PROFILE_PROGRAM, PIPELINE_PROGRAM = "profile_layers.py", "train_pipeline.py"
+"""Files that such jobs find in $FAIRWAY_SECRETS."""
 CHOICES = {
     "best": "PipeDream",
     "hybrid": "Hybrid",
@@ -26,11 +30,6 @@ def choice_of(answer: dict[str, Any], choice: str) -> dict[str, Any] | None:
     """Return one of the compared plans, or None if it is impossible or unknown."""
     plan = answer if choice == "best" else answer["alternatives"].get(choice)
     return None if plan is None or "impossible" in plan else plan
-
-
-def is_runnable(plan: dict[str, Any]) -> bool:
-    """Return True if torch.distributed.pipelining can run the plan: every stage has equally many replicas."""
-    return len(set(plan["replicas"])) == 1
 
 
 def bubble_fraction(stages: int, micro_batches: int) -> float:

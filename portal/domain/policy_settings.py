@@ -219,6 +219,17 @@ _OTHER_NUMBERS = (
         affects_decisions=False,
     ),
     NumberSetting(
+        "gang_all_reduce_limit_s",
+        "s",
+        0,
+        120,
+        0,
+        "Time limit of an all-reduce that the tasks of a gang on several nodes run in the image of their job "
+        "before its command, in seconds; default 0 runs none. Set it to 30 to find a broken network early; an "
+        "image with torch takes a few seconds longer to start.",
+        affects_decisions=False,
+    ),
+    NumberSetting(
         "time_limit_warning_s",
         "s",
         0.0,

@@ -1669,4 +1669,23 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.AddField(
+            model_name='rendezvous',
+            name='all_reduce_limit_s',
+            field=models.PositiveIntegerField(db_default=0, default=0, help_text='Time limit of the all-reduce before the command; 0: none.'),
+        ),
+        migrations.CreateModel(
+            name='ProfileRun',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=100)),
+                ('error', models.CharField(blank=True, db_default='', default='', help_text='Why there is no profile; blank: none yet, or it was stored.', max_length=500)),
+                ('done', models.BooleanField(default=False, help_text='The end of the job was handled.')),
+                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='profile_run', to='portal.job')),
+                ('profile', models.ForeignKey(help_text='null: none yet.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.layerprofile')),
+            ],
+            options={
+                'indexes': [models.Index(condition=models.Q(('done', False)), fields=['job'], name='profile_run_waiting')],
+            },
+        ),
     ]

@@ -459,6 +459,9 @@ class Rendezvous(models.Model):
     interfaces = models.JSONField(default=dict, help_text="Interface by public id of the node.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
     connectivity_check = flag("The other nodes check the connection before any rank starts.")
+    all_reduce_limit_s = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="Time limit of the all-reduce before the command; 0: none."
+    )
     check_started_at = optional_time(
         "When all tasks were prepared and the node listened; null: not started, or restarted."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from portal.models.columns import optional_number
+from portal.models.columns import optional_number, optional_text
 from portal.models.public_id import PublicIdField
 
 
@@ -23,6 +23,24 @@ class LayerProfile(models.Model):
 
     class Meta:
         indexes = [models.Index(fields=["project", "-id"], name="layer_profile_by_project")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ProfileRun(models.Model):
+    """A job that measures the layers of a model; its profile is stored when it completes."""
+
+    job = models.OneToOneField("Job", on_delete=models.CASCADE, related_name="profile_run")
+    name = models.CharField(max_length=100)
+    profile = models.ForeignKey(
+        LayerProfile, null=True, on_delete=models.SET_NULL, related_name="+", help_text="null: none yet."
+    )
+    error = optional_text(500, "Why there is no profile; blank: none yet, or it was stored.")
+    done = models.BooleanField(default=False, help_text="The end of the job was handled.")
+
+    class Meta:
+        indexes = [models.Index(fields=["job"], name="profile_run_waiting", condition=Q(done=False))]
 
     def __str__(self) -> str:
         return self.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -14,29 +15,32 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from portal.access import AccessPolicy, Permission, can, visible_projects
-from portal.config.settings import BASE_DIR
 from portal.domain.pipeline_plans import (
     CHOICES,
     DEFAULT_MICRO_BATCHES,
     MAX_GPUS_PER_NODE,
     MAX_MICRO_BATCHES,
     MAX_NODES,
+    PIPELINE_PROGRAM,
+    PROFILE_PROGRAM,
     bubble_fraction,
     choice_of,
     flushed_rate,
-    is_runnable,
 )
 from portal.errors import FairwayError, NotFound
 from portal.models import NodePool, PipelinePlan, User
 from portal.selectors.jobs.pipeline_plans import (
+    RUNS_SHOWN,
     get_plan,
     get_profile,
     list_plans,
+    list_profile_runs,
     list_profiles,
     plan_runs,
 )
 from portal.selectors.lookup import get_first
 from portal.selectors.nodes.free_nodes import FreeNode, fitting_nodes, free_nodes
+from portal.services.jobs.launching import training_program
 from portal.services.jobs.pipeline_plans import (
     MIB,
     TopologyInput,
@@ -53,7 +57,7 @@ GB = 1e9
 MAX_PROFILE_BYTES = 256 * 1024
 ROWS_PER_PAGE = 20
 STAGE_COLOURS = 4
-PROGRAMS = {name: BASE_DIR / "deploy/training" / name for name in ("profile_layers.py", "train_pipeline.py")}
+PROGRAMS = (PROFILE_PROGRAM, PIPELINE_PROGRAM)
 
 
 class ProfileForm(forms.Form):
@@ -140,6 +144,7 @@ def _plans_page(
     context = {
         "profile_form": profile_form or ProfileForm(user),
         "plan_form": plan_form or PlanForm(user, initial=_initial_topology(request, user, nodes)),
+        "measurements": list_profile_runs(user)[:RUNS_SHOWN],
         "profiles": Paginator(list_profiles(user), ROWS_PER_PAGE).get_page(request.GET.get("profiles")),
         "plans": Paginator(list_plans(user), ROWS_PER_PAGE).get_page(request.GET.get("plans")),
         "projects": {row.pk for row in launchable_projects(user)},
@@ -215,7 +220,8 @@ def program(request: HttpRequest, user: User, name: str) -> FileResponse:
     """Send a program that runs in a job's image."""
     if name not in PROGRAMS:
         raise NotFound
-    return FileResponse(PROGRAMS[name].open("rb"), as_attachment=True, content_type="text/x-python")
+    content = io.BytesIO(training_program(name).encode())
+    return FileResponse(content, as_attachment=True, filename=name, content_type="text/x-python")
 
 
 @dataclass(frozen=True)
@@ -231,7 +237,6 @@ class PlanRow:
     linear_percent: float | None
     memory_mib: float
     bubble_percent: float
-    runnable: bool
 
     @property
     def stage_ms(self) -> float | None:
@@ -280,7 +285,7 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "nodes": _planned_nodes(row, division, free),
         "missing_nodes": row.nodes - len(free),
         "runs": plan_runs(row),
-        "may_launch": can(user, Permission.SUBMIT, row.profile.project) and chosen.runnable,
+        "may_launch": can(user, Permission.SUBMIT, row.profile.project),
         "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
     }
     return render(request, "plan/plan.html", context)
@@ -290,14 +295,14 @@ def _plan_row(row: PipelinePlan, choice: str, micro_batches: int) -> PlanRow:
     found = choice_of(row.answer, choice)
     if found is None:
         reason = str(row.answer["alternatives"][choice]["impossible"])
-        return PlanRow(choice, CHOICES[choice], None, reason, None, None, 0.0, 0.0, False)
+        return PlanRow(choice, CHOICES[choice], None, reason, None, None, 0.0, 0.0)
     bubble = bubble_fraction(len(found["stages"]), micro_batches)
     speedup = found["speedup"]
     gpus = row.nodes * row.gpus_per_node
     return PlanRow(
         choice, CHOICES[choice], found, "", flushed_rate(found, micro_batches),
         100 * speedup * (1 - bubble) / gpus if speedup else None,
-        max(stage["memory_bytes"] for stage in found["stages"]) / MIB, 100 * bubble, is_runnable(found),
+        max(stage["memory_bytes"] for stage in found["stages"]) / MIB, 100 * bubble,
     )  # fmt: skip
 
 

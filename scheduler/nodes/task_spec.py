@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agents.launchers import GangShape, LaunchSpec
-from agents.node.spec.task_spec import LAUNCH_PLACEHOLDER_PREFIX
+from agents.launchers.preflight import with_all_reduce
+from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.roles import role_at
 from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
@@ -197,9 +198,13 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
     """Return the command of a rank with the launcher's changes."""
     network = rank_network(assignment.rank, assignment.rendezvous, node.public_id)
     try:
-        return launch_task(job, assignment.gang, network, _command(job, job.environment, node))
+        launch = launch_task(job, assignment.gang, network, _command(job, job.environment, node))
     except ValueError as error:
         raise RendezvousUnknownError(str(error)) from error
+    row = assignment.rendezvous
+    if row is None or not row.all_reduce_limit_s:
+        return launch
+    return with_all_reduce(launch, assignment.gang, assignment.rank, row.all_reduce_limit_s)
 
 
 def _launch_files(launch: LaunchSpec) -> dict[str, str] | None:
@@ -226,6 +231,9 @@ def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
     if node.runtime == RuntimeKind.PROCESS.value:
         return found | ({"devices": list(row.devices)} if row.devices else {})
     if row.node_network:
+        address = assignment.address or (row.address if assignment.rank == 0 else "")
+        if address and CAN_NAME_HOST_ADDRESS in node.agent_info.get("capabilities", ()):
+            found["address"] = address
         return found | {"host_network": True, "devices": list(row.devices)}
     return found | {"local_rendezvous": True}
 

@@ -57,6 +57,8 @@ export function startLaunch(root) {
     ask();
   });
 
+  startRankTable(form.querySelector("[data-rank-overrides]"), form.elements.rank_overrides, ask);
+
   document.addEventListener("input", (event) => { if (event.target.form === form) ask(); });
   document.addEventListener("change", (event) => { if (event.target.form === form) { shape(); ask(); } });
   document.addEventListener("click", (event) => {
@@ -71,4 +73,31 @@ export function startLaunch(root) {
   addEventListener("pageshow", () => { delete form.dataset.sent; });
   shape();
   ask(); // the page itself did not wait for the engine
+}
+
+// Shows the lines "RANK NAME=value" of a text area as a table; the text area is what is sent.
+function startRankTable(part, text, ask) {
+  const lines = text.value.split("\n").filter((line) => line.trim());
+  const rows = lines.map((line) => line.trim().match(/^(\d+)\s+([^=]+)=(.*)$/));
+  if (rows.includes(null)) return; // a line that is refused is corrected as text
+  const [table, row] = [...part.querySelectorAll("template")].map((each) => each.content);
+  part.append(table.cloneNode(true));
+  const body = part.querySelector("tbody");
+  const add = (values) => {
+    body.append(row.cloneNode(true));
+    [...body.lastElementChild.querySelectorAll("input")].forEach((input, index) => { input.value = values[index] || ""; });
+  };
+  const write = () => {
+    const cells = [...body.rows].map((each) => [...each.querySelectorAll("input")].map((input) => input.value.trim()));
+    text.value = cells.filter((each) => each.some(Boolean)).map(([rank, name, value]) => `${rank} ${name}=${value}`).join("\n");
+    ask();
+  };
+  rows.forEach((each) => add(each.slice(1)));
+  text.hidden = true;
+  part.addEventListener("input", write);
+  part.addEventListener("click", (event) => {
+    if (event.target.closest("[data-rank-add]")) { add([]); body.lastElementChild.querySelector("input").focus(); }
+    const removed = event.target.closest("[data-rank-remove]");
+    if (removed) { removed.closest("tr").remove(); write(); }
+  });
 }

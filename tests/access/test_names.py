@@ -60,6 +60,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     | {"job": CONTROLLERS},
     models.Trial: dict.fromkeys(("message", "parameters"), INSIDE),
     models.LayerProfile: {"name": INSIDE},
+    models.ProfileRun: dict.fromkeys(("name", "error"), INSIDE),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE, "failure_line": INSIDE, "resume_path": INSIDE},
     models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
@@ -248,6 +249,7 @@ def marked(fixture_data: FixtureData) -> Marked:
         job=fixture_data.rows["running"],
         message="x",
     )
+    models.ProfileRun.objects.create(job=fixture_data.rows["job"], name="x")
     both = models.Volume.objects.create(name="both", kind="host_path", path="/data/both")
     both.projects.add(own, project)
     open_to_all = [both, *(fixture_data.rows[key] for key in ("lab", "batch", "template"))]

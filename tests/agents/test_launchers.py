@@ -175,7 +175,7 @@ LINES: dict[str, tuple[str, GangShape, int, dict[str, object], str]] = {
     "horovod elastic": (
         "horovod", gang(3, 2, min_tasks=2, max_tasks=4), 0, {"blacklist_cooldown_max_s": 100},
         f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo -np 4 --min-np 4 --max-np 8 --host-discovery-script "
-        f"discover_hosts.sh --blacklist-cooldown-range 10 100 -p 32010 -i {SECRETS}/ssh_key "
+        f"discover_hosts.sh --blacklist-cooldown-range 10 100 -i {SECRETS}/ssh_key "
         "--network-interface ib0 --start-timeout 60 --fusion-threshold-mb 128 --cycle-time-ms 1 "
         "python train.py --epochs 3",
     ),

@@ -91,6 +91,7 @@ CASES = [
 
 TESTED_ELSEWHERE = {
     "gang_min_bandwidth_mib_s": "scheduler/test_gangs.py",
+    "gang_all_reduce_limit_s": "scheduler/test_launchers_over_ssh.py",
     "gang_max_clock_skew_s": "scheduler/test_gangs.py",
     "usage_half_life_s": "scheduler/test_snapshot.py",
     "usage_weight": "core/test_fairshare.py",

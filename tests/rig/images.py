@@ -16,7 +16,8 @@ from pathlib import Path
 
 BUILD = Path(__file__).parents[2] / "deploy/images/build.py"
 CACHE = Path(os.environ.get("FAIRWAY_RIG_CACHE", "/var/tmp/fairway-rig-cache"))
-BUILD_LIMIT_S = 300
+WHEELS = CACHE / "wheels"  # of what exists as source only (tests/rig/wheels.py)
+BUILD_LIMIT_S = 600
 KEPT_S = 3 * 24 * 3600  # images of an older form, which other worktrees may still use
 
 
@@ -64,6 +65,7 @@ def _build(recipe: str, folder: Path, kind: str, also: Sequence[str], programs: 
         capture_output=True,
         text=True,
         timeout=BUILD_LIMIT_S,
+        env=os.environ | {"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {WHEELS}"},
     )
     if built.returncode != 0:
         raise RuntimeError(f"the image {recipe} could not be built: {built.stderr[-2000:]}")

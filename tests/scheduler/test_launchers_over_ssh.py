@@ -106,3 +106,11 @@ def test_tf_config_names_ports_at_which_the_tasks_reach_each_other(dataset, gpus
     logs = finish(dataset, job)
     for rank, me in enumerate(("chief 0", "ps 0", "worker 0", "worker 1")):
         assert f"I am {me} and met chief 0, ps 0, worker 0, worker 1" in logs[rank], logs
+
+
+def test_tasks_add_numbers_in_their_image_before_the_command(dataset) -> None:
+    NodePool.objects.update(policy={"gang_all_reduce_limit_s": 30})
+    job = submit(dataset, "echo", "the command", tasks=2, gpus_per_task=2)
+    first, second = finish(dataset, job)
+    assert "fairway: all-reduce of 2 tasks by sockets in " in first
+    assert "the command" in first and "the command" in second

@@ -11,8 +11,21 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, AttemptProgress, AuditEntry, Job, LayerProfile, NodeLink, PipelinePlan
+from portal.models import (
+    Attempt,
+    AttemptProgress,
+    AuditEntry,
+    Job,
+    LayerProfile,
+    Node,
+    NodeLink,
+    PipelinePlan,
+)
+from portal.services.jobs.launching import preview_ranks
+from portal.services.jobs.logs import write_log_bytes
+from portal.services.lifecycle.job_control import RankPlacement, start_attempt
 from scheduler.plan_query import answer_plan_query
+from scheduler.profile_pass import store_measured_profiles
 from tests.factories import LAYERS, layer_profile, pipeline_plan
 
 
@@ -195,17 +208,77 @@ def test_predicted_and_measured_rates_stand_side_by_side(dataset, profile, clien
     assert other.name not in words(client.get(address))
 
 
-def test_a_plan_with_unequal_replicas_is_not_launched(profile, client_of):
+def test_a_plan_with_unequal_replicas_is_launched(profile, client_of):
     profile.content["nodes"][0]["fwd_ms"] = 10.0
     plan, client = pipeline_plan(profile, gpus_per_node=3), client_of("member")
-    levels = {"profile": profile.content, "levels": [(3, 1e12)], "memory_bytes": None}
+    levels = {"profile": profile.content, "levels": [(3, 1e9)], "memory_bytes": None}
     plan.answer = answer_plan_query("plan", levels)
-    plan.answer["replicas"], plan.answer["config"] = [2, 1], "2-1"
     plan.save()
-    page = client.get(reverse("plan", args=[plan.public_id]))
-    assert "runs plans whose stages have equally many replicas" in words(page)
-    launch = client.get(reverse("launch"), {"plan": plan.public_id, "choice": "best"})
-    assert "PIPELINE_PLAN" not in launch.context["form"].initial.get("env", "")
+    assert plan.answer["config"] == "2-1"
+    launch = client.get(reverse("launch"), {"plan": plan.public_id, "choice": "best", "m": "4"})
+    form = launch.context["form"]
+    env = dict(line.split("=", 1) for line in form.initial["env"].splitlines())
+    assert json.loads(env["PIPELINE_PLAN"])["ranks"] == [[0, 1], [2]]
+    assert form.initial["command"] == 'python "$FAIRWAY_SECRETS/train_pipeline.py"'
+
+
+@pytest.fixture
+def profile_job(dataset, client_of, typed) -> Job:
+    client = client_of("member")
+    page = client.get(reverse("launch"), {"profile": "mlp 32", "model": "models:mlp", "input": "32,64"})
+    filled = {
+        name: page.context["form"].initial[name] for name in ("name", "env", "command", "gpus_per_task")
+    }
+    assert client.post(reverse("launch"), typed | filled).status_code == 302
+    return Job.objects.get(name="profile-mlp-32")
+
+
+def finish(job: Job, log: str, state: str = "COMPLETED") -> None:
+    node = Node.objects.select_related("pool").first()
+    attempt = start_attempt(job, node.pool, [RankPlacement(node, ())], epoch=1, secret=b"")
+    write_log_bytes(job.public_id, 1, 0, "raw", 0, log.encode())
+    attempt.task_rows.update(log_complete=True)
+    Job.objects.filter(pk=job.pk).update(state=state, ended_at=timezone.now())
+
+
+def test_the_result_of_a_profile_job_is_stored_when_it_ends(
+    dataset, client_of, profile_job, settings, tmp_path
+):
+    settings.LOG_DIR = tmp_path
+    ranks = preview_ranks(profile_job, 1)
+    assert "profile_layers.py" in ranks[0].files
+    assert "$FAIRWAY_SECRETS/profile_layers.py" in " ".join(ranks[0].command)
+    assert "models:mlp --input 32,64 --output -" in " ".join(ranks[0].command)
+    store_measured_profiles()
+    assert "Profile jobs" in words(client_of("member").get(reverse("plans")))
+    assert "Profile jobs" not in words(client_of("stranger").get(reverse("plans")))
+    finish(profile_job, f"measured layer 1 of 6\n{json.dumps(LAYERS)}\nbye\n")
+    store_measured_profiles()
+    store_measured_profiles()
+    row = LayerProfile.objects.get()
+    assert (row.name, len(row.layers), row.created_by) == ("mlp 32", 6, dataset.people["m-okafor"])
+    assert AuditEntry.objects.order_by("id").last().action == "profile.create"
+    page = words(client_of("member").get(reverse("plans")))
+    assert "mlp 32" in page and "Profile jobs" not in page
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "message"),
+    [
+        ("measured layer 1 of 6", "FAILED", "The job is FAILED and its log has no profile."),
+        ("no JSON here", "COMPLETED", "The job is COMPLETED and its log has no profile."),
+        ('{"nodes": []}', "COMPLETED", "has no layers"),
+        ('{"nodes": [1', "COMPLETED", "its log has no profile"),
+    ],
+)
+def test_a_profile_job_without_a_result_says_why(
+    client_of, profile_job, settings, tmp_path, log, state, message
+):
+    settings.LOG_DIR = tmp_path
+    finish(profile_job, log, state)
+    store_measured_profiles()
+    assert not LayerProfile.objects.exists()
+    assert message in words(client_of("member").get(reverse("plans")))
 
 
 def test_members_delete_profiles_and_strangers_do_not_see_them(profile, client_of):

@@ -73,7 +73,7 @@ def create(
     subnet = _gang_subnet(order)
     if subnet is not None:
         words += ["--ip", rank_address(subnet, spec.task)]
-    if spec.address is not None:
+    if spec.address is not None and not spec.host_network:
         words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
     words += [

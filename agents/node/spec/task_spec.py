@@ -91,7 +91,7 @@ class TaskSpec(NamedTuple):
     tasks_max: Optional[int] = None
     host_network: bool = False  # use the node's network instead of the job's own
     network: Optional[str] = None  # use this user-defined engine network instead of the job's own
-    address: Optional[str] = None  # address of rank 0 in ``network``
+    address: Optional[str] = None  # its own in ``network``, or on the host network for its host name
     devices: Tuple[str, ...] = ()  # fabric devices or patterns; they also lift the memlock limit
     rendezvous_port: Optional[int] = None  # rendezvous port on this node; must be free
     hold_rendezvous_port: bool = (
@@ -178,6 +178,8 @@ CAN_UPDATE_FILES = "update_files"
 """Capability: verb that replaces launch files of a running task."""
 CAN_LIST_CHECKPOINTS = "checkpoints"
 """Capability: verb that lists and removes checkpoints."""
+CAN_NAME_HOST_ADDRESS = "hosts.address"
+"""Capability: a task on the host network resolves its host name to ``address``."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -191,6 +193,7 @@ VERB_CAPABILITIES = (
     CAN_DENY_EGRESS,
     CAN_UPDATE_FILES,
     CAN_LIST_CHECKPOINTS,
+    CAN_NAME_HOST_ADDRESS,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"

@@ -125,7 +125,8 @@ class NodeDirectories:
                 report_files.create_report_file(file, folder, uid, gid)
             with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
                 # programs tell the other ranks of a gang the address of their own host name
-                own_address = rank_address(subnet, spec.task) if subnet else "127.0.0.1"
+                shared = spec.address if spec.host_network else None
+                own_address = rank_address(subnet, spec.task) if subnet else shared or "127.0.0.1"
                 stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{own_address}\t{spec.job}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)
         return folder

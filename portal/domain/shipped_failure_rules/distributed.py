@@ -231,6 +231,16 @@ DISTRIBUTED_RULES = (
         pattern=r"(ORTE|PRTE) was unable to reliably start one or more daemons|(ORTE|PRTE) has lost communication",
     ),
     FailureRule(
+        code="preflight_all_reduce",
+        title="The tasks could not exchange data before the start",
+        cause="The all-reduce that the pool runs before the command did not succeed: a task did not start, or the "
+        "network between the nodes does not carry what NCCL or Gloo send.",
+        fix="The line says which rank failed and at what. Show it to your administrators; the page of its node has "
+        "the measured links.",
+        priority=SPECIFIC,
+        pattern=r"fairway: the all-reduce of \d+ tasks failed on rank \d+",
+    ),
+    FailureRule(
         code="mpi_tcp",
         title="MPI could not connect two ranks",
         cause="The TCP transport of Open MPI could not reach another rank.",

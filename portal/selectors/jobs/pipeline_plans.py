@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 
-from portal.access import Requester, visible_plans, visible_profiles
+from portal.access import Requester, visible_jobs, visible_plans, visible_profiles
 from portal.domain.pipeline_plans import PLAN_VARIABLE, SPLIT_VARIABLE, choice_of, flushed_rate, split_of
-from portal.models import Attempt, Job, LayerProfile, PipelinePlan
+from portal.models import Attempt, AttemptProgress, Job, LayerProfile, PipelinePlan, ProfileRun
 from portal.selectors.jobs.progress import attempt_progress
 from portal.selectors.lookup import get_first
 
@@ -23,6 +23,17 @@ def list_profiles(requester: Requester) -> QuerySet[LayerProfile]:
 
 def get_profile(requester: Requester, public_id: str) -> LayerProfile:
     return get_first(list_profiles(requester).filter(public_id=public_id), "There is no such profile.")
+
+
+def list_profile_runs(requester: Requester) -> QuerySet[ProfileRun]:
+    """Return the jobs that measure or measured layers, the newest first, without those whose profile is stored.
+
+    ``measured`` is the number of layers that the program has reported.
+    """
+    rows = ProfileRun.objects.filter(~Q(done=True, error=""), job__in=visible_jobs(requester))
+    progress = AttemptProgress.objects.filter(attempt__job=OuterRef("job")).order_by("-attempt__number")
+    measured = Subquery(progress.values("completed_units")[:1])
+    return rows.select_related("job__project").annotate(measured=measured).order_by("-id")
 
 
 def list_plans(requester: Requester) -> QuerySet[PipelinePlan]:

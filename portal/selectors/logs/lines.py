@@ -199,6 +199,22 @@ def tail(log: LogFile, limit: int = 200) -> LogPage:
     return LogPage(lines, begin, page.cursor, page.size_bytes, page.complete)
 
 
+def whole_lines(log: LogFile, limit: int) -> list[str]:
+    """Return the last ``limit`` lines without the limit on their length, of at most ``MAX_READ_BYTES`` in all."""
+    with open_log(log) as stream:
+        stream.seek(max(0, log.size_bytes - MAX_READ_BYTES))
+        data = stream.read(MAX_READ_BYTES)
+    texts: list[str] = []
+    parts: dict[bytes, bytes] = {}
+    for piece in data.splitlines():
+        match = TIMESTAMP_PREFIX.match(piece) if log.log_format == "k8s" else None
+        source, mark = (match[2], match[3]) if match else (b"", b"F")
+        parts[source] = parts.get(source, b"") + (piece[match.end() :] if match else piece)
+        if mark != b"P":
+            texts.append(parts.pop(source).decode("utf-8", "replace"))
+    return texts[-limit:]
+
+
 # -- formats ---------------------------------------------------------------------------------------
 
 

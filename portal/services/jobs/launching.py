@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from agents.keys import derive_ssh_keys
 from agents.launchers import (
@@ -12,6 +13,7 @@ from agents.launchers import (
     WORKER,
     GangMember,
     GangShape,
+    LaunchFile,
     LaunchSpec,
     RankNetwork,
     RendezvousPoint,
@@ -24,7 +26,14 @@ from agents.node.spec.task_spec import (
     SECRETS_PLACEHOLDER,
     address_placeholder,
 )
+from portal.config.settings import BASE_DIR
 from portal.domain.job_spec import JobRole, JobSpec, parse_roles
+from portal.domain.pipeline_plans import (
+    PIPELINE_PROGRAM,
+    PROFILE_PROGRAM,
+    PROFILE_VARIABLE,
+    SPLIT_VARIABLE,
+)
 from portal.domain.roles import port_variable, role_at, role_of_rank
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
 from portal.models import Attempt, Job, Rendezvous, Task
@@ -142,8 +151,24 @@ def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command:
         launch = LaunchSpec(tuple(command))
     else:
         launch = launch_rank(job.launcher, gang, rank, command, job.launcher_options)
+    launch = replace(launch, files=launch.files | _program_files(job))
     environment = {**launch.environment, **(_role_variables(role, gang.member(rank.number)) if role else {})}
-    return replace(launch, environment=environment | job.rank_overrides.get(str(rank.number), {}))
+    environment |= job.rank_overrides.get(str(rank.number), {})
+    return replace(launch, environment=environment)
+
+
+@cache
+def training_program(name: str) -> str:
+    """Return a program of deploy/training."""
+    return (BASE_DIR / "deploy/training" / name).read_text()
+
+
+def _program_files(job: LaunchRequest) -> dict[str, LaunchFile]:
+    """Return the program that a profile job, or one launched from a plan, runs unless its command names another."""
+    programs = {PROFILE_VARIABLE: PROFILE_PROGRAM, SPLIT_VARIABLE: PIPELINE_PROGRAM}
+    return {
+        name: LaunchFile(training_program(name)) for variable, name in programs.items() if variable in job.env
+    }
 
 
 def _role_variables(role: JobRole, member: GangMember) -> dict[str, str]:

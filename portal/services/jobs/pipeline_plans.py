@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef, Q
+from django.utils import timezone
 
 from portal.access import Permission, require_permission
 from portal.domain.pipeline_plans import (
@@ -14,15 +19,20 @@ from portal.domain.pipeline_plans import (
     MAX_NODES,
     MIN_BANDWIDTH,
 )
+from portal.domain.states import JobState
 from portal.engine_client import query_plan, query_profile
 from portal.errors import InvalidRequest, ServiceUnavailable, Unsatisfiable
-from portal.models import LayerProfile, NodePool, PipelinePlan, Project, User
+from portal.models import LayerProfile, NodePool, PipelinePlan, ProfileRun, Project, Task, User
+from portal.selectors.logs.lines import log_file, whole_lines
 from portal.selectors.nodes.free_nodes import pool_gpu_memory_mib
 from portal.selectors.nodes.network_links import slowest_link_bandwidth
 from portal.services.audit import record_action
 
 NO_ANSWER = "The scheduler does not answer. Try again in a moment."
 MIB = 1024 * 1024
+LOG_WAIT = dt.timedelta(seconds=60)
+"""A log that is incomplete after this time, such as that of a lost node, is read as it is."""
+LOG_LINES, RUNS_PER_PASS = 20, 50
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,49 @@ def do_create_profile(user: User, project: Project, name: str, content: Any) -> 
         )  # fmt: skip
         record_action(user, "profile.create", row, after={"project": project.name, "layers": len(row.layers)})
     return row
+
+
+def unhandled_profile_runs() -> list[ProfileRun]:
+    """Return the profile jobs that have ended, with complete logs, and whose result was not read."""
+    ended = ProfileRun.objects.filter(done=False, job__ended_at__isnull=False)
+    writing = Task.objects.filter(log_complete=False, attempt__job=OuterRef("job"))
+    ready = Q(job__ended_at__lt=timezone.now() - LOG_WAIT) | ~Exists(writing)
+    return list(
+        ended.filter(ready).select_related("job__project", "job__owner").order_by("pk")[:RUNS_PER_PASS]
+    )
+
+
+def measured_profile(run: ProfileRun) -> Any:
+    """Return the last JSON object with layers in the log of a completed profile job, or None."""
+    attempt = run.job.attempts.last()
+    if run.job.state != JobState.COMPLETED.value or attempt is None:
+        return None
+    file = log_file(run.job.public_id, attempt.number, 0, complete=True)
+    if not file.path.is_file():
+        return None
+    for line in reversed(whole_lines(file, LOG_LINES)):
+        if line.startswith("{") and '"nodes"' in line:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(line)
+    return None
+
+
+def record_profile_run(run: ProfileRun, content: Any, answer: dict[str, Any]) -> None:
+    """Store the profile that a job measured, or why there is none; ``answer`` is what the scheduler read in it."""
+    job = run.job
+    with transaction.atomic():
+        run = ProfileRun.objects.select_for_update().get(pk=run.pk)
+        if run.done:
+            return
+        if "error" not in answer:
+            run.profile = LayerProfile.objects.create(
+                project=job.project, name=run.name, content=content, layers=answer["layers"],
+                batch_size=answer["batch_size"], created_by=job.owner,
+            )  # fmt: skip
+            after = {"project": job.project.name, "layers": len(run.profile.layers), "job": job.public_id}
+            record_action(job.owner, "profile.create", run.profile, after=after)
+        run.error, run.done = str(answer.get("error", ""))[:500], True
+        run.save(update_fields=["profile", "error", "done"])
 
 
 def do_delete_profile(user: User, row: LayerProfile) -> None:

@@ -20,13 +20,25 @@ from portal.domain.job_spec import (
     roles_as_json,
     total_gpus,
 )
+from portal.domain.pipeline_plans import PROFILE_VARIABLE
 from portal.domain.reasons import EndReason
 from portal.domain.roles import role_errors
 from portal.domain.secrets import VARIABLE_NAME
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
 from portal.engine_client import query_would_start
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
-from portal.models import Checkpoint, Dependency, Environment, Job, Node, NodePool, Project, Template, User
+from portal.models import (
+    Checkpoint,
+    Dependency,
+    Environment,
+    Job,
+    Node,
+    NodePool,
+    ProfileRun,
+    Project,
+    Template,
+    User,
+)
 from portal.selectors.jobs.rights import Requirement, job_denial, read_rights, usage_from_columns
 from portal.services.audit import record_action
 from portal.services.jobs import checkpoints, feasibility
@@ -188,6 +200,8 @@ def create_job(user: User, request: JobRequest) -> Job:
             checkpoints.pin_for_resume(user, job.resume_from)
         Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in dependencies)
         job.avoid_nodes.add(*request.avoid_nodes)
+        if PROFILE_VARIABLE in job.env:
+            ProfileRun.objects.create(job=job, name=job.env[PROFILE_VARIABLE].strip()[:100] or job.name)
         job_control.record_submitted(job, actor=user.username)
         return job
 

@@ -19,6 +19,7 @@ from portal.domain.states import AttemptState, RuntimeKind
 from portal.errors import Conflict
 from portal.models import Attempt, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes
+from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 
 PORT_RANGE = 32_000, 32_700
 """First and last port on nodes whose agent reports no range."""
@@ -138,6 +139,9 @@ def _plan_rendezvous(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts)
     network = _plan_network(pool, nodes, may_grow=attempt.job.is_elastic)
     if network is None:
         return None
+    if len({node.pk for node in nodes}) > 1:
+        settings = pool_settings(pool, cluster_settings())
+        network["all_reduce_limit_s"] = settings["gang_all_reduce_limit_s"]
     return Rendezvous(attempt=attempt, node=first, port=ports.allocate(first), **network)
 
 

@@ -33,7 +33,7 @@ from portal.web.launch.launcher_fields import build_launcher_fields, launcher_op
 from portal.web.launch.roles import RoleFormSet, parse_command
 from portal.web.launch.spec_fields import build_spec_fields, request_values
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*$", re.IGNORECASE)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*(?:(\d+)\s*(s|min|h))?\s*", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
     (JobKind.WORKSPACE.value, "Notebook"),
@@ -49,20 +49,21 @@ GPU_FRACTIONS = [(WHOLE_MILLI, "whole GPUs"), (500, "half of one GPU"), (250, "a
 
 
 class DurationField(forms.CharField):
-    """A duration such as 90 min, 12 h or 2 d; empty means no limit. The value is seconds or None."""
+    """A duration such as 90 min, 12 h, 1 h 30 min or 2 d; empty means no limit. The value is seconds or None."""
 
     def clean(self, value: Any) -> Any:
         text = super().clean(value)
         if not text or text.strip().lower() == "none":
             return None
-        found = _DURATION.match(text)
+        found = _DURATION.fullmatch(text)
         if found is None:
             raise forms.ValidationError(
                 "Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit."
             )
-        if len(found[1]) > MAX_DIGITS:
+        if max(len(found[1]), len(found[3] or "")) > MAX_DIGITS:
             raise forms.ValidationError("That is longer than any job may run.")
-        return int(float(found[1]) * _UNIT_SECONDS[(found[2] or "h").lower()])
+        rest_s = int(found[3]) * _UNIT_SECONDS[found[4].lower()] if found[3] else 0
+        return rest_s + int(float(found[1]) * _UNIT_SECONDS[(found[2] or "h").lower()])
 
 
 class PublicIdChoiceField(forms.ModelChoiceField):  # type: ignore[type-arg]
@@ -148,7 +149,7 @@ class LaunchForm(DataForm):
     rank_overrides = forms.CharField(
         label="Variables of single ranks", max_length=65536, required=False,
         widget=text_area(2, placeholder="3 NAME=value", spellcheck="false"),
-        help_text="One RANK NAME=value per line; it overrides the variable of the launcher, shown in the review.",
+        help_text="They override the variables of the job and of the launcher, as the review shows.",
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,

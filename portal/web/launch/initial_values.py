@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
 
 from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.pipeline_plans import (
     DEFAULT_MICRO_BATCHES,
     MAX_MICRO_BATCHES,
+    PIPELINE_PROGRAM,
+    PROFILE_PROGRAM,
+    PROFILE_VARIABLE,
     choice_of,
-    is_runnable,
     launch_variables,
 )
 from portal.domain.states import JobKind
@@ -19,7 +23,7 @@ from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
 from portal.web.launch.launcher_fields import launcher_option_values
-from portal.web.launch.roles import format_command, role_initial
+from portal.web.launch.roles import SHELL, format_command, role_initial
 from portal.web.launch.spec_fields import form_values
 
 
@@ -83,7 +87,7 @@ def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str)
     """Return a job that runs one of a plan's divisions as form values; empty if none can be run."""
     row = list_plans(user).filter(public_id=plan_id).first()
     found = choice_of(row.answer, choice) if row else None
-    if row is None or found is None or not is_runnable(found):
+    if row is None or found is None:
         return {}
     number = min(parse_whole_number(micro_batches) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
     fields = {
@@ -92,10 +96,22 @@ def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str)
         "gpus_per_task": row.gpus_per_node,
         "launcher": "torchrun" if row.nodes * row.gpus_per_node > 1 else "none",
         "env": launch_variables(row.public_id, found, number),
-        "command": ["python", "train_pipeline.py"],
+        "command": [*SHELL, f'python "$FAIRWAY_SECRETS/{PIPELINE_PROGRAM}"'],
     }
     return {
         "kind": JobKind.TRAINING.value,
         "project": row.profile.project.public_id,
         "pool": row.pool.public_id if row.pool else "",
     } | initial_from_api_fields(fields)
+
+
+def initial_from_profile(name: str, model: str, shape: str) -> dict[str, Any]:
+    """Return a job on one GPU that measures the layers of a model as form values."""
+    words = shlex.join([model, "--input", shape, "--output", "-"])
+    fields = {
+        "name": f"profile-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"[:60],
+        "gpus_per_task": 1,
+        "env": {PROFILE_VARIABLE: name[:100]},
+        "command": [*SHELL, f'python "$FAIRWAY_SECRETS/{PROFILE_PROGRAM}" {words}'],
+    }
+    return {"kind": JobKind.TRAINING.value} | initial_from_api_fields(fields)

@@ -45,6 +45,7 @@ from portal.web.launch.initial_values import (
     initial_from_api_fields,
     initial_from_job,
     initial_from_plan,
+    initial_from_profile,
     initial_from_template,
 )
 from portal.web.launch.preview import LaunchPreview, preview_launch, preview_unsatisfiable
@@ -139,6 +140,8 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
         start |= initial_from_template(found) if found else {}
     if query.get("plan"):
         start |= initial_from_plan(user, query["plan"], query.get("choice", "best"), query.get("m", ""))
+    if query.get("profile"):
+        start |= initial_from_profile(query["profile"], query.get("model", ""), query.get("input", ""))
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
     if query.get("sweep") in tuple(Searcher):
         start["searcher"] = query["sweep"]

@@ -1,0 +1,71 @@
+"""The all-reduce before a command, run as its tasks run it: a Python without torch uses sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents.launchers import GangShape, LaunchSpec, RendezvousPoint, equal_members
+from agents.launchers.preflight import with_all_reduce
+from agents.node.spec.task_spec import SECRETS_PLACEHOLDER
+
+
+def run_ranks(folder: Path, tasks: int, ranks: range, limit_s: int) -> list[subprocess.CompletedProcess[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    gang = GangShape(equal_members(tasks, 0), RendezvousPoint("127.0.0.1", port))
+    programs = []
+    for rank in ranks:
+        launch = with_all_reduce(LaunchSpec(("echo", "the command")), gang, rank, limit_s)
+        for name, file in launch.files.items():
+            (folder / name).write_text(file.content)
+        words = [word.replace(SECRETS_PLACEHOLDER, str(folder)) for word in launch.command]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        programs.append(
+            subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={"FAIRWAY_SECRETS": str(folder), "PATH": path},
+            )
+        )  # fmt: skip
+    outputs = [each.communicate(timeout=60) for each in programs]
+    return [
+        subprocess.CompletedProcess(each.args, each.returncode, *output)
+        for each, output in zip(programs, outputs, strict=True)
+    ]
+
+
+def test_commands_run_after_the_all_reduce(tmp_path: Path) -> None:
+    first, *others = run_ranks(tmp_path, 3, range(3), 30)
+    assert first.stdout.startswith("fairway: all-reduce of 3 tasks by sockets in ")
+    assert all(each.stdout.endswith("the command\n") for each in (first, *others))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (range(1), "failed on rank 0: no answer within 1 s while waiting for rank 1"),
+        (range(1, 2), "failed on rank 1: no answer within 1 s while connecting to rank 0 at 127.0.0.1 port"),
+    ],
+)
+def test_a_missing_task_is_named_and_the_command_does_not_run(
+    tmp_path: Path, ranks: range, message: str
+) -> None:
+    (done,) = run_ranks(tmp_path, 2, ranks, 1)
+    assert done.returncode == 1 and message in done.stderr
+    assert done.stdout == ""
+
+
+def test_jobs_of_one_task_and_elastic_ones_have_none() -> None:
+    launch = LaunchSpec(("train",))
+    meeting = RendezvousPoint("10.0.0.1", 32000)
+    for gang in (
+        GangShape(equal_members(1, 1), meeting),
+        GangShape(equal_members(2, 1), meeting, min_tasks=1, max_tasks=2),
+        GangShape(equal_members(2, 1)),
+    ):
+        assert with_all_reduce(launch, gang, 0, 30) is launch
