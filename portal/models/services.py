@@ -25,7 +25,9 @@ class Service(models.Model):
     state = models.CharField(max_length=10, default=ServiceState.ACTIVE.value)
     message = optional_text(1000, "Why it does not serve, or how its last update ended.")
     asleep = flag("Scaled to zero: it has no replicas until the next request.")
-    failures = models.PositiveIntegerField(default=0, help_text="Replicas in a row that failed at their start.")
+    failures = models.PositiveIntegerField(
+        default=0, help_text="Replicas in a row that failed at their start."
+    )
     retry_at = optional_time("No replica is started before this time.")
     active_at = models.DateTimeField(
         db_default=Now(), help_text="Last request; also when it was deployed, changed or started."

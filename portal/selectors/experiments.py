@@ -193,6 +193,12 @@ def list_versions(project: Project, model: RegisteredModel) -> list[ModelVersion
     return [_version(each, model) for each in found.get("model_versions", [])]
 
 
+def get_version(project: Project, model: str, version: str) -> ModelVersion:
+    """Return a version of a model, without its aliases. Raise NotFound."""
+    raw = call(project.public_id, "GET", "model-versions/get", name=model, version=version)["model_version"]
+    return _version(raw, RegisteredModel(model, "", None, ""))
+
+
 def _run(raw: Mapping[str, Any]) -> Run:
     info, data = raw["info"], raw.get("data", {})
     tags = {each["key"]: each["value"] for each in data.get("tags", [])}

@@ -52,7 +52,7 @@ def mounted_volumes(
 
 
 def job_checkpoint_place(job: Job, rows: Mapping[str, Volume]) -> CheckpointPlace | None:
-    """Return where a job keeps its checkpoints; None for workspaces and services, and where the volume is not available."""
+    """Return where a job keeps its checkpoints; None if it keeps none, or if the volume is not available."""
     if job.kind != JobKind.TRAINING.value:
         return None
     place = checkpoint_place(job.checkpoint_dir, job.public_id, mounted_volumes(job.owner, job.volumes, rows))
