@@ -35,6 +35,12 @@ class ServiceAccess(StrEnum):
     SIGNED_IN = "signed_in"
 
 
+ACCESS_LABELS = {
+    ServiceAccess.PROJECT.value: "Members of the project",
+    ServiceAccess.SIGNED_IN.value: "All users who are signed in",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceSpec:
     """What a service is, without the job of its replicas."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from portal.access import visible_projects
 from portal.domain.tracking import JOB_TAG, NOTE_TAG, RUN_NAME_TAG, USER_TAG
+from portal.errors import NotFound
 from portal.models import Job, Project, User
 from portal.selectors.lookup import get_first
 from portal.tracking.client import call
@@ -195,8 +196,16 @@ def list_versions(project: Project, model: RegisteredModel) -> list[ModelVersion
 
 def get_version(project: Project, model: str, version: str) -> ModelVersion:
     """Return a version of a model, without its aliases. Raise NotFound."""
-    raw = call(project.public_id, "GET", "model-versions/get", name=model, version=version)["model_version"]
-    return _version(raw, RegisteredModel(model, "", None, ""))
+    found = call(
+        project.public_id,
+        "GET",
+        "model-versions/search",
+        filter=f"name = {quoted(model)} and version_number = {int(version) if version.isdecimal() and len(version) < 10 else 0}",
+    )
+    rows = found.get("model_versions", [])
+    if not rows:
+        raise NotFound(f"The model {model} has no version {version}.")
+    return _version(rows[0], RegisteredModel(model, "", None, ""))
 
 
 def _run(raw: Mapping[str, Any]) -> Run:

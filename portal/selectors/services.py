@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from portal.access import Requester, visible_services
 from portal.domain.services import ServiceState, VersionState, status_of
@@ -76,10 +74,11 @@ def list_versions(service: Service) -> QuerySet[ServiceVersion]:
     return service.versions.select_related("environment", "pool", "created_by")
 
 
-def shown_replicas(service: Service, limit: int = 50) -> Sequence[ServiceReplica]:
-    """Return the replicas that have not ended, and the newest of those that have."""
+def list_replicas(service: Service) -> QuerySet[ServiceReplica]:
+    """Return the replicas, also ended ones, newest first."""
     rows = ServiceReplica.objects.filter(version__service=service).select_related("version", "job__verdict")
-    return rows.order_by(F("ended_at").desc(nulls_first=True), "-pk")[:limit]
+    is_ready = Exists(ready_attempts().filter(job=OuterRef("job")))
+    return rows.annotate(is_ready=is_ready).order_by("-pk")
 
 
 def services_of_model(requester: Requester, project: Project, name: str, version: str) -> QuerySet[Service]:

@@ -55,8 +55,9 @@ class WorkspaceApp(OriginApp):
             return
         cookie = cookies.read_cookie(scope["headers"], workspace_cookie())
         decision = await self._decide(job, cookie)
-        if not isinstance(decision, Target):
+        if isinstance(decision, AccessRefusal):
             raise _refusal_error(decision, job)
+        assert isinstance(decision, Target)  # noqa: S101
         if is_cross_site(scope, scope["headers"], workspace_origin(job)):
             message = "The request came from a page of another site."
             raise GatewayError(403, "foreign_origin", "Refused", message)

@@ -28,11 +28,15 @@ from portal.models import Attempt, Service, ServiceReplica, ServiceVersion
 from portal.selectors.services import ready_attempts
 from portal.services.jobs.submission import create_job, validate_request
 from portal.services.lifecycle import job_control
-from portal.services.serving.services import fail_version, live_replicas, lock_service, version_request
+from portal.services.serving.services import (
+    TARGET_STATES,
+    fail_version,
+    live_replicas,
+    lock_service,
+    version_request,
+)
 
 log = logging.getLogger(__name__)
-
-TARGET_STATES = (VersionState.ROLLING.value, VersionState.ACTIVE.value)
 
 
 def advance_active_services() -> None:

@@ -26,6 +26,7 @@ from portal.errors import Conflict, InvalidRequest, NotFound
 from portal.models import Service, ServiceReplica, ServiceVersion, User
 from portal.outbox import enqueue_task
 from portal.selectors.experiments import get_version
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action, record_change
 from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.services.lifecycle import job_control
@@ -33,6 +34,7 @@ from portal.services.names import atomic_unique
 from portal.services.sweeps.trial_jobs import request_fields
 
 _SERVICE_FIELDS = tuple(name for name in job_fields(ServiceSpec) if name not in VERSION_FIELDS)
+TARGET_STATES = (VersionState.ROLLING.value, VersionState.ACTIVE.value)
 _SINGLE = ("tasks", "min_tasks", "roles", "launcher", "rank_overrides")
 
 
@@ -191,6 +193,22 @@ def record_requests(counts: Mapping[str, int]) -> None:
         )
 
 
+def target_version(service: Service) -> ServiceVersion:
+    """Return the version that the service runs or rolls out, with its rows."""
+    rows = service.versions.filter(state__in=TARGET_STATES).select_related("environment", "pool")
+    return get_first(rows, "The service has no version.")
+
+
+def next_deployment(service: Service) -> Deployment:
+    """Return what the service runs, from which an update starts."""
+    version = target_version(service)
+    spec = {name: getattr(service, name) for name in _SERVICE_FIELDS}
+    spec |= {name: getattr(version, name) for name in VERSION_FIELDS}
+    model = ModelReference(version.model_name, version.model_version) if version.model_name else None
+    request = replace(version_request(service, version), name=service.name)
+    return Deployment(ServiceSpec(**spec), request, model)
+
+
 # -- for the controller: in a transaction, with the service locked ---------------------------------
 
 
@@ -217,13 +235,6 @@ def version_request(service: Service, version: ServiceVersion) -> JobRequest:
     known = {name: value for name, value in version.job.items() if name in job_fields()}
     request = JobRequest(**known, project=service.project, environment=version.environment, pool=version.pool)
     return replace(request, name=f"{service.name}-v{version.number}", kind=JobKind.SERVICE.value)
-
-
-def version_spec(service: Service, version: ServiceVersion) -> ServiceSpec:
-    return ServiceSpec(
-        **{name: getattr(service, name) for name in _SERVICE_FIELDS},
-        **{name: getattr(version, name) for name in VERSION_FIELDS},
-    )
 
 
 def announce_service(service: Service) -> None:
