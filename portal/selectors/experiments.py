@@ -196,13 +196,9 @@ def list_versions(project: Project, model: RegisteredModel) -> list[ModelVersion
 
 def get_version(project: Project, model: str, version: str) -> ModelVersion:
     """Return a version of a model, without its aliases. Raise NotFound."""
-    found = call(
-        project.public_id,
-        "GET",
-        "model-versions/search",
-        filter=f"name = {quoted(model)} and version_number = {int(version) if version.isdecimal() and len(version) < 10 else 0}",
-    )
-    rows = found.get("model_versions", [])
+    number = int(version) if version.isdecimal() and len(version) < 10 else 0
+    wanted = f"name = {quoted(model)} and version_number = {number}"
+    rows = call(project.public_id, "GET", "model-versions/search", filter=wanted).get("model_versions", [])
     if not rows:
         raise NotFound(f"The model {model} has no version {version}.")
     return _version(rows[0], RegisteredModel(model, "", None, ""))

@@ -89,4 +89,5 @@ def services_of_model(requester: Requester, project: Project, name: str, version
         state__in=(VersionState.ACTIVE.value, VersionState.ROLLING.value),
     )
     rows = visible_services(requester).filter(project=project, state=ServiceState.ACTIVE.value)
-    return rows.filter(pk__in=serving.values("service_id")).order_by("name")
+    rows = rows.filter(pk__in=serving.values("service_id")).select_related("owner")
+    return rows.order_by("name")

@@ -255,8 +255,8 @@ class VersionsView(SignedInView):
         partial=True,
         response=Service,
         error_statuses=[409],
-        detail="One replica of the new version starts and becomes ready, then one of the old version stops, and so on. "
-        "If one does not become ready, the update stops and the old version serves on.",
+        detail="One replica of the new version starts and becomes ready, then one of the old version stops, "
+        "and so on. If one does not become ready, the update stops and the old version serves on.",
     )
     def post(self, request: Request, service: str) -> HttpResponse:
         row = get_service(self.user, service)

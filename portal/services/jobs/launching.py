@@ -143,7 +143,7 @@ def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command:
     else:
         launch = launch_rank(job.launcher, gang, rank, command, job.launcher_options)
     environment = {**launch.environment, **(_role_variables(role, gang.member(rank.number)) if role else {})}
-    return replace(launch, environment=environment | job.rank_overrides.get(str(rank.number), {}))
+    return replace(launch, environment={**environment, **job.rank_overrides.get(str(rank.number), {})})
 
 
 def _role_variables(role: JobRole, member: GangMember) -> dict[str, str]:

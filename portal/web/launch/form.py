@@ -13,7 +13,7 @@ from django.http import QueryDict
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.domain.job_spec import JobSpec, job_fields
-from portal.domain.services import ACCESS_LABELS, ServiceSpec
+from portal.domain.services import ACCESS_LABELS, ServiceSpec, mlflow_command
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
 from portal.domain.sweeps import (
     SEARCHER_LABELS,
@@ -402,6 +402,8 @@ class LaunchForm(DataForm):
             kept = ("kind", "command") if values["kind"] == JobKind.SERVICE.value else ("kind",)
             rules = job_fields(self.request_type).values()
             values |= {rule.name: rule.default for rule in rules if rule.jobs_only and rule.name not in kept}
+            if not values["command"] and values["kind"] == JobKind.SERVICE.value and data["model_name"]:
+                values["command"] = mlflow_command(data["model_name"], data["model_version"])
         return self.request_type(**values, secrets=self.secrets(), dependencies=self.all_dependencies())
 
 
