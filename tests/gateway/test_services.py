@@ -33,7 +33,7 @@ from portal.services.serving.services import (
 )
 from portal.services.workspaces.access import do_open_service
 from tests import factories
-from tests.engine_harness import EngineHarness, held_milli, wait_for
+from tests.engine_harness import engine_harness, held_milli, wait_for
 from tests.gateway.gateway_harness import Testbed, sign_in
 
 SERVER = """
@@ -101,12 +101,14 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(harness: EngineHarness, own_stand: Testbed, owner: User) -> Cluster:
-    harness.mark_enrolled(harness.create_node(gpus=4), gpus=4)
-    harness.start_worker()
-    _, token = do_create_token(owner, name="calls", scopes=[Scope.SERVICES])
-    project = factories.project("vision", member=owner)
-    return Cluster(own_stand, owner, project, factories.environment(runtime="process", tool=False), token)
+def cluster(own_stand: Testbed, owner: User) -> Iterator[Cluster]:
+    with engine_harness() as harness:
+        harness.mark_enrolled(harness.create_node(gpus=4), gpus=4)
+        harness.start_worker()
+        _, token = do_create_token(owner, name="calls", scopes=[Scope.SERVICES])
+        project = factories.project("vision", member=owner)
+        environment = factories.environment(runtime="process", tool=False)
+        yield Cluster(own_stand, owner, project, environment, token)
 
 
 def serve(version: str) -> tuple[str, ...]:
@@ -247,6 +249,7 @@ def test_a_service_answers_replaces_a_killed_replica_is_updated_under_load_and_s
     time.sleep(2.0)
     with cluster.program(service) as program:
         assert program.get("/").status_code == 410
+    service.refresh_from_db()
     do_start_service(owner, service)
     with cluster.program(service) as program:
         assert wait_for("an answer", lambda: program.get("/").text.startswith("v2 "), 30)

@@ -168,10 +168,10 @@ def do_stop_service(user: User, service: Service) -> Service:
 def do_start_service(user: User, service: Service) -> Service:
     """Start a stopped service again, or one that scaled to zero."""
     require_permission(user, Permission.CONTROL, service)
-    if service.state == ServiceState.ACTIVE and not service.asleep:
-        raise Conflict("The service is not stopped.", code="service_not_stopped")
     with _unique_name(service.name):
         service = lock_service(service.pk)
+        if service.state == ServiceState.ACTIVE and not service.asleep:
+            raise Conflict("The service is not stopped.", code="service_not_stopped")
         _wake(service)
         record_action(user, "service.start", service)
     return service
