@@ -54,7 +54,10 @@ def services(request: HttpRequest, user: User) -> HttpResponse:
         rows = rows.filter(state=state.value)
     listed = Paginator(rows.order_by("-id"), PAGE_SIZE).get_page(request.GET.get("page"))
     names = visibility_of(user)
-    shown = [(row, service_status(row), names.project_name(row.project)) for row in listed.object_list]
+    shown = [
+        (row, service_status(row), names.project_name(row.project), names.can_name_project(row.project_id))
+        for row in listed.object_list
+    ]
     context = {"rows": shown, "listed": listed, "view": view, "views": VIEWS.items()}
     return render(request, "services/list.html", context)
 
@@ -121,7 +124,7 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             changes[name] = parse_whole_number(text) if text else job_fields(ServiceSpec)[name].default
             if text and changes[name] is None:
                 raise InvalidRequest(f"{job_fields(ServiceSpec)[name].label}: Must be a whole number.")
-        changes["access"] = request.POST.get("access", "")
+        changes["access"] = request.POST.get("access") or row.access
         try:
             do_change_service(user, row, **changes)
         except InvalidRequest as wrong:

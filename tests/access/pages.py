@@ -139,6 +139,16 @@ PAGES = [
     Page("approvals", "get", "/approvals/", EVERYBODY),
     Page("decide-extension", "post", "/approvals/{extension}/decide/", ADMIN, {}, 302, 302, writes=False),
     Page("revoke-exemption", "post", "/approvals/exemptions/{exemption}/revoke/", MANAGERS, None, 302, 302),
+    Page("services", "get", "/services/", EVERYBODY),
+    Page("service", "get", "/services/{service}/", INSIDE),
+    Page("open-service", "post", "/services/{service}/open/", WORKERS),
+    Page("change-service", "post", "/services/{service}/change/", CONTROLLERS, {"replicas": "2"}, 302, 302),
+    Page("stop-service", "post", "/services/{service}/stop/", CONTROLLERS, None, 302, 302),
+    Page("start-service", "post", "/services/{service}/start/", CONTROLLERS, None, 302, 302, writes=False),
+    Page(
+        "cancel-service-update", "post", "/services/{service}/cancel-update/", CONTROLLERS, None, 302, 302,
+        writes=False,
+    ),  # fmt: skip
     Page("sweeps", "get", "/sweeps/", EVERYBODY),
     Page("import-sweep", "get", "/sweeps/import/", EVERYBODY),
     Page("import-sweep", "post", "/sweeps/import/", EVERYBODY, {"experiment": "a: 1"}, 400, writes=False),

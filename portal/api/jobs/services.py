@@ -78,6 +78,10 @@ class Service(ResponseSerializer):
         return Reference.represent(row.project) if names.can_name_project(row.project_id) else None
 
     @staticmethod
+    def get_message(row: ServiceRow, names: Any) -> str:
+        return row.message if names.can_name_project(row.project_id) else ""
+
+    @staticmethod
     def get_url(row: ServiceRow, _context: object) -> str:
         return service_origin(row)
 

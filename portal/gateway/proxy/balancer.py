@@ -12,7 +12,7 @@ from portal.gateway.access.authorization import Target
 from portal.gateway.proxy.http_client import Connection, NoResponseError
 from portal.gateway.proxy.upstreams import Upstreams
 
-ASIDE_S = 3.0
+QUARANTINE_S = 3.0
 """How long a replica that did not answer gets no requests while another can be tried."""
 CONNECT_TIMEOUT_S = 5.0
 
@@ -33,15 +33,15 @@ class Balancer:
             return None
         self._turn += 1
         turned = left[self._turn % len(left) :] + left[: self._turn % len(left)]
-        return min(turned, key=lambda each: (self._is_aside(each.attempt_pk), self.busy[each.attempt_pk]))
+        return min(turned, key=lambda each: (self._is_quarantined(each.attempt_pk), self.busy[each.attempt_pk]))
 
     def record_failure(self, replica: int) -> None:
         now = monotonic()
-        self._failed_at = {key: at for key, at in self._failed_at.items() if now - at < ASIDE_S}
+        self._failed_at = {key: at for key, at in self._failed_at.items() if now - at < QUARANTINE_S}
         self._failed_at[replica] = now
 
-    def _is_aside(self, replica: int) -> bool:
-        return monotonic() - self._failed_at.get(replica, -ASIDE_S) < ASIDE_S
+    def _is_quarantined(self, replica: int) -> bool:
+        return monotonic() - self._failed_at.get(replica, -QUARANTINE_S) < QUARANTINE_S
 
 
 class ReplicaPool:
