@@ -146,9 +146,15 @@ PAGES = [
     Page("stop-service", "post", "/services/{service}/stop/", CONTROLLERS, None, 302, 302),
     Page("start-service", "post", "/services/{service}/start/", CONTROLLERS, None, 302, 302, writes=False),
     Page(
-        "cancel-service-update", "post", "/services/{service}/cancel-update/", CONTROLLERS, None, 302, 302,
+        "cancel-service-update",
+        "post",
+        "/services/{service}/cancel-update/",
+        CONTROLLERS,
+        None,
+        302,
+        302,
         writes=False,
-    ),  # fmt: skip
+    ),
     Page("sweeps", "get", "/sweeps/", EVERYBODY),
     Page("import-sweep", "get", "/sweeps/import/", EVERYBODY),
     Page("import-sweep", "post", "/sweeps/import/", EVERYBODY, {"experiment": "a: 1"}, 400, writes=False),

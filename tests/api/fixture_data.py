@@ -246,9 +246,7 @@ def work_of(
         value=0.5,
     )
     TrialReport.objects.create(trial=trial, step=1, value=0.5)
-    work["service"] = Service.objects.create(
-        name=f"answers-{owner.username}", owner=owner, project=project
-    )
+    work["service"] = Service.objects.create(name=f"answers-{owner.username}", owner=owner, project=project)
     version = ServiceVersion.objects.create(
         service=work["service"], number=1, environment=batch, created_by=owner,
         job={"name": "answers", "command": ["serve"]},

@@ -72,6 +72,13 @@ def consumers() -> list[type]:
 
 
 def test_every_consumer_declares_a_policy() -> None:
-    for consumer in [*consumers(), *WEBSOCKET_ROUTES.values(), PortalApp, WorkspaceApp, ServiceApp, TerminalApp]:
+    for consumer in [
+        *consumers(),
+        *WEBSOCKET_ROUTES.values(),
+        PortalApp,
+        WorkspaceApp,
+        ServiceApp,
+        TerminalApp,
+    ]:
         declared = getattr(consumer, "access_policy", None)
         assert isinstance(declared, AccessPolicy), f"{consumer.__qualname__} declares no policy"

@@ -30,7 +30,12 @@ def starting(id_: int, version: int) -> Replica:
         (2, 2, [ready(1, 1), ready(2, 1), starting(3, 2)], RolloutStep()),
         (2, 2, [ready(1, 1), ready(2, 1), ready(3, 2)], RolloutStep(start=1, stop=(2,))),
         (2, 2, [ready(1, 1), ready(3, 2), ready(4, 2)], RolloutStep(stop=(1,), complete=True)),
-        (2, 2, [starting(1, 1), ready(2, 1)], RolloutStep(start=1, stop=(1,))),  # an old one that does not serve
+        (
+            2,
+            2,
+            [starting(1, 1), ready(2, 1)],
+            RolloutStep(start=1, stop=(1,)),
+        ),  # an old one that does not serve
         (2, 2, [starting(1, 1)], RolloutStep(start=2, stop=(1,))),  # nothing serves: all at once
         (1, 2, [ready(1, 1), ready(2, 1)], RolloutStep(start=1, stop=(2,))),
     ],
@@ -54,7 +59,5 @@ def test_an_update_ends_and_always_serves_with_the_wanted_number(seed: int) -> N
         assert len(replicas) <= desired + 1
         if step.complete:
             break
-        replicas = [
-            Replica(each.id, each.version, each.ready or chance.random() < 0.3) for each in replicas
-        ]
+        replicas = [Replica(each.id, each.version, each.ready or chance.random() < 0.3) for each in replicas]
     assert [each.version for each in replicas if each.ready] == [2] * desired

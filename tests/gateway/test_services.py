@@ -1,4 +1,4 @@
-"""Services on a real agent behind a real gateway: sessions, tokens, lost replicas, updates under load, scale to zero."""
+"""Services on a real agent behind a real gateway: tokens, lost replicas, updates under load, scale to zero."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ class Load:
         with self.cluster.program(self.service) as program:
             while not self._ended.is_set():
                 try:
-                    answer = program.request(method, "/work", content=b"x" * 100 if method == "POST" else None)
+                    answer = program.request(
+                        method, "/work", content=b"x" * 100 if method == "POST" else None
+                    )
                     text = answer.text
                     if answer.status_code != 200:
                         self.refused.append((time.time(), f"{answer.status_code} {text[:200]}"))
