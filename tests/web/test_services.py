@@ -92,7 +92,7 @@ def test_its_owner_changes_updates_and_stops_it(
     assert (service.replicas, service.idle_timeout_s, service.drain_s) == (3, 120, 20)
     assert service.access == "signed_in"
     filled = page_of(member, f"{reverse('launch')}?kind=service&service={service.public_id}")
-    assert "This updates a service" in filled and "serve --port {port}" in filled
+    assert "This updates a service" in filled and "serve --port '{port}'" in filled
     typed |= FIELDS | {"service": service.public_id, "command": "serve2 --port {port}", "replicas": "1"}
     assert member.post(reverse("launch"), typed).status_code == 302
     numbers = service.versions.order_by("number").values_list("number", "state")
@@ -118,9 +118,9 @@ def test_a_cancelled_replica_is_replaced(service: Service) -> None:
 
 def test_an_outsider_sees_of_a_shared_service_only_how_to_use_it(service: Service, client_of: Any) -> None:
     address = reverse("service", args=[service.public_id])
-    assert client_of("outsider").get(address).status_code == 404
+    assert client_of("stranger").get(address).status_code == 404
     Service.objects.filter(pk=service.pk).update(access="signed_in", message="secret words")
-    shown = page_of(client_of("outsider"), address) + page_of(client_of("outsider"), reverse("services"))
+    shown = page_of(client_of("stranger"), address) + page_of(client_of("stranger"), reverse("services"))
     assert f"svc-{service.public_id}." in shown and "Open" in shown
     for hidden in ("serve --port", "secret words", service.project.name, f"{service.name}-v1"):
         assert hidden not in shown

@@ -33,7 +33,9 @@ class Balancer:
             return None
         self._turn += 1
         turned = left[self._turn % len(left) :] + left[: self._turn % len(left)]
-        return min(turned, key=lambda each: (self._is_quarantined(each.attempt_pk), self.busy[each.attempt_pk]))
+        return min(
+            turned, key=lambda each: (self._is_quarantined(each.attempt_pk), self.busy[each.attempt_pk])
+        )
 
     def record_failure(self, replica: int) -> None:
         now = monotonic()
