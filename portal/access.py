@@ -16,6 +16,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, Q, QuerySet
 
 from portal.domain.project_tree import path_to_root
+from portal.domain.services import ServiceAccess, ServiceState
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
@@ -38,6 +39,7 @@ from portal.models import (
     Quota,
     Reservation,
     Secret,
+    Service,
     Sweep,
     Template,
     TimeLimitExtension,
@@ -57,7 +59,7 @@ class Permission(StrEnum):
     VIEW = "view"
     SUBMIT = "submit"  # submit a job to a project
     CONTROL = "control"  # cancel, hold or edit a job
-    ENTER = "enter"  # open a workspace, its terminal or its secrets
+    ENTER = "enter"  # open a workspace, its terminal or its secrets; send requests to a service
     READ_LOGS = "read_logs"
     MANAGE = "manage"  # manage the members of a project
     CHANGE = "change"  # change quotas, nodes, environments or users
@@ -73,6 +75,7 @@ class AccessPolicy(StrEnum):
     SIGNED_IN = "signed-in"
     ADMIN = "admin"
     WORKSPACE = "workspace"  # gateway only: a workspace session for that origin
+    SERVICE = "service"  # gateway only: a session for that origin, or a token with the scope services
 
 
 _Row = TypeVar("_Row", bound=Model)
@@ -177,6 +180,8 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
             return _can_access_job(requester, verb, obj)
         case Sweep():
             return _can_access_sweep(requester, verb, obj)
+        case Service():
+            return _can_access_service(requester, verb, obj)
         case Project():
             return _can_access_project(requester, verb, obj)
         case Quota():
@@ -247,6 +252,23 @@ def _can_access_sweep(user: User, verb: Permission, sweep: Sweep) -> bool:
         return user.is_admin or role is not None
     owner = sweep.owner_id == user.pk and role is Role.MEMBER
     return verb is Permission.CONTROL and (owner or role is Role.MANAGER)
+
+
+def _can_access_service(user: User, verb: Permission, service: Service) -> bool:
+    """Its owner and managers control it, members send requests to it, and who sees the project reads its details.
+
+    A service for all signed-in users can be seen, without its details, and used by every user.
+    """
+    if user.is_admin:
+        return True
+    if verb in {Permission.VIEW, Permission.ENTER} and service.access == ServiceAccess.SIGNED_IN:
+        return True
+    role = role_in(user, service.project)
+    if verb in {Permission.VIEW, Permission.READ_LOGS} or role is None:
+        return role is not None
+    if verb not in {Permission.ENTER, Permission.CONTROL} or role is Role.VIEWER:
+        return False
+    return verb is Permission.ENTER or role is Role.MANAGER or service.owner_id == user.pk
 
 
 def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
@@ -338,6 +360,15 @@ def visible_plans(requester: Requester) -> QuerySet[PipelinePlan]:
 
 def visible_sweeps(requester: Requester) -> QuerySet[Sweep]:
     return _of_own_projects(requester, Sweep.objects.all())
+
+
+def visible_services(requester: Requester) -> QuerySet[Service]:
+    """Return the services of the user's projects, and those that all signed-in users may use."""
+    user = require_user(requester)
+    if user.is_admin:
+        return Service.objects.all()
+    shared = Q(access=ServiceAccess.SIGNED_IN.value, state=ServiceState.ACTIVE.value)
+    return Service.objects.filter(Q(project_id__in=project_ids(user)) | shared)
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:

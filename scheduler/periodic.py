@@ -6,11 +6,13 @@ import datetime as dt
 import logging
 
 from django.db import transaction
+from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from portal.domain.formatting import format_duration
 from portal.domain.reasons import EndReason, end_message
+from portal.domain.services import unready_message
 from portal.domain.states import AttemptState, JobKind, NodeState
 from portal.models import Attempt, BrowserSession, Cycle, EngineQuery, Forecast, Node, OutboxMessage, Task
 from portal.outbox import send_outbox_rows
@@ -45,7 +47,7 @@ def run_periodic_pass() -> None:
     stop_overdue_attempts()
     time_limits.warn_before_ends()
     time_limits.close_lapsed_extensions()
-    stop_unready_workspaces()
+    stop_unready_servers()
     stalls.detect_stalls()
     stop_unsent_on_unreachable_nodes()
     stop_gangs_on_unreachable_nodes()
@@ -67,18 +69,24 @@ def stop_overdue_attempts() -> None:
         _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
 
 
-def stop_unready_workspaces() -> None:
-    """Stop workspaces whose server is not ready in time."""
-    rows = Attempt.objects.filter(
-        state=AttemptState.RUNNING.value,
-        stop_requested_at__isnull=True,
-        ready_at__isnull=True,
-        job__kind=JobKind.WORKSPACE.value,
-        running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S),
+def stop_unready_servers() -> None:
+    """Stop workspaces and replicas of services whose server is not ready in time."""
+    unready = Attempt.objects.filter(
+        state=AttemptState.RUNNING.value, stop_requested_at__isnull=True, ready_at__isnull=True
+    ).exclude(task_rows__node__reachable=False)  # an unreachable node reports nothing about the server
+    rows = unready.filter(
+        job__kind=JobKind.WORKSPACE.value, running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S)
     )
-    # an unreachable node reports nothing about the server
-    for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
+    for attempt in rows.values_list("pk", flat=True):
         _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
+    limit_s = F("job__replica__version__readiness_timeout_s")
+    overdue = unready.filter(
+        job__kind=JobKind.SERVICE.value, running_at__lt=Now() - limit_s * dt.timedelta(seconds=1)
+    )
+    for row in overdue.select_related("job__replica__version"):
+        version = row.job.replica.version
+        message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
+        job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:

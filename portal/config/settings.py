@@ -30,7 +30,7 @@ if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FA
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
-"""Workspaces are at ws-<public id>.<APPS_DOMAIN>; includes the port if it is not the default."""
+"""Workspaces are at ws-<public id>.<this>, services at svc-<public id>; with the port if it is not the default."""
 TRACKING_URL = env.str("FAIRWAY_TRACKING_URL", PORTAL_URL).rstrip("/")
 """Where jobs reach the MLflow API: the portal, or an address before it that containers may connect to."""
 EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])

@@ -492,7 +492,7 @@ def placement_fields(spec: type[Any] = JobSpec) -> tuple[str, ...]:
     return tuple(name for name, each in job_fields(spec).items() if each.affects_placement)
 
 
-def field_errors(request: JobSpec | JobRole) -> dict[str, str]:
-    """Return what is wrong with single values of a request, by field."""
+def field_errors(request: object) -> dict[str, str]:
+    """Return what is wrong with single values of a request or another specification, by field."""
     rules = job_fields(type(request)).items()
     return {name: error for name, rule in rules if (error := rule.error_of(getattr(request, name)))}

@@ -38,10 +38,11 @@ class AttemptState(StrEnum):
 
 
 class JobKind(StrEnum):
-    """Interactive workspace, or training run with an end."""
+    """Interactive workspace, training run with an end, or replica of a service."""
 
     WORKSPACE = "workspace"
     TRAINING = "training"
+    SERVICE = "service"
 
 
 class DesiredState(StrEnum):

@@ -1,4 +1,4 @@
-"""Public addresses: the portal's origin, a workspace's, and which of them a Host header names."""
+"""Public addresses: the origins of portal, workspaces and services, and which of them a Host header names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-_WORKSPACE = re.compile(r"ws-([a-z][a-z0-9]{0,15})")
+_APP = re.compile(r"(ws|svc)-([a-z][a-z0-9]{0,15})")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceHost:
-    """``workspace`` is a well-formed public id, or "" for a name below the apps domain that cannot be one."""
+class AppHost:
+    """``name`` is a well-formed public id, or "" for a name below the apps domain that cannot be one."""
 
-    workspace: str
+    name: str
+    is_service: bool = False
 
 
 def public_scheme() -> str:
@@ -29,6 +30,10 @@ def workspace_origin(job: str) -> str:
     return f"{public_scheme()}://ws-{job}.{settings.APPS_DOMAIN}"
 
 
+def service_origin(service: str) -> str:
+    return f"{public_scheme()}://svc-{service}.{settings.APPS_DOMAIN}"
+
+
 def strip_port(host: str) -> str:
     """Return a host name in lower case, without port and final dot."""
     name = host.strip().lower()
@@ -37,14 +42,14 @@ def strip_port(host: str) -> str:
     return name.removesuffix(".")
 
 
-def match_workspace_host(host: str, apps_domain: str) -> WorkspaceHost | None:
-    """Return the workspace that a Host header names; None for the portal.
+def match_app_host(host: str, apps_domain: str) -> AppHost | None:
+    """Return the workspace or service that a Host header names; None for the portal.
 
-    Ports are ignored (the browser may use a forwarded port). Every ``ws-`` name below the apps domain is
-    workspace traffic, also an invalid one, so that none of them reaches web.
+    Ports are ignored (the browser may use a forwarded port). Every ``ws-`` and ``svc-`` name below the apps
+    domain is user content, also an invalid one, so that none of them reaches web.
     """
     label, _, parent = strip_port(host).partition(".")
-    if parent != strip_port(apps_domain) or not label.startswith("ws-"):
+    if parent != strip_port(apps_domain) or not label.startswith(("ws-", "svc-")):
         return None
-    match = _WORKSPACE.fullmatch(label)
-    return WorkspaceHost(match.group(1) if match else "")
+    match = _APP.fullmatch(label)
+    return AppHost(match.group(2) if match else "", is_service=label.startswith("svc-"))

@@ -9,8 +9,9 @@ from django.conf import settings
 from portal.gateway.access.authorization import Authorizer
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
-from portal.gateway.addresses import match_workspace_host
+from portal.gateway.addresses import match_app_host
 from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.service_app import ServiceApp
 from portal.gateway.apps.terminal_app import TerminalApp
 from portal.gateway.apps.workspace_app import WorkspaceApp
 from portal.gateway.asgi_types import Receive, Scope, Send
@@ -25,7 +26,7 @@ TERMINALS_PREFIX = b"/terminals/"
 
 
 class Gateway:
-    """Route workspace hosts and terminals to their servers, everything else to web."""
+    """Route the hosts of workspaces and services, and terminals, to their servers, everything else to web."""
 
     def __init__(self) -> None:
         if settings.SAME_SITE_WARNING:
@@ -36,6 +37,7 @@ class Gateway:
         self._activity = ActivityTracker(self._authorizer, self._monitor, self._upstreams)
         self._web = PortalApp(self._upstreams)
         self._workspaces = WorkspaceApp(self._authorizer, self._monitor, self._upstreams, self._activity)
+        self._services = ServiceApp(self._upstreams)
         self._terminals = TerminalApp(self._upstreams, self._activity)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,13 +54,14 @@ class Gateway:
         if problem is not None:
             raise GatewayError(400, "ambiguous_request", "Bad request", problem, close=True)
         host = (single_header(scope["headers"], b"host") or b"").decode("latin-1")
-        workspace = match_workspace_host(host, settings.APPS_DOMAIN)
-        known = METHODS if workspace is None else METHODS | WEBDAV
+        app = match_app_host(host, settings.APPS_DOMAIN)
+        known = METHODS if app is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
             message = "This method is not supported here."
             raise GatewayError(405, "method_not_allowed", "Not supported", message, allow=known, close=True)
-        if workspace is not None:
-            await self._workspaces(workspace.workspace, scope, receive, send)
+        if app is not None:
+            user_content = self._services if app.is_service else self._workspaces
+            await user_content(app.name, scope, receive, send)
         elif scope["raw_path"].startswith(TERMINALS_PREFIX):
             await self._terminals(scope, receive, send)
         else:
@@ -70,9 +73,11 @@ class Gateway:
             if message["type"] == "lifespan.startup":
                 await self._terminals.start()
                 self._activity.start()
+                self._services.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self._activity.stop()
+                await self._services.stop()
                 self._monitor.close()
                 self._terminals.close()
                 await self._upstreams.close()

@@ -1688,4 +1688,154 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(condition=models.Q(('done', False)), fields=['job'], name='profile_run_waiting')],
             },
         ),
+        migrations.CreateModel(
+            name='Service',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(max_length=100)),
+                ('replicas', models.PositiveIntegerField(default=1)),
+                ('access', models.CharField(default='project', max_length=10)),
+                ('idle_timeout_s', models.PositiveIntegerField(blank=True, help_text='null: it never scales to zero.', null=True)),
+                ('drain_s', models.PositiveIntegerField(default=10)),
+                ('state', models.CharField(default='ACTIVE', max_length=10)),
+                ('message', models.CharField(blank=True, db_default='', default='', help_text='Why it does not serve, or how its last update ended.', max_length=1000)),
+                ('asleep', models.BooleanField(db_default=False, default=False, help_text='Scaled to zero: it has no replicas until the next request.')),
+                ('failures', models.PositiveIntegerField(default=0, help_text='Replicas in a row that failed at their start.')),
+                ('retry_at', models.DateTimeField(blank=True, help_text='No replica is started before this time.', null=True)),
+                ('active_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='Last request; also when it was deployed, changed or started.')),
+                ('request_count', models.PositiveBigIntegerField(default=0)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+            ],
+            options={
+                'ordering': ['-id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='ServiceReplica',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('retiring_at', models.DateTimeField(blank=True, help_text='Since when it gets no new requests.', null=True)),
+                ('ended_at', models.DateTimeField(blank=True, null=True)),
+            ],
+            options={
+                'ordering': ['id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='ServiceVersion',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('number', models.PositiveIntegerField()),
+                ('job', models.JSONField(help_text='Fields of the job request (JobSpec).')),
+                ('port', models.PositiveIntegerField(default=8000)),
+                ('readiness_path', models.CharField(blank=True, db_default='', default='', help_text='blank: it is ready when it listens.', max_length=500)),
+                ('readiness_timeout_s', models.PositiveIntegerField(default=600)),
+                ('model_name', models.CharField(blank=True, db_default='', default='', help_text='Registered model that it serves.', max_length=256)),
+                ('model_version', models.CharField(blank=True, db_default='', default='', max_length=20)),
+                ('model_run', models.CharField(blank=True, db_default='', default='', help_text='Run that logged the model.', max_length=64)),
+                ('state', models.CharField(default='ROLLING', max_length=10)),
+                ('message', models.CharField(blank=True, db_default='', default='', help_text='Why its rollout failed.', max_length=1000)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+            ],
+            options={
+                'ordering': ['service_id', '-number'],
+            },
+        ),
+        migrations.RemoveConstraint(
+            model_name='job',
+            name='job_kind',
+        ),
+        migrations.AlterField(
+            model_name='workspacesession',
+            name='attempt',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.attempt'),
+        ),
+        migrations.AlterField(
+            model_name='workspaceticket',
+            name='attempt',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.attempt'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['workspace', 'training', 'service'])), name='job_kind'),
+        ),
+        migrations.AddField(
+            model_name='service',
+            name='owner',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='services', to=settings.AUTH_USER_MODEL),
+        ),
+        migrations.AddField(
+            model_name='service',
+            name='project',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='services', to='portal.project'),
+        ),
+        migrations.AddField(
+            model_name='workspacesession',
+            name='service',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.service'),
+        ),
+        migrations.AddField(
+            model_name='workspaceticket',
+            name='service',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.service'),
+        ),
+        migrations.AddField(
+            model_name='servicereplica',
+            name='job',
+            field=models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='replica', to='portal.job'),
+        ),
+        migrations.AddField(
+            model_name='serviceversion',
+            name='created_by',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL),
+        ),
+        migrations.AddField(
+            model_name='serviceversion',
+            name='environment',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.environment'),
+        ),
+        migrations.AddField(
+            model_name='serviceversion',
+            name='pool',
+            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool'),
+        ),
+        migrations.AddField(
+            model_name='serviceversion',
+            name='service',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='versions', to='portal.service'),
+        ),
+        migrations.AddField(
+            model_name='servicereplica',
+            name='version',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='replica_rows', to='portal.serviceversion'),
+        ),
+        migrations.AddConstraint(
+            model_name='service',
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['ACTIVE', 'STOPPED'])), name='service_state'),
+        ),
+        migrations.AddConstraint(
+            model_name='service',
+            constraint=models.CheckConstraint(condition=models.Q(('access__in', ['project', 'signed_in'])), name='service_access'),
+        ),
+        migrations.AddConstraint(
+            model_name='service',
+            constraint=models.UniqueConstraint(condition=models.Q(('state', 'ACTIVE')), fields=('project', 'name'), name='service_name_once'),
+        ),
+        migrations.AddIndex(
+            model_name='serviceversion',
+            index=models.Index(fields=['model_name', 'model_version'], name='service_by_model'),
+        ),
+        migrations.AddConstraint(
+            model_name='serviceversion',
+            constraint=models.UniqueConstraint(fields=('service', 'number'), name='service_version_once'),
+        ),
+        migrations.AddConstraint(
+            model_name='serviceversion',
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['ROLLING', 'ACTIVE', 'FAILED', 'REPLACED'])), name='service_version_state'),
+        ),
+        migrations.AddIndex(
+            model_name='servicereplica',
+            index=models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['version'], name='replica_live'),
+        ),
     ]

@@ -25,6 +25,7 @@ from portal.models.scheduler import (
     SchedulerCounters,
 )
 from portal.models.secrets import RegistryLogin, Secret
+from portal.models.services import Service, ServiceReplica, ServiceVersion
 from portal.models.sweeps import Sweep, Trial, TrialReport
 from portal.models.usage import AttemptEnergy, AttemptProgress, NodeMetricsMinute, UsageInterval
 from portal.models.users import User

@@ -246,6 +246,13 @@ class Job(models.Model):
         return self.required_tasks < self.tasks
 
     @property
+    def published_port(self) -> int | None:
+        """The port of its server, which its node publishes to the gateway; None: it has none."""
+        if self.kind == JobKind.SERVICE.value:
+            return int(self.replica.version.port)
+        return self.environment.tool_port if self.kind == JobKind.WORKSPACE.value else None
+
+    @property
     def needs_rendezvous(self) -> bool:
         """True if its tasks connect to each other: a gang, or an elastic job with a launcher."""
         return self.is_gang or (self.is_elastic and self.launcher != JobSpec.launcher)

@@ -13,11 +13,12 @@ from portal.models.public_id import PublicIdField
 
 
 class WorkspaceTicket(models.Model):
-    """Single use, valid for 30 s, bound to user, attempt and portal session."""
+    """Single use, valid for 30 s, bound to user, portal session, and an attempt or a service."""
 
     code_sha256 = models.CharField(max_length=64, unique=True)
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
-    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="+")
+    attempt = models.ForeignKey("Attempt", null=True, on_delete=models.CASCADE, related_name="+")
+    service = models.ForeignKey("Service", null=True, on_delete=models.CASCADE, related_name="+")
     session_key = models.CharField(max_length=64, help_text="Hash of the key of the portal session.")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
@@ -25,11 +26,15 @@ class WorkspaceTicket(models.Model):
 
 
 class WorkspaceSession(models.Model):
-    """A cookie for one workspace's origin; ends with the attempt, the portal session or the user's right."""
+    """A cookie for the origin of a workspace or service.
+
+    It ends with the attempt or the service, the portal session or the user's right.
+    """
 
     cookie_sha256 = models.CharField(max_length=64, unique=True)
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
-    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="+")
+    attempt = models.ForeignKey("Attempt", null=True, on_delete=models.CASCADE, related_name="+")
+    service = models.ForeignKey("Service", null=True, on_delete=models.CASCADE, related_name="+")
     session_key = models.CharField(max_length=64, help_text="Hash of the key of the portal session.")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()

@@ -9,6 +9,7 @@ from typing import Any
 
 from portal.access import visible_projects
 from portal.domain.tracking import JOB_TAG, NOTE_TAG, RUN_NAME_TAG, USER_TAG
+from portal.errors import NotFound
 from portal.models import Job, Project, User
 from portal.selectors.lookup import get_first
 from portal.tracking.client import call
@@ -191,6 +192,16 @@ def list_versions(project: Project, model: RegisteredModel) -> list[ModelVersion
         order_by="version_number DESC",
     )
     return [_version(each, model) for each in found.get("model_versions", [])]
+
+
+def get_version(project: Project, model: str, version: str) -> ModelVersion:
+    """Return a version of a model, without its aliases. Raise NotFound."""
+    number = int(version) if version.isdecimal() and len(version) < 10 else 0
+    wanted = f"name = {quoted(model)} and version_number = {number}"
+    rows = call(project.public_id, "GET", "model-versions/search", filter=wanted).get("model_versions", [])
+    if not rows:
+        raise NotFound(f"The model {model} has no version {version}.")
+    return _version(rows[0], RegisteredModel(model, "", None, ""))
 
 
 def _run(raw: Mapping[str, Any]) -> Run:

@@ -100,7 +100,7 @@ def list_checkpoints_at_end(connection: NodeConnection, task_id: int) -> None:
 
 def listing_applies(connection: NodeConnection, task: Task) -> bool:
     """Return True for the task whose node lists the checkpoints of its attempt."""
-    supported = connection.engine.supports_checkpoints and task.attempt.job.kind != JobKind.WORKSPACE.value
+    supported = connection.engine.supports_checkpoints and task.attempt.job.kind == JobKind.TRAINING.value
     return supported and _is_lowest_rank(task)
 
 

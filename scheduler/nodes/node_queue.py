@@ -14,7 +14,7 @@ from django.db import connection
 
 from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
 from portal.domain.reasons import EndReason
-from portal.domain.states import AttemptState, JobKind
+from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task
 from portal.services.jobs.checkpoints import listing_is_due
 from portal.services.lifecycle import job_control
@@ -36,6 +36,7 @@ MAX_THREADS = 4
 STOP_RETRY_S = 5.0
 CONNECTIVITY_RETRY_S = 1.0
 PROBE_INTERVAL_S = 0.25
+SERVICE_PROBE_INTERVAL_S = 1.0
 IMAGE_POLL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
 MAX_START_ATTEMPTS = 5
@@ -207,14 +208,14 @@ class NodeQueue:
                 raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
             log.warning("%s does not stop attempt %s: %s", connection.node.name, task.attempt_id, refusal)
 
-    # -- readiness of workspaces -------------------------------------------------------------------
+    # -- readiness of workspaces and services -------------------------------------------------------------------
 
     def _probe(self, connection: NodeConnection, task: Task) -> None:
-        self._schedule("probe", task.pk, PROBE_INTERVAL_S)
-        port = task.attempt.job.environment.tool_port
+        is_service = task.attempt.job.kind == JobKind.SERVICE.value
+        self._schedule("probe", task.pk, SERVICE_PROBE_INTERVAL_S if is_service else PROBE_INTERVAL_S)
         key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
         try:
-            answers = port is None or connection.engine.probe(key, port, "/") is not None
+            answers = _is_ready(connection, key, task)
         except AgentError as refusal:  # it has just ended, and the event is on its way
             log.info("%s failed on %s: %s", key, connection.node.name, refusal)
             return
@@ -233,6 +234,21 @@ class NodeQueue:
             job_control.record_task_listening(task.pk)
 
 
+def _is_ready(connection: NodeConnection, key: TaskKey, task: Task) -> bool:
+    job = task.attempt.job
+    port = job.published_port
+    if job.kind == JobKind.WORKSPACE.value:
+        return port is None or connection.engine.probe(key, port, "/") is not None
+    if port is None:
+        return False
+    if path := job.replica.version.readiness_path:
+        status = connection.engine.probe(key, port, path)
+        return status is not None and 200 <= status < 400
+    # a process listens on the port of its node itself
+    listens_on = task.ports.get(str(port)) if task.node.runtime == RuntimeKind.PROCESS.value else port
+    return isinstance(listens_on, int) and connection.engine.listens_on(key, [listens_on])
+
+
 def _needs_details(task: Task) -> bool:
     attempt = task.attempt
     return (
@@ -248,5 +264,5 @@ def _awaits_readiness(task: Task) -> bool:
     return (
         attempt.state == AttemptState.RUNNING
         and attempt.ready_at is None
-        and attempt.job.kind == JobKind.WORKSPACE.value
+        and attempt.job.kind != JobKind.TRAINING.value
     )

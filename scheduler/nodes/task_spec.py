@@ -153,7 +153,7 @@ def build_task_spec(
 
     Raise RendezvousUnknownError when its launcher needs a rendezvous and none is recorded.
     """
-    environment, role = job.environment, role_at(job.job_roles, assignment.rank)
+    port, role = job.published_port, role_at(job.job_roles, assignment.rank)
     launch = _launch(job, assignment, node)
     user = job.owner
     mounts, workdir = build_mounts(job, volumes, node)
@@ -183,9 +183,7 @@ def build_task_spec(
         "memory_mib": (role or job).memory_mib,
         "shm_mib": job.shm_mib,
         "pids": PIDS,
-        "ports": [environment.tool_port]
-        if job.kind == JobKind.WORKSPACE.value and environment.tool_port
-        else [],
+        "ports": [port] if port else [],
         "mounts": mounts,
         "termination_grace_s": job.termination_grace_s,
     }

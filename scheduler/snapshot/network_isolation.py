@@ -1,6 +1,6 @@
-"""Network isolation: a gang on the host network shares no node with a workspace of another project.
+"""Network isolation: a gang on the host network shares no node with a workspace or service of another project.
 
-What listens on a node can be reached from the host network, and a workspace runs a user's own servers there.
+What listens on a node can be reached from the host network, and both run a user's own servers there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IsolationClass(Enum):
     """The two classes of jobs that must not mix; other jobs have none."""
 
     HOST_NETWORK = "network"  # a gang, in a pool that allows the host network
-    WORKSPACE = "workspace"
+    PUBLISHED_PORT = "port"  # a workspace or a replica of a service
 
 
 IsolatedOccupants = Mapping[NodeId, Collection[tuple[IsolationClass, ProjectId]]]
@@ -57,8 +57,8 @@ def isolation_excluded_nodes(
 
 def isolation_side(kind: str, tasks: int, min_tasks: int | None, launcher: str) -> IsolationClass | None:
     """Return the isolation class of a job, independent of its placement: any gang may span several nodes."""
-    if kind == JobKind.WORKSPACE.value:
-        return IsolationClass.WORKSPACE
+    if kind != JobKind.TRAINING.value:
+        return IsolationClass.PUBLISHED_PORT
     return IsolationClass.HOST_NETWORK if spans_nodes(tasks, min_tasks, launcher) else None
 
 

@@ -13,11 +13,11 @@ export function startLaunch(root) {
     const kind = form.elements.kind.value;
     form.dataset.kind = kind;
     for (const part of form.querySelectorAll("[data-only-for]")) part.hidden = part.dataset.onlyFor !== kind;
-    for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = part.dataset.notFor === kind;
+    for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = (part.dataset.notFor || "").split(" ").includes(kind);
     for (const part of form.querySelectorAll("[data-launcher]")) part.hidden = part.dataset.launcher !== form.elements.launcher.value;
     const project = form.elements.project.value;
     for (const part of form.querySelectorAll("[data-projects]")) {
-      part.hidden = part.dataset.notFor === kind || !part.dataset.projects.split(" ").includes(project);
+      part.hidden = (part.dataset.notFor || "").split(" ").includes(kind) || !part.dataset.projects.split(" ").includes(project);
     }
     const one = form.querySelector("[data-one-gpu]");
     if (one) one.hidden = Number(form.elements.gpus_per_task.value) !== 1;

@@ -61,6 +61,11 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Trial: dict.fromkeys(("message", "parameters"), INSIDE),
     models.LayerProfile: {"name": INSIDE},
     models.ProfileRun: dict.fromkeys(("name", "error"), INSIDE),
+    models.Service: dict.fromkeys(("name", "message"), INSIDE),
+    models.ServiceVersion: dict.fromkeys(
+        ("readiness_path", "model_name", "model_version", "model_run", "message"), INSIDE
+    )
+    | {"job": CONTROLLERS},
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE, "failure_line": INSIDE, "resume_path": INSIDE},
     models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
@@ -146,6 +151,8 @@ OTHERS: dict[str, str] = {
     "MagicLink": "code_sha256",
     "JobVerdict": "code jobs_ahead",
     "Task": "state container ports gang_address gang_ports eviction_reason",
+    "Service": "access state",
+    "ServiceVersion": "state",
     "Sweep": "searcher direction state",
     "Trial": "state search_state",
     "Template": "kind",

@@ -28,6 +28,9 @@ from portal.models import (
     OrphanContainer,
     Project,
     Quota,
+    Service,
+    ServiceReplica,
+    ServiceVersion,
     Sweep,
     Template,
     TimeLimitExtension,
@@ -243,6 +246,13 @@ def work_of(
         value=0.5,
     )
     TrialReport.objects.create(trial=trial, step=1, value=0.5)
+    work["service"] = Service.objects.create(name=f"answers-{owner.username}", owner=owner, project=project)
+    version = ServiceVersion.objects.create(
+        service=work["service"], number=1, environment=batch, created_by=owner,
+        job={"name": "answers", "command": ["serve"]},
+    )  # fmt: skip
+    replica = factories.job(owner, project, batch, name="answers-v1", kind="service")
+    ServiceReplica.objects.create(version=version, job=replica)
     AttemptObservation.objects.create(attempt=work["running"].attempts.get(), listing_problem="It is slow.")
     work["checkpoint"] = Checkpoint.objects.create(
         job=work["running"],

@@ -35,6 +35,7 @@ BY_KIND = JOBS | WORKSPACES
 
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
+SERVICE = {"job": {**JOB, "name": "served", "command": ["serve"]}, "readiness_path": "/health"}
 SWEEP = {
     "job": {**JOB, "command": ["train", "{lr}"]},
     "searcher": "grid",
@@ -252,6 +253,24 @@ ROWS = [
     Row("jobs_support_text", "get", "jobs/{running}/support-text/", INSIDE),
     Row("jobs_reports", "get", "jobs/{running}/reports/", INSIDE),
     Row("jobs_report", "post", "jobs/{running}/reports/", CONTROLLERS, REPORTS, scope=JOBS),
+    Row("services_list", "get", "services/", EVERYBODY),
+    Row("services_deploy", "post", "services/", WORKERS, SERVICE, 201, hidden=422, scope=JOBS),
+    Row("services_get", "get", "services/{service}/", INSIDE),
+    Row("services_change", "patch", "services/{service}/", CONTROLLERS, {"replicas": 2}, scope=JOBS),
+    Row("services_versions", "get", "services/{service}/versions/", INSIDE),
+    Row("services_update", "post", "services/{service}/versions/", CONTROLLERS, {"port": 80}, scope=JOBS),
+    Row("services_replicas", "get", "services/{service}/replicas/", INSIDE),
+    Row("services_stop", "post", "services/{service}/stop/", CONTROLLERS, {}, scope=JOBS),
+    Row("services_start", "post", "services/{service}/start/", CONTROLLERS, {}, 409, scope=JOBS),
+    Row(
+        "services_cancel_update",
+        "post",
+        "services/{service}/cancel-update/",
+        CONTROLLERS,
+        {},
+        409,
+        scope=JOBS,
+    ),
     Row("sweeps_list", "get", "sweeps/", EVERYBODY),
     Row("sweeps_create", "post", "sweeps/", WORKERS, SWEEP, 201, hidden=422, scope=JOBS),
     Row("sweeps_import", "post", "sweeps/import/", WORKERS, EXPERIMENT, 201, hidden=422, scope=JOBS),

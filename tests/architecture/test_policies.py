@@ -15,6 +15,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 import portal
 from portal.access import AccessPolicy
 from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.service_app import ServiceApp
 from portal.gateway.apps.terminal_app import TerminalApp
 from portal.gateway.apps.workspace_app import WorkspaceApp
 from portal.live.websocket.consumer import WEBSOCKET_ROUTES
@@ -71,6 +72,13 @@ def consumers() -> list[type]:
 
 
 def test_every_consumer_declares_a_policy() -> None:
-    for consumer in [*consumers(), *WEBSOCKET_ROUTES.values(), PortalApp, WorkspaceApp, TerminalApp]:
+    for consumer in [
+        *consumers(),
+        *WEBSOCKET_ROUTES.values(),
+        PortalApp,
+        WorkspaceApp,
+        ServiceApp,
+        TerminalApp,
+    ]:
         declared = getattr(consumer, "access_policy", None)
         assert isinstance(declared, AccessPolicy), f"{consumer.__qualname__} declares no policy"

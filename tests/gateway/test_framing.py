@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from portal.gateway.addresses import match_workspace_host
+from portal.gateway.addresses import match_app_host
 from portal.gateway.protocol.framing import framing_error
 
 
@@ -149,15 +149,15 @@ def test_the_rules_by_themselves():
 
 
 def test_hosts():
-    assert match_workspace_host("localhost:8000", "localhost:8000") is None
-    assert match_workspace_host("foo.localhost", "localhost:8000") is None
-    assert match_workspace_host("WS-abc.LOCALHOST.:9", "localhost:8000").workspace == "abc"
-    assert match_workspace_host("ws-abc.def.localhost", "localhost") is None
-    assert match_workspace_host("ws-.localhost", "localhost").workspace == ""
-    assert match_workspace_host("ws-a_b.localhost", "localhost").workspace == ""
-    assert match_workspace_host("ws-abc.apps.example.org", "apps.example.org").workspace == "abc"
-    assert match_workspace_host("ws-abc.localhost.evil.example", "localhost") is None
-    assert match_workspace_host("[::1]:8000", "localhost") is None
+    assert match_app_host("localhost:8000", "localhost:8000") is None
+    assert match_app_host("foo.localhost", "localhost:8000") is None
+    assert match_app_host("WS-abc.LOCALHOST.:9", "localhost:8000").name == "abc"
+    assert match_app_host("ws-abc.def.localhost", "localhost") is None
+    assert match_app_host("ws-.localhost", "localhost").name == ""
+    assert match_app_host("ws-a_b.localhost", "localhost").name == ""
+    assert match_app_host("ws-abc.apps.example.org", "apps.example.org").name == "abc"
+    assert match_app_host("ws-abc.localhost.evil.example", "localhost") is None
+    assert match_app_host("[::1]:8000", "localhost") is None
 
 
 def test_trailers_of_a_request_are_no_headers(testbed, workspace, cookie):

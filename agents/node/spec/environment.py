@@ -130,6 +130,7 @@ def task_environment(
     environment.update({f"FAIRWAY_{name}": str(count) for name, count in bounds.items() if count is not None})
     for asked, listen in sorted(ports.items()):
         environment[f"PORT_{asked}"] = str(listen)
+        environment.setdefault("PORT", str(listen))
     for name, place in (("CHECKPOINT_DIR", spec.checkpoint_dir), ("RESUME_FROM", spec.resume_from)):
         if place is not None:
             at_home = spec.home is not None and place.target == spec.home.target

@@ -1,4 +1,4 @@
-"""Authorizes workspace requests, HTTP and WebSocket: who may enter, and where the request goes."""
+"""Authorizes requests to workspaces and services, HTTP and WebSocket: who may enter, and where the request goes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from django.utils import timezone
 from agents.ssh import SshTarget
 from agents.tunnel.pool import LocalTarget, TunnelTarget
 from portal.access import Permission, can
+from portal.domain.services import ServiceState
 from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
-from portal.models import Attempt, Node, Task, WorkspaceSession
+from portal.errors import Unauthenticated
+from portal.models import Attempt, Node, Service, Task, User, WorkspaceSession
+from portal.selectors.services import serving_tasks
 from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
+from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, get_token, has_scope
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_redeem_ticket
 
@@ -66,7 +70,16 @@ class Target:
     tool_port: int = 0
 
 
-AccessDecision = Target | AccessRefusal
+@dataclass(frozen=True, slots=True)
+class ServiceRoute:
+    """A service that the caller may use, and its replicas that get requests; equal while the access lasts."""
+
+    service: str
+    asleep: bool = field(compare=False)
+    targets: tuple[Target, ...] = field(compare=False)
+
+
+AccessDecision = Target | ServiceRoute | AccessRefusal
 """The target if access is allowed, else why not."""
 
 
@@ -83,7 +96,7 @@ def decide_access(job: str, cookie: str) -> AccessDecision:
         .filter(cookie_sha256=digest(cookie), attempt__job__public_id=job, expires_at__gt=timezone.now())
         .first()
     )
-    if row is None or session_user(row.session_key) != row.user:
+    if row is None or row.attempt is None or session_user(row.session_key) != row.user:
         return AccessRefusal.DENIED
     if not can(row.user, Permission.ENTER, row.attempt.job):
         return AccessRefusal.DENIED
@@ -128,6 +141,47 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
         tool=job.environment.tool,
         attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,
+    )
+
+
+def decide_service_access(public_id: str, credential: str) -> ServiceRoute | AccessRefusal:
+    """Return from the database whether the holder of a cookie or API token may use this service now."""
+    service = Service.objects.filter(public_id=public_id).select_related("project").first()
+    if service is None or not can(_service_user(service, credential), Permission.ENTER, service):
+        return AccessRefusal.DENIED
+    if service.state != ServiceState.ACTIVE:
+        return AccessRefusal.STOPPED
+    found = (_service_target(service, task) for task in serving_tasks(service))
+    return ServiceRoute(public_id, service.asleep, tuple(target for target in found if target is not None))
+
+
+def _service_user(service: Service, credential: str) -> User | None:
+    if TOKEN_PATTERN.fullmatch(credential):
+        try:
+            token = get_token(credential)
+        except Unauthenticated:
+            return None
+        return token.owner if has_scope(token, Scope.SERVICES) else None
+    rows = WorkspaceSession.objects.filter(service=service, expires_at__gt=timezone.now())
+    row = rows.select_related("user").filter(cookie_sha256=digest(credential)).first()
+    return row.user if row is not None and session_user(row.session_key) == row.user else None
+
+
+def _service_target(service: Service, task: Task) -> Target | None:
+    attempt = task.attempt
+    tool_port = attempt.job.replica.version.port
+    port = task.ports.get(str(tool_port))
+    if not isinstance(port, int):
+        return None
+    return Target(
+        job=service.public_id,
+        attempt=attempt.number,
+        node=task.node.public_id,
+        address=tunnel_target(task.node),
+        port=port,
+        authorization="",
+        attempt_pk=attempt.pk,
+        tool_port=tool_port,
     )
 
 
@@ -215,7 +269,7 @@ class Authorizer:
         decision = await self.run_in_thread(self._lookup, *key)
         if (
             self._on_use is not None
-            and isinstance(decision, Target)
+            and not isinstance(decision, AccessRefusal)
             and asked_at - self._last_use_at.get(key, -RENEW_INTERVAL_S) >= RENEW_INTERVAL_S
         ):
             self._last_use_at[key] = asked_at

@@ -11,6 +11,7 @@ from time import monotonic
 from portal.gateway.access.authorization import (
     AuthorizationUnavailableError,
     Authorizer,
+    ServiceRoute,
     Target,
 )
 
@@ -23,11 +24,11 @@ MAX_DATABASE_OUTAGE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ActiveGrant:
-    """A permission in use: this cookie on this workspace, for this target."""
+    """A permission in use: this cookie on this workspace, for this target; for services also this token."""
 
     job: str
     cookie: str
-    target: Target
+    target: Target | ServiceRoute
 
 
 class AuthorizationMonitor:
@@ -58,7 +59,13 @@ class AuthorizationMonitor:
     @property
     def active_attempts(self) -> set[int]:
         """Primary keys of attempts with an open socket or long request."""
-        return {grant.target.attempt_pk for grant in self._callbacks}
+        targets = (grant.target for grant in self._callbacks)
+        return {target.attempt_pk for target in targets if isinstance(target, Target)}
+
+    @property
+    def active_names(self) -> set[str]:
+        """Public ids of workspaces or services with an open socket or long request."""
+        return {grant.job for grant in self._callbacks}
 
     def close(self) -> None:
         if self._task is not None:

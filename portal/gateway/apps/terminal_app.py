@@ -28,7 +28,7 @@ from portal.gateway.access.authorization import (
 from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
 from portal.gateway.addresses import portal_origin
-from portal.gateway.apps.workspace_app import is_cross_site
+from portal.gateway.apps.origin_app import is_cross_site
 from portal.gateway.asgi_types import Receive, Scope, Send
 from portal.gateway.protocol import cookies
 from portal.gateway.protocol import headers as rules

@@ -37,6 +37,8 @@ class GatewayError(Exception):
     allow: Collection[str] = ()
     close: bool = False
     """End the connection."""
+    refresh_s: int | None = None
+    """After this time a browser loads the page again."""
 
 
 class BodyTooLargeError(GatewayError):
@@ -143,6 +145,8 @@ async def send_error(send: Send, scope: Scope, receive: Receive, error: GatewayE
     )
     if error.allow:
         headers.append((b"allow", ", ".join(sorted(error.allow)).encode()))
+    if error.refresh_s is not None:
+        headers.append((b"refresh", str(error.refresh_s).encode()))
     if error.close:
         headers.append((b"connection", b"close"))
     await send_response(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from portal.gateway.asgi_types import ClientDisconnectedError, Headers, Receive, Scope, Send
 from portal.gateway.protocol.error_responses import BodyTooLargeError, GatewayError
+from portal.gateway.proxy.balancer import ReplicaPool
 from portal.gateway.proxy.http_client import (
     Connection,
     IncompleteResponseError,
@@ -29,12 +30,14 @@ _RETRYABLE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class ProxiedRequest:
     """Upstream and headers of a request, and the filter of response headers."""
 
-    pool: UpstreamPool
+    pool: UpstreamPool | ReplicaPool
     headers: Headers
     response_headers: Callable[[Iterable[tuple[bytes, bytes]]], Headers]
     response_timeout_s: float | None = None
     max_body_bytes: int | None = None
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
+    retries: int = 0
+    """How often a request without effects is sent again when a new connection ended without a response."""
     watch: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda on_revoked: nullcontext()
     """Within the context, the callback is called when the permission ends. Default: it never ends."""
 
@@ -107,6 +110,7 @@ async def _exchange(
 ) -> None:
     connection = await proxied.pool.acquire()
     sending: asyncio.Task[None] | None = None
+    retries_left = proxied.retries
     kept = False
     try:
         while True:
@@ -119,9 +123,13 @@ async def _exchange(
             except NoResponseError:
                 if sending is not None and sending.done() and not sending.cancelled():
                     sending.result()  # raises ClientDisconnectedError or BodyTooLargeError
-                if sending is not None or method not in _RETRYABLE_METHODS or connection.request_count == 1:
+                if sending is not None or method not in _RETRYABLE_METHODS:
                     raise
-                # The server closed the idle connection while it was reused.
+                if connection.request_count == 1:
+                    if not retries_left:
+                        raise
+                    retries_left -= 1
+                # Else the server closed the idle connection while it was reused.
                 connection = await proxied.pool.acquire(new=True)
         watchdog.response_started = True
         headers = proxied.response_headers(connection.headers)

@@ -52,8 +52,8 @@ def mounted_volumes(
 
 
 def job_checkpoint_place(job: Job, rows: Mapping[str, Volume]) -> CheckpointPlace | None:
-    """Return where a job keeps its checkpoints; None for workspaces and where the volume is not available."""
-    if job.kind == JobKind.WORKSPACE.value:
+    """Return where a job keeps its checkpoints; None if it keeps none, or if the volume is not available."""
+    if job.kind != JobKind.TRAINING.value:
         return None
     place = checkpoint_place(job.checkpoint_dir, job.public_id, mounted_volumes(job.owner, job.volumes, rows))
     return place if isinstance(place, CheckpointPlace) else None
@@ -201,7 +201,7 @@ def needs_resume_decision(attempt: Attempt) -> bool:
     """Return True if nothing of the attempt may start before its node listed the checkpoints of its job."""
     job = attempt.job
     restarted = attempt.number > 1 or job.resume_from
-    return bool(restarted) and not attempt.resume_decided and job.kind != JobKind.WORKSPACE.value
+    return bool(restarted) and not attempt.resume_decided and job.kind == JobKind.TRAINING.value
 
 
 def decide_resume(attempt: Attempt, place: CheckpointPlace | None, row: ListedCheckpoint | None) -> None:

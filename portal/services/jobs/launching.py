@@ -140,9 +140,9 @@ def _gang(
 def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:
     """Return what a rank runs, with its overrides. Raise ValueError if its launcher misses something.
 
-    Tools of workspaces have no launcher, and tasks of an elastic job without one work alone.
+    Tools of workspaces and replicas of services have no launcher, and tasks of an elastic job without one work alone.
     """
-    if job.kind == JobKind.WORKSPACE.value:
+    if job.kind != JobKind.TRAINING.value:
         return LaunchSpec(tuple(command))
     role = role_at(parse_roles(job.roles), rank.number)
     if role is not None:
@@ -153,8 +153,7 @@ def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command:
         launch = launch_rank(job.launcher, gang, rank, command, job.launcher_options)
     launch = replace(launch, files=launch.files | _program_files(job))
     environment = {**launch.environment, **(_role_variables(role, gang.member(rank.number)) if role else {})}
-    environment |= job.rank_overrides.get(str(rank.number), {})
-    return replace(launch, environment=environment)
+    return replace(launch, environment={**environment, **job.rank_overrides.get(str(rank.number), {})})
 
 
 @cache

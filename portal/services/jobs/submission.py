@@ -232,6 +232,8 @@ def do_hold_job(user: User, job: Job, held: bool) -> Job:
 def do_suspend_job(user: User, job: Job) -> Job:
     """Suspend a job: it releases its GPUs and keeps its files until it is resumed. Repeatable."""
     require_permission(user, Permission.CONTROL, job)
+    if job.kind == JobKind.SERVICE.value:
+        raise Conflict("A replica cannot be suspended; change or stop its service.", code="service_replica")
     with transaction.atomic():
         before = job.desired_state
         job = suspension.suspend_job(job.pk, actor=user.username)
@@ -272,6 +274,8 @@ def check_resubmission(user: User, job: Job) -> None:
     if job.is_placeholder:
         message = "It was adopted from a container and its command is unknown; submit a new job."
         raise Conflict(message, code="job_unknown")
+    if job.kind == JobKind.SERVICE.value:
+        raise Conflict("It is a replica of a service, which replaces it.", code="service_replica")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
         raise Forbidden("Only its owner can restart a workspace.")
 

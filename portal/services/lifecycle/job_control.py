@@ -54,6 +54,7 @@ from portal.services.lifecycle.state_events import (
     record_event,
 )
 from portal.services.lifecycle.transitions import (
+    announce_replica,
     set_attempt_state,
     transition_attempt,
     transition_job,
@@ -400,13 +401,14 @@ def record_task_problem(task_id: int, message: str) -> None:
 
 
 def record_attempt_ready(attempt_id: int) -> None:
-    """Record that the workspace's server answered, so that the workspace can be opened."""
+    """Record that the server of a workspace or service answered, so that it can be used."""
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
-            record_event(attempt, "ready", "ready", "Its server responds; it can be opened.")
+            record_event(attempt, "ready", "ready", "Its server responds.")
+            announce_replica(attempt.job)
 
 
 # -- stop ------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from portal.domain.states import (
     TERMINAL_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,
     AttemptState,
+    JobKind,
     JobState,
 )
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Task, Trial
+from portal.models import Attempt, Job, Service, Task, Trial
 from portal.outbox import enqueue_task, trigger_cycle
 from portal.services.lifecycle.state_events import job_event, publish_job_state, record_event
 
@@ -90,3 +91,12 @@ def transition_job(
     if to is not JobState.RUNNING and "FAIRWAY_TRIAL" in job.env:
         for sweep in Trial.objects.filter(job=job).values_list("sweep__public_id", flat=True):
             enqueue_task("scheduler.advance_sweep", [sweep], "nodes")
+    if to is not JobState.RUNNING:
+        announce_replica(job)
+
+
+def announce_replica(job: Job) -> None:
+    """Advance the service of a replica after the transaction."""
+    if job.kind == JobKind.SERVICE.value:
+        for service in Service.objects.filter(versions__replica_rows__job=job):
+            enqueue_task("scheduler.advance_service", [service.public_id], "nodes")

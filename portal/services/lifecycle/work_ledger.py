@@ -14,12 +14,12 @@ from portal.models import Allocation, Attempt, AttemptWork, Checkpoint, Job
 def record_work(attempt: Attempt, job: Job, reason: EndReason) -> None:
     """Write the row of an attempt that ends now, in the caller's transaction; none for a job without GPUs.
 
-    All time of a workspace since its start is useful: its files are its results.
+    All time of a workspace or service since its start is useful.
     """
     ended_at = attempt.ended_at
     if not job.total_gpus or ended_at is None:
         return
-    completed = reason is EndReason.COMPLETED or job.kind == JobKind.WORKSPACE.value
+    completed = reason is EndReason.COMPLETED or job.kind != JobKind.TRAINING.value
     rows = Allocation.objects.filter(task__attempt=attempt).values_list("milli", "started_at", "ended_at")
     held = [HeldGpu(milli, start, max(start, end or ended_at)) for milli, start, end in rows]
     saved_at = ended_at if completed else last_saved_at(attempt)

@@ -1,4 +1,4 @@
-"""Access to workspaces: a secret per attempt, single-use tickets, and sessions of the workspace's origin."""
+"""Access to workspaces and services: a secret per attempt, single-use tickets, and sessions of their origins."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import secrets
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from portal.access import Permission, can, require_permission
+from portal.domain.services import ServiceState
 from portal.domain.states import AttemptState, DesiredState, JobKind
 from portal.errors import Conflict
-from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
+from portal.models import Attempt, Job, Service, User, WorkspaceSession, WorkspaceTicket
 from portal.services.accounts.sessions import latest_expiry, session_id, session_user
 from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
@@ -50,6 +52,12 @@ def workspace_origin(job: Job) -> str:
     return f"{scheme}://ws-{job.public_id}.{settings.APPS_DOMAIN}"
 
 
+def service_origin(service: Service) -> str:
+    """Return the origin of a service, such as ``http://svc-abc.localhost:8000``."""
+    scheme = "https" if settings.HTTPS_ENABLED else "http"
+    return f"{scheme}://svc-{service.public_id}.{settings.APPS_DOMAIN}"
+
+
 def open_attempt(job: Job) -> Attempt | None:
     """Return the attempt whose server can be used now: RUNNING, ready, and not stopping."""
     ready = Attempt.objects.filter(
@@ -79,34 +87,49 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     if attempt.leader_epoch == 0:
         message = "It was adopted after a restore and its access secret is lost. Stop it and start it again."
         raise Conflict(message, code="workspace_unknown")
+    with transaction.atomic():
+        ticket = _create_ticket(user, session_key, attempt=attempt)
+        record_action(user, "workspace.open", job, after={"attempt": attempt.number})
+    return f"{workspace_origin(job)}{ENTER_PATH}", ticket
+
+
+def do_open_service(user: User, service: Service, session_key: str) -> tuple[str, str]:
+    """As ``do_open_workspace``, for a service. Raise Conflict if it is stopped."""
+    require_permission(user, Permission.ENTER, service)
+    if service.state != ServiceState.ACTIVE:
+        raise Conflict("The service is stopped.", code="service_stopped")
+    with transaction.atomic():
+        ticket = _create_ticket(user, session_key, service=service)
+        record_action(user, "service.open", service)
+    return f"{service_origin(service)}{ENTER_PATH}", ticket
+
+
+def _create_ticket(user: User, session_key: str, **target: Attempt | Service) -> str:
+    """Return a new ticket for an attempt or a service. Raise Conflict if the portal session has ended."""
     session = session_id(session_key)
     if session_user(session) != user:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     now = timezone.now()
     ticket = secrets.token_urlsafe(32)
-    with transaction.atomic():
-        WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_TTL).delete()
-        WorkspaceSession.objects.filter(user=user, expires_at__lt=now).delete()
-        WorkspaceTicket.objects.create(
-            code_sha256=digest(ticket),
-            user=user,
-            attempt=attempt,
-            session_key=session,
-            expires_at=now + TICKET_TTL,
-        )
-        record_action(user, "workspace.open", job, after={"attempt": attempt.number})
-    return f"{workspace_origin(job)}{ENTER_PATH}", ticket
+    WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_TTL).delete()
+    WorkspaceSession.objects.filter(user=user, expires_at__lt=now).delete()
+    WorkspaceTicket.objects.create(
+        code_sha256=digest(ticket), user=user, session_key=session, expires_at=now + TICKET_TTL, **target
+    )
+    return ticket
 
 
-def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
-    """Return the cookie of a new workspace session for an unused ticket of this workspace, else None.
+def do_redeem_ticket(ticket: str, public_id: str) -> str | None:
+    """Return the cookie of a new session for an unused ticket of this workspace or service, else None.
 
     Of two concurrent requests with the same ticket one succeeds.
     """
     now = timezone.now()
-    tickets = WorkspaceTicket.objects.select_related("user", "attempt__job")
-    row = tickets.filter(code_sha256=digest(ticket), attempt__job__public_id=job_public_id).first()
-    if row is None:
+    tickets = WorkspaceTicket.objects.select_related("user", "attempt__job", "service")
+    own = Q(attempt__job__public_id=public_id) | Q(service__public_id=public_id)
+    row = tickets.filter(own, code_sha256=digest(ticket)).first()
+    target = row and (row.service or (row.attempt and row.attempt.job))
+    if row is None or target is None:
         return None
     with transaction.atomic():
         # Only columns of this row: a joined condition would be evaluated before the lock, and both would
@@ -114,13 +137,14 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
         fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
         if fresh.update(used_at=now) != 1:
             return None
-        if session_user(row.session_key) != row.user or not can(row.user, Permission.ENTER, row.attempt.job):
+        if session_user(row.session_key) != row.user or not can(row.user, Permission.ENTER, target):
             return None
         cookie = secrets.token_urlsafe(32)
         WorkspaceSession.objects.create(
             cookie_sha256=digest(cookie),
             user=row.user,
             attempt=row.attempt,
+            service=row.service,
             session_key=row.session_key,
             expires_at=latest_expiry(),  # ends with the portal session
         )

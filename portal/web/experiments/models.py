@@ -15,6 +15,7 @@ from portal.errors import NotFound
 from portal.models import Project, User
 from portal.selectors import experiments as selectors
 from portal.selectors.experiments import ModelVersion, RegisteredModel, Run
+from portal.selectors.services import services_of_model
 from portal.services.experiments import do_set_alias, do_set_stage
 from portal.tracking.client import TrackingUnavailable
 from portal.web.experiments.experiments import MAX_PROJECTS, default_project
@@ -70,7 +71,8 @@ def _version_origin(
         except NotFound:
             run = None
     job = visible_jobs(user).filter(public_id=run.job).first() if run and run.job else None
-    return {"shown": version, "run": run, "job": job}
+    deployed = services_of_model(user, project, model.name, version.version)
+    return {"shown": version, "run": run, "job": job, "services": deployed}
 
 
 @action(AccessPolicy.SIGNED_IN)

@@ -13,6 +13,7 @@ from django.http import QueryDict
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.domain.job_spec import JobSpec, job_fields
+from portal.domain.services import ACCESS_LABELS, ServiceSpec, mlflow_command
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
 from portal.domain.sweeps import (
     SEARCHER_LABELS,
@@ -26,6 +27,7 @@ from portal.models import Environment, Gpu, Job, NodePool, Project, Template, To
 from portal.selectors.nodes.nodes import list_templates
 from portal.services.jobs.dependencies import unknown_job_message
 from portal.services.jobs.submission import JobRequest
+from portal.services.serving.services import Deployment, ModelReference
 from portal.web.display.formatting import MAX_DIGITS
 from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.data_fields import DataForm
@@ -38,6 +40,7 @@ _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
     (JobKind.WORKSPACE.value, "Notebook"),
     (JobKind.TRAINING.value, "Job"),
+    (JobKind.SERVICE.value, "Service"),
 ]
 RECENT_JOBS = 8
 _REQUEST_VALUES = (
@@ -167,6 +170,13 @@ class LaunchForm(DataForm):
         "a trial: NAME=VALUE NAME=VALUE. The command uses {NAME}.",
     )  # fmt: skip
 
+    service = forms.CharField(max_length=16, required=False, widget=forms.HiddenInput)
+    model_name = forms.CharField(label="Model", max_length=256, required=False, widget=text_input())
+    model_version = forms.CharField(
+        label="Model version", max_length=20, required=False, widget=text_input(),
+        help_text="Of the registry of the project. Without a command, MLflow serves it.",
+    )  # fmt: skip
+
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
         self.fields |= build_spec_fields(self.request_type) | build_launcher_fields()
@@ -175,6 +185,11 @@ class LaunchForm(DataForm):
             label="Array or sweep", required=False, widget=select_input(),
             choices=[("", "No: one job"), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
             help_text="Runs the job as trials with different parameters.",
+        )  # fmt: skip
+        self.fields |= build_spec_fields(ServiceSpec)
+        self.fields["access"] = forms.ChoiceField(
+            label="Access", required=False, widget=select_input(), choices=list(ACCESS_LABELS.items()),
+            help_text="Who may send requests.",
         )  # fmt: skip
         posted = data if data is not None and "roles-TOTAL_FORMS" in data else None
         self.roles = RoleFormSet(posted, prefix="roles", initial=(initial or {}).get("roles"))
@@ -207,6 +222,10 @@ class LaunchForm(DataForm):
     @property
     def sweep_fields(self) -> list[forms.BoundField]:
         return [self[name] for name in job_fields(SweepSpec) if name != "searcher"]
+
+    @property
+    def service_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in (*job_fields(ServiceSpec), "model_name", "model_version")]
 
     @property
     def opens_sweep(self) -> bool:
@@ -290,11 +309,11 @@ class LaunchForm(DataForm):
             self.add_error("topology_preferred", "Choose levels of one topology.")
         levels = [choice.partition(":")[2] or None for choice in (required, preferred)]
         near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
-        workspace = data.get("kind") == JobKind.WORKSPACE.value
+        trains = data.get("kind") == JobKind.TRAINING.value
         self._clean_sweep(data)
-        data["topology_constraint"] = near if len(topologies) == 1 and not workspace else None
+        data["topology_constraint"] = near if len(topologies) == 1 and trains else None
         data["roles"] = []
-        if self.roles.is_bound and not workspace:
+        if self.roles.is_bound and trains:
             if self.roles.is_valid():
                 data["roles"] = self.roles.to_roles()
             else:
@@ -323,9 +342,17 @@ class LaunchForm(DataForm):
     def to_sweep(self) -> dict[str, Any] | None:
         """Return the sweep of a valid form as arguments of its service, without the job; None for one job."""
         data = self.cleaned_data
-        if not data["searcher"] or data["kind"] == JobKind.WORKSPACE.value:
+        if not data["searcher"] or data["kind"] != JobKind.TRAINING.value:
             return None
         return {"spec": self._sweep_spec(data), "parameters": data["parameters"], "points": data["points"]}
+
+    def to_deployment(self) -> Deployment | None:
+        """Return the service of a valid form; None for another kind."""
+        data = self.cleaned_data
+        if data["kind"] != JobKind.SERVICE.value:
+            return None
+        model = ModelReference(data["model_name"], data["model_version"]) if data["model_name"] else None
+        return Deployment(ServiceSpec(**request_values(ServiceSpec, data)), self.to_job_request(), model)
 
     def clean_env(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -372,15 +399,18 @@ class LaunchForm(DataForm):
         values["launcher_options"] = launcher_options(data.get("launcher") or JobSpec.launcher, data)
         if values["gpus_per_task"] != 1 or values["mig_profile"]:
             values["milli_per_gpu"] = WHOLE_MILLI
-        if values["kind"] == JobKind.WORKSPACE.value:
+        if values["kind"] != JobKind.TRAINING.value:
+            kept = ("kind", "command") if values["kind"] == JobKind.SERVICE.value else ("kind",)
             rules = job_fields(self.request_type).values()
-            values |= {rule.name: rule.default for rule in rules if rule.jobs_only and rule.name != "kind"}
+            values |= {rule.name: rule.default for rule in rules if rule.jobs_only and rule.name not in kept}
+            if not values["command"] and values["kind"] == JobKind.SERVICE.value and data["model_name"]:
+                values["command"] = mlflow_command(data["model_name"], data["model_version"])
         return self.request_type(**values, secrets=self.secrets(), dependencies=self.all_dependencies())
 
 
 def dependency_candidates(user: User, chosen: list[str]) -> QuerySet[Job]:
     """Return the user's newest live jobs, and those in ``chosen`` even if they have ended since."""
-    mine = visible_jobs(user).filter(owner=user).exclude(kind=JobKind.WORKSPACE.value)
+    mine = visible_jobs(user).filter(owner=user, kind=JobKind.TRAINING.value)
     newest = (
         mine.filter(state__in=[state.value for state in LIVE_JOB_STATES])
         .order_by("-id")

@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import Any
 
+from portal.access import Permission, require_permission
 from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.pipeline_plans import (
     DEFAULT_MICRO_BATCHES,
@@ -16,9 +17,12 @@ from portal.domain.pipeline_plans import (
     choice_of,
     launch_variables,
 )
+from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.models import Job, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
+from portal.selectors.services import get_service
+from portal.services.serving.services import next_deployment
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
@@ -81,6 +85,40 @@ def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["secret_variables"] = format_secrets(named, "variable")
         found["secret_files"] = format_secrets(named, "file")
     return found
+
+
+def initial_from_service(user: User, public_id: str) -> dict[str, Any]:
+    """Return what a service runs as form values, for an update. Raise NotFound or Forbidden."""
+    service = get_service(user, public_id)
+    require_permission(user, Permission.CONTROL, service)
+    deployment = next_deployment(service)
+    request, model = deployment.request, deployment.model
+    values = {name: getattr(request, name) for name in job_fields()} | {
+        "command": list(request.command),
+        "volumes": list(request.volumes),
+    }
+    return {
+        "service": service.public_id,
+        "project": service.project.public_id,
+        "environment": request.environment.public_id,
+        "pool": request.pool.public_id if request.pool else "",
+        "model_name": model.name if model else "",
+        "model_version": model.version if model else "",
+        **{name: getattr(deployment.spec, name) for name in job_fields(ServiceSpec)},
+    } | initial_from_api_fields(values)
+
+
+def initial_from_model(name: str, version: str, project: str) -> dict[str, Any]:
+    """Return a service for a version of a registered model as form values."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:60]
+    return {
+        "name": slug or "model",
+        "project": project,
+        "model_name": name,
+        "model_version": version,
+        "command": format_command(mlflow_command(name, version)),
+        "readiness_path": "/ping",
+    }
 
 
 def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str) -> dict[str, Any]:

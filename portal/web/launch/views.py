@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.contrib import messages
@@ -21,11 +21,12 @@ from portal.access import (
 from portal.domain.job_spec import JobRole, job_fields, placement_fields, roles_as_json
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
+from portal.domain.services import ServiceSpec
 from portal.domain.states import JobKind
 from portal.domain.sweeps import Searcher, SweepSpec
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
-from portal.models import Environment, Job, NodePool, Sweep, User
+from portal.models import Environment, Job, NodePool, Service, Sweep, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
@@ -33,10 +34,12 @@ from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.nodes.nodes import list_templates
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
+from portal.selectors.services import get_service
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
@@ -44,8 +47,10 @@ from portal.web.launch.form import LaunchForm, launchable_projects
 from portal.web.launch.initial_values import (
     initial_from_api_fields,
     initial_from_job,
+    initial_from_model,
     initial_from_plan,
     initial_from_profile,
+    initial_from_service,
     initial_from_template,
 )
 from portal.web.launch.preview import LaunchPreview, preview_launch, preview_unsatisfiable
@@ -59,6 +64,7 @@ QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name",
 NAME_PREFIXES = {
     JobKind.WORKSPACE.value: "notebook",
     JobKind.TRAINING.value: "run",
+    JobKind.SERVICE.value: "service",
 }
 
 
@@ -102,12 +108,16 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
             refusal = LaunchPreview("wrong", "Not launched", no.message)
         else:
             messages.success(request, f"{made.name} is submitted.")
-            return redirect("sweep" if isinstance(made, Sweep) else "job", made.public_id)
+            return redirect(type(made).__name__.lower(), made.public_id)
     context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
-def _submit(user: User, form: LaunchForm) -> Job | Sweep:
+def _submit(user: User, form: LaunchForm) -> Job | Sweep | Service:
+    if deployment := form.to_deployment():
+        if updated := form.cleaned_data["service"]:
+            return do_update_service(user, get_service(user, updated), deployment)
+        return do_deploy_service(user, deployment)
     sweep = form.to_sweep()
     if sweep is None:
         return do_submit_job(user, form.to_job_request())
@@ -138,6 +148,10 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     elif query.get("template"):
         found = list_templates(user).filter(public_id=query["template"]).first()
         start |= initial_from_template(found) if found else {}
+    elif query.get("service"):
+        start |= initial_from_service(user, query["service"])
+    if start["kind"] == JobKind.SERVICE.value and query.get("model"):
+        start |= initial_from_model(query["model"], query.get("version", ""), query.get("project", ""))
     if query.get("plan"):
         start |= initial_from_plan(user, query["plan"], query.get("choice", "best"), query.get("m", ""))
     if query.get("profile"):
@@ -324,6 +338,15 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
 def _example(request: JobRequest, form: LaunchForm) -> tuple[str, dict[str, Any]]:
     """Return path and body of the request, which may be a sweep."""
     sweep = form.to_sweep() if form.is_bound else None
+    if request.kind == JobKind.SERVICE.value:
+        deployment = form.to_deployment() if form.is_bound else None
+        rules = job_fields(ServiceSpec)
+        spec = {name: getattr(deployment.spec, name) for name in rules} if deployment else {}
+        changed = {name: value for name, value in spec.items() if value != rules[name].default}
+        model = {"model": asdict(deployment.model)} if deployment and deployment.model else {}
+        body = rest_body(request)
+        del body["kind"]
+        return "/api/v1/services", {"job": body, **model, **changed}
     if sweep is None:
         return "/api/v1/jobs", rest_body(request)
     spec = {name: getattr(sweep["spec"], name) for name in job_fields(SweepSpec)}

@@ -1,0 +1,93 @@
+"""Reads services, their versions and replicas, and the replicas that may get requests."""
+
+from __future__ import annotations
+
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+
+from portal.access import Requester, visible_services
+from portal.domain.services import ServiceState, VersionState, status_of
+from portal.domain.states import AttemptState, DesiredState
+from portal.models import Attempt, Project, Service, ServiceReplica, ServiceVersion, Task
+from portal.selectors.lookup import get_first
+
+_READY = {
+    "state": AttemptState.RUNNING.value,
+    "ready_at__isnull": False,
+    "stop_requested_at__isnull": True,
+    "job__desired_state": DesiredState.RUN.value,
+}
+
+
+def ready_attempts() -> QuerySet[Attempt]:
+    """Return the attempts whose server answers and is not being stopped."""
+    return Attempt.objects.filter(**_READY)
+
+
+def serving_tasks(service: Service) -> list[Task]:
+    """Return the tasks that get requests, with their nodes; not those on nodes that do not respond."""
+    rows = Task.objects.filter(
+        attempt__in=ready_attempts(),
+        attempt__job__replica__version__service=service,
+        attempt__job__replica__retiring_at__isnull=True,
+        state=AttemptState.RUNNING.value,
+        node__reachable=True,
+    )
+    return list(rows.select_related("node", "attempt__job__replica__version").order_by("pk"))
+
+
+def list_services(requester: Requester) -> QuerySet[Service]:
+    """Return the services that the user may see, with the number of ready replicas and of rollouts."""
+    live = Q(versions__replica_rows__ended_at__isnull=True, versions__replica_rows__retiring_at__isnull=True)
+    ready = {
+        f"versions__replica_rows__job__attempts__{name.removeprefix('job__')}": value
+        for name, value in _READY.items()
+        if not name.startswith("job__")
+    }
+    rows = visible_services(requester).select_related("owner", "project")
+    states = ServiceVersion.objects.filter(service=OuterRef("pk"))
+    return rows.annotate(
+        ready_count=Count("versions__replica_rows", filter=live & Q(**ready), distinct=True),
+        is_rolling=Exists(states.filter(state=VersionState.ROLLING.value)),
+        was_active=Exists(states.filter(state=VersionState.ACTIVE.value)),
+    )
+
+
+def get_service(requester: Requester, public_id: str) -> Service:
+    """Return the service. Raise NotFound if it does not exist or the user may not see it."""
+    return get_first(list_services(requester).filter(public_id=public_id), "There is no such service.")
+
+
+def service_status(service: Service) -> tuple[str, str]:
+    """Return icon and label of the state of a row of ``list_services``."""
+    counted: dict[str, int] = service.__dict__
+    return status_of(
+        service.state,
+        desired=service.replicas,
+        ready=counted["ready_count"],
+        asleep=service.asleep,
+        updating=bool(counted["is_rolling"] and counted["was_active"]),
+        failures=service.failures,
+    )
+
+
+def list_versions(service: Service) -> QuerySet[ServiceVersion]:
+    return service.versions.select_related("environment", "pool", "created_by")
+
+
+def list_replicas(service: Service) -> QuerySet[ServiceReplica]:
+    """Return the replicas, also ended ones, newest first."""
+    rows = ServiceReplica.objects.filter(version__service=service).select_related("version", "job__verdict")
+    is_ready = Exists(ready_attempts().filter(job=OuterRef("job")))
+    return rows.annotate(is_ready=is_ready).order_by("-pk")
+
+
+def services_of_model(requester: Requester, project: Project, name: str, version: str) -> QuerySet[Service]:
+    """Return the active services whose current version serves this version of a model."""
+    serving = ServiceVersion.objects.filter(
+        model_name=name,
+        model_version=version,
+        state__in=(VersionState.ACTIVE.value, VersionState.ROLLING.value),
+    )
+    rows = visible_services(requester).filter(project=project, state=ServiceState.ACTIVE.value)
+    rows = rows.filter(pk__in=serving.values("service_id")).select_related("owner")
+    return rows.order_by("name")

@@ -1,0 +1,150 @@
+"""Pages of services: list, one service with replicas and versions, its actions, and the hand-over to its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+
+from portal.access import AccessPolicy, Permission, can
+from portal.domain.job_spec import job_fields
+from portal.domain.services import ACCESS_LABELS, ServiceSpec, ServiceState, VersionState
+from portal.errors import FairwayError, InvalidRequest
+from portal.models import Service, ServiceReplica, User
+from portal.selectors.services import (
+    get_service,
+    list_replicas,
+    list_services,
+    list_versions,
+    service_status,
+)
+from portal.services.serving.services import (
+    do_cancel_update,
+    do_change_service,
+    do_start_service,
+    do_stop_service,
+)
+from portal.services.workspaces.access import HANDOVER_REFERRER_POLICY, do_open_service, service_origin
+from portal.visibility import visibility_of
+from portal.web.display.formatting import parse_whole_number
+from portal.web.views import action, page, refusals_as_messages, render_live
+
+PAGE_SIZE = 20
+SHOWN_REPLICAS = 50
+SHOWN_VERSIONS = 20
+VIEWS = {"": "Active", "stopped": "Stopped", "all": "All"}
+VERSION_DISPLAY = {
+    VersionState.ROLLING: ("starting", "Rolling out"),
+    VersionState.ACTIVE: ("running", "Active"),
+    VersionState.FAILED: ("failed", "Failed"),
+    VersionState.REPLACED: ("stopped", "Replaced"),
+}
+
+
+@page(AccessPolicy.SIGNED_IN)
+def services(request: HttpRequest, user: User) -> HttpResponse:
+    view = request.GET.get("state", "")
+    rows = list_services(user)
+    if view != "all":
+        state = ServiceState.STOPPED if view == "stopped" else ServiceState.ACTIVE
+        rows = rows.filter(state=state.value)
+    listed = Paginator(rows.order_by("-id"), PAGE_SIZE).get_page(request.GET.get("page"))
+    names = visibility_of(user)
+    shown = [
+        (row, service_status(row), names.project_name(row.project), names.can_name_project(row.project_id))
+        for row in listed.object_list
+    ]
+    context = {"rows": shown, "listed": listed, "view": view, "views": VIEWS.items()}
+    return render(request, "services/list.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def service(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_service(user, public_id)
+    sees_details = can(user, Permission.READ_LOGS, row)
+    versions = list(list_versions(row)[:SHOWN_VERSIONS]) if sees_details else []
+    states = {each.state for each in versions}
+    context: dict[str, Any] = {
+        "service": row,
+        "symbol": service_status(row),
+        "url": service_origin(row),
+        "project_name": visibility_of(user).project_name(row.project),
+        "access": ACCESS_LABELS[row.access],
+        "accesses": ACCESS_LABELS.items(),
+        "is_active": row.state == ServiceState.ACTIVE,
+        "is_updating": {VersionState.ROLLING.value, VersionState.ACTIVE.value} <= states,
+        "may_control": can(user, Permission.CONTROL, row),
+        "may_enter": can(user, Permission.ENTER, row),
+        "sees_details": sees_details,
+        "versions": [(each, VERSION_DISPLAY[VersionState(each.state)]) for each in versions],
+        "replicas": _replica_rows(row) if sees_details else [],
+    }
+    return render_live(request, "services/page.html", "services/live.html", context)
+
+
+def _replica_rows(row: Service) -> list[tuple[ServiceReplica, tuple[str, str], str]]:
+    """Return each replica with its icon and label, and why it waits or how it ended."""
+    found = []
+    for each in list_replicas(row)[:SHOWN_REPLICAS]:
+        verdict = getattr(each.job, "verdict", None)
+        message = verdict.message if verdict and each.ended_at is None else each.job.message
+        if each.ended_at is not None:
+            symbol = ("failed", "Ended") if each.job.state == "FAILED" else ("stopped", "Ended")
+        elif each.retiring_at is not None:
+            symbol = ("starting", "Draining")
+        elif getattr(each, "is_ready", False):
+            symbol, message = ("running", "Ready"), ""
+        else:
+            symbol = ("waiting", "Waiting") if each.job.state == "PENDING" else ("starting", "Starting")
+        found.append((each, symbol, message))
+    return found
+
+
+@action(AccessPolicy.SIGNED_IN)
+def open_service(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Return a page that posts a single-use ticket to the service's own origin."""
+    row = get_service(user, public_id)
+    address, ticket = do_open_service(user, row, request.session.session_key or "")
+    response = render(request, "job/open.html", {"job": row, "address": address, "ticket": ticket})
+    response.headers["Referrer-Policy"] = HANDOVER_REFERRER_POLICY
+    return response
+
+
+@action(AccessPolicy.SIGNED_IN)
+def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_service(user, public_id)
+    with refusals_as_messages(request):
+        changes: dict[str, Any] = {}
+        for name in ("replicas", "idle_timeout_s", "drain_s"):
+            text = request.POST.get(name, "").strip()
+            changes[name] = parse_whole_number(text) if text else job_fields(ServiceSpec)[name].default
+            if text and changes[name] is None:
+                raise InvalidRequest(f"{job_fields(ServiceSpec)[name].label}: Must be a whole number.")
+        changes["access"] = request.POST.get("access") or row.access
+        try:
+            do_change_service(user, row, **changes)
+        except InvalidRequest as wrong:
+            raise FairwayError(" ".join(wrong.fields.values()) or wrong.message) from wrong
+        messages.success(request, f"{row.name} is changed.")
+    return redirect("service", public_id)
+
+
+def _action(work: Callable[[User, Service], Any], done: str) -> Any:
+    @action(AccessPolicy.SIGNED_IN)
+    def view(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+        row = get_service(user, public_id)
+        with refusals_as_messages(request):
+            work(user, row)
+            messages.success(request, f"{row.name} {done}")
+        return redirect("service", public_id)
+
+    return view
+
+
+stop = _action(do_stop_service, "is stopping.")
+start = _action(do_start_service, "is starting.")
+cancel_update = _action(do_cancel_update, "keeps its previous version.")

@@ -1,0 +1,346 @@
+"""Services on a real agent behind a real gateway: tokens, lost replicas, updates under load, scale to zero."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from django.utils import timezone
+
+from portal.domain.services import ServiceSpec
+from portal.errors import Conflict, InvalidRequest
+from portal.models import AuditEntry, Job, Membership, Service, ServiceReplica, User, WorkspaceSession
+from portal.selectors.services import get_service, service_status
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.jobs.submission import JobRequest
+from portal.services.serving.services import (
+    Deployment,
+    do_change_service,
+    do_deploy_service,
+    do_start_service,
+    do_stop_service,
+    do_update_service,
+)
+from portal.services.workspaces.access import do_open_service
+from tests import factories
+from tests.engine_harness import engine_harness, held_milli, wait_for
+from tests.gateway.gateway_harness import Testbed, sign_in
+
+SERVER = """
+import os, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == "/slow":
+            time.sleep(2)
+        text = (f"{sys.argv[1]} {os.getpid()} {self.command} {self.path} {len(body)} "
+                f"{self.headers.get('Authorization')} {self.headers.get('Cookie')}").encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_GET = do_POST = answer
+    def log_message(self, *_): pass
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+Server((os.environ["FAIRWAY_ADDRESS"], int(os.environ["PORT"])), Handler).serve_forever()
+"""
+
+
+@dataclass
+class Cluster:
+    """Workers, a real agent with eight pretend GPUs, a gateway, and a user with a token."""
+
+    gateway: Testbed
+    owner: User
+    project: Any
+    environment: Any
+    token: str
+
+    def deploy(self, spec: ServiceSpec, *command: str, name: str = "answers") -> Service:
+        return do_deploy_service(self.owner, self.deployment(spec, *command, name=name))
+
+    def deployment(self, spec: ServiceSpec, *command: str, name: str = "answers") -> Deployment:
+        request = JobRequest(
+            name=name,
+            project=self.project,
+            environment=self.environment,
+            command=command,
+            memory_mib=128,
+            cpu_milli=200,
+            milli_per_gpu=500,
+            termination_grace_s=2,
+        )
+        return Deployment(spec, request)
+
+    def client(self, service: Service, **headers: str) -> httpx.Client:
+        """A program that finds the gateway at its address and names the service as the host."""
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.gateway.port}",
+            headers={"Host": f"svc-{service.public_id}.localhost:8000"} | headers,
+            timeout=60,
+        )
+
+    def program(self, service: Service) -> httpx.Client:
+        return self.client(service, Authorization=f"Bearer {self.token}")
+
+
+@pytest.fixture
+def cluster(own_stand: Testbed, owner: User) -> Iterator[Cluster]:
+    with engine_harness() as harness:
+        harness.mark_enrolled(harness.create_node(gpus=4), gpus=4)
+        harness.start_worker()
+        _, token = do_create_token(owner, name="calls", scopes=[Scope.SERVICES])
+        project = factories.project("vision", member=owner)
+        environment = factories.environment(runtime="process", tool=False)
+        yield Cluster(own_stand, owner, project, environment, token)
+
+
+def serve(version: str) -> tuple[str, ...]:
+    return ("python3", "-c", SERVER, version)
+
+
+def ready_replicas(service: Service, version: int | None = None) -> list[ServiceReplica]:
+    rows = ServiceReplica.objects.filter(
+        version__service=service, job__attempts__ready_at__isnull=False, ended_at=None, retiring_at=None
+    )
+    return list(rows.filter(version__number=version) if version else rows)
+
+
+def status(service: Service, user: User) -> str:
+    return service_status(get_service(user, service.public_id))[1]
+
+
+@dataclass
+class Load:
+    """What concurrent programs got: versions that answered, and refusals with their time."""
+
+    cluster: Cluster
+    service: Service
+    answers: Counter[str] = field(default_factory=Counter)
+    refused: list[tuple[float, str]] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Load]:
+        threads = [threading.Thread(target=self._send, args=(method,)) for method in ("GET", "POST") * 3]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            for thread in threads:
+                thread.join(70)
+
+    def _send(self, method: str) -> None:
+        with self.cluster.program(self.service) as program:
+            while not self._ended.is_set():
+                try:
+                    answer = program.request(
+                        method, "/work", content=b"x" * 100 if method == "POST" else None
+                    )
+                    text = answer.text
+                    if answer.status_code != 200:
+                        self.refused.append((time.time(), f"{answer.status_code} {text[:200]}"))
+                    else:
+                        self.answers[text.split()[0]] += 1
+                except httpx.HTTPError as problem:
+                    self.refused.append((time.time(), repr(problem)))
+                time.sleep(0.01)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_service_answers_replaces_a_killed_replica_is_updated_under_load_and_scales_to_zero(
+    cluster: Cluster,
+) -> None:
+    owner = cluster.owner
+    spec = ServiceSpec(replicas=2, readiness_path="/health", readiness_timeout_s=60, drain_s=4)
+    service = cluster.deploy(spec, *serve("v1"))
+    wait_for("two ready replicas", lambda: len(ready_replicas(service)) == 2, 60)
+    wait_for("its state", lambda: status(service, owner) == "Running")
+    assert held_milli() == 1000  # two halves of GPUs
+
+    # a program with its token, which does not reach the replica
+    with cluster.program(service) as program:
+        texts = [program.get("/a?b=c").text for _ in range(10)]
+    assert all(text.startswith("v1 ") and text.endswith("GET /a?b=c 0 None None") for text in texts)
+    assert len({text.split()[1] for text in texts}) == 2  # both replicas answer
+
+    # a browser with a ticket
+    address, ticket = do_open_service(owner, service, sign_in(owner))
+    assert address == f"http://svc-{service.public_id}.localhost:8000/.fairway/enter"
+    with cluster.client(service, Accept="text/html") as browser:
+        portal = {"Origin": "http://localhost:8000"}
+        assert browser.get("/").status_code == 403
+        entered = browser.post("/.fairway/enter", data={"ticket": ticket}, headers=portal)
+        assert entered.status_code == 303
+        cookie = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
+        assert browser.get("/page", headers=cookie).text.endswith("GET /page 0 None None")
+        assert browser.post("/page", headers=cookie | {"Origin": "http://evil.example"}).status_code == 403
+        assert browser.post("/.fairway/enter", data={"ticket": ticket}, headers=portal).status_code == 403
+
+    load = Load(cluster, service)
+    with load.running():
+        victim = ready_replicas(service)[0]
+        os.kill(int(next(t for t in texts if _is_of(victim, t)).split()[1]), signal.SIGKILL)
+        wait_for("its end", lambda: ServiceReplica.objects.get(pk=victim.pk).ended_at is not None)
+        removed_at = time.time() + 2.0  # the gateway keeps a decision for 1.5 s
+        wait_for("its replacement", lambda: len(ready_replicas(service)) == 2, 60)
+        time.sleep(2.5)
+        assert [each for each in load.refused if each[0] > removed_at] == []
+
+        load.refused.clear()
+        do_update_service(owner, service, cluster.deployment(spec, *serve("v2")))
+        least = [2]
+
+        def is_updated() -> bool:
+            least[0] = min(least[0], len(ready_replicas(service)))
+            states = dict(service.versions.values_list("number", "state"))
+            return states == {1: "REPLACED", 2: "ACTIVE"}
+
+        wait_for("the update", is_updated, 90)
+        assert least[0] == 2
+        live = ServiceReplica.objects.filter(version__service=service, ended_at=None)
+        wait_for("the end of version 1", lambda: not live.filter(version__number=1).exists(), 60)
+        load.answers.clear()
+        wait_for("answers", lambda: load.answers["v2"] > 100)
+        assert load.answers["v1"] == 0 and load.refused == []
+
+        # a version that does not become ready stops the update
+        never = ServiceSpec(replicas=2, readiness_path="/health", readiness_timeout_s=5, drain_s=4)
+        do_update_service(owner, service, cluster.deployment(never, "sleep", "600"))
+        wait_for("the failure", lambda: service.versions.get(number=3).state == "FAILED", 60)
+        service.refresh_from_db()
+        assert service.message.startswith(
+            "The update to version 3 stopped: It was not ready within 5 s on port 8000: GET /health was not answered"
+        )
+        assert len(ready_replicas(service, 2)) == 2
+        assert load.refused == []
+    wait_for("the count of requests", lambda: Service.objects.get(pk=service.pk).request_count > 100)
+
+    # scale to zero, and back on a request
+    do_change_service(owner, service, idle_timeout_s=60)
+    Service.objects.filter(pk=service.pk).update(active_at=timezone.now() - dt.timedelta(seconds=90))
+    wait_for("no replicas", lambda: held_milli() == 0, 60)
+    assert status(service, owner) == "Scaled to zero"
+    with cluster.client(service, Accept="text/html") as browser:
+        page = browser.get("/", headers=cookie)
+        if page.status_code != 200:  # it became ready within the wait
+            assert page.status_code == 503 and page.headers["refresh"] == "5" and "is starting" in page.text
+    with cluster.program(service) as program:
+        assert program.get("/woken").text.startswith("v2 ")
+
+    do_stop_service(owner, service)
+    wait_for("its end", lambda: held_milli() == 0, 60)
+    time.sleep(2.0)
+    with cluster.program(service) as program:
+        assert program.get("/").status_code == 410
+    service.refresh_from_db()
+    do_start_service(owner, service)
+    with cluster.program(service) as program:
+        assert wait_for("an answer", lambda: program.get("/").text.startswith("v2 "), 30)
+    actions = set(AuditEntry.objects.filter(object_id=service.public_id).values_list("action", flat=True))
+    assert actions == {f"service.{verb}" for verb in ("deploy", "open", "update", "change", "stop", "start")}
+
+
+def _is_of(replica: ServiceReplica, text: str) -> bool:
+    environ = open(f"/proc/{text.split()[1]}/environ", "rb").read()  # noqa: SIM115
+    return f"FAIRWAY_JOB={replica.job.public_id}".encode() in environ
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_crash_loop_waits_longer_each_time_and_says_why(cluster: Cluster) -> None:
+    service = cluster.deploy(ServiceSpec(), "sh", "-c", "echo broken; exit 3")
+    wait_for("three failures", lambda: Service.objects.get(pk=service.pk).failures >= 3, 90)
+    service.refresh_from_db()
+    assert "exit code 3" in service.message and "The next one starts in 20 s." in service.message
+    assert status(service, cluster.owner) == "Failing"
+    ended = list(ServiceReplica.objects.filter(ended_at__isnull=False).order_by("pk"))
+    later = ServiceReplica.objects.filter(pk__gt=ended[1].pk).order_by("pk").first()
+    assert later is not None
+    assert (later.job.submitted_at - ended[1].ended_at).total_seconds() >= 10  # the back-off, not a duration
+    with cluster.program(service) as program:
+        program.timeout = 2
+        with pytest.raises(httpx.ReadTimeout):
+            program.get("/")
+    # a good version replaces it, without waiting
+    do_update_service(cluster.owner, service, cluster.deployment(ServiceSpec(), *serve("fixed")))
+    with cluster.program(service) as program:
+        assert program.get("/").text.startswith("fixed ")
+    wait_for("no complaint", lambda: Service.objects.get(pk=service.pk).message == "")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_members_use_a_service_until_it_is_opened_to_all(cluster: Cluster) -> None:
+    service = cluster.deploy(ServiceSpec(), *serve("v1"))
+    stranger = factories.user("eve")
+    _, theirs = do_create_token(stranger, name="calls", scopes=[Scope.SERVICES])
+    _, weak = do_create_token(cluster.owner, name="reads", scopes=[Scope.READ])
+    with cluster.program(service) as program:
+        assert program.get("/").status_code == 200
+    with cluster.client(service) as other:
+
+        def get(token: str) -> int:
+            return other.get("/", headers={"Authorization": f"Bearer {token}"}).status_code
+
+        assert get(theirs) == 401
+        assert get(weak) == 401
+        do_change_service(cluster.owner, service, access="signed_in")
+        wait_for("access", lambda: get(theirs) == 200)
+        assert get(weak) == 401
+        do_change_service(cluster.owner, service, access="project")
+        wait_for("no access", lambda: get(theirs) == 401)
+    # a long answer ends when the right does
+    with cluster.program(service) as program:
+        Membership.objects.filter(user=cluster.owner).delete()
+        wait_for("no access", lambda: program.get("/").status_code == 401)
+    assert WorkspaceSession.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_bad_services_are_refused_and_one_over_quota_waits(cluster: Cluster) -> None:
+    for changes, name in (
+        ({"replicas": 0}, "replicas"),
+        ({"port": 0}, "port"),
+        ({"readiness_path": "health"}, "readiness_path"),
+        ({"drain_s": 1}, "drain_s"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            cluster.deploy(ServiceSpec(**changes), *serve("v1"))
+        assert set(refused.value.fields) == {name}
+    with pytest.raises(InvalidRequest, match=""):
+        cluster.deploy(ServiceSpec())  # no command
+    service = cluster.deploy(ServiceSpec(replicas=10), *serve("v1"))
+    with pytest.raises(InvalidRequest) as refused:
+        cluster.deploy(ServiceSpec(), *serve("v1"))
+    assert refused.value.fields["name"].startswith("A service named answers already runs in this project.")
+    # eight halves fit on four GPUs; the others wait with a verdict, and those that are ready serve
+    wait_for("eight replicas", lambda: len(ready_replicas(service)) == 8, 90)
+    waiting = Job.objects.filter(kind="service", state="PENDING", verdict__isnull=False)
+    wait_for("two verdicts", lambda: waiting.count() == 2)
+    with cluster.program(service) as program:
+        assert program.get("/").status_code == 200
+    do_stop_service(cluster.owner, service)
+    with pytest.raises(Conflict):
+        do_change_service(cluster.owner, service, replicas=2)
+    again = cluster.deploy(ServiceSpec(), *serve("v2"))  # the name is free again
+    with pytest.raises(InvalidRequest):
+        do_start_service(cluster.owner, service)
+    with cluster.program(again) as program:
+        assert program.get("/").text.startswith("v2 ")
