@@ -22,12 +22,13 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
 from portal.selectors.jobs.rights import job_denial
-from portal.selectors.nodes.network_policy import network_policy
+from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.images.pins import pin_job
 from portal.services.jobs.launching import attempt_gang, attempt_keys
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.jobs.retries import exclude_node
+from portal.services.jobs.tracking import TRACKING_TOKEN
 from portal.services.lifecycle import elastic, job_control
 from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
@@ -176,6 +177,8 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         if "egress" not in capabilities:
             raise AgentError("agent_too_old", "its agent does not support network policies. Upgrade it.")
         labels["egress"] = policy
+    if TRACKING_TOKEN in spec["env"]:
+        labels["egress_exceptions"] = tracking_exceptions(str(policy["mode"]), job.project)
     return spec | {key: value for key, value in labels.items() if key in capabilities}
 
 
