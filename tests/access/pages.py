@@ -120,6 +120,8 @@ PAGES = [
     Page("job-open", "post", "/jobs/{running_workspace}/open/", OWNER, None, 409, writes=False),
     Page("job-runs", "get", "/jobs/{running}/runs/", INSIDE),
     Page("experiments", "get", "/experiments/", EVERYBODY),
+    Page("mlflow-link", "get", "/api/mlflow/", EVERYBODY, None, 302),
+    Page("mlflow-project-link", "get", "/api/mlflow/{project}/", EVERYBODY, None, 302),
     Page("models", "get", "/models/", EVERYBODY),
     # there is no tracking server in this world
     Page("run-series", "get", f"/experiments/series/?project={{project}}&run={RUN}", INSIDE, None, 503),

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
@@ -76,6 +77,13 @@ def experiments(request: HttpRequest, user: User) -> HttpResponse:
         except InvalidRequest as refusal:
             context["refusal"] = refusal.message
     return render(request, "experiments/page.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def mlflow_link(request: HttpRequest, user: User, project_id: str = "") -> HttpResponse:
+    """Redirect a link that MLflow's client printed; browsers keep its fragment, which names the run."""
+    query = f"?{urlencode({'project': project_id})}" if project_id else ""
+    return redirect(f"{reverse('experiments')}{query}")
 
 
 def default_project(user: User, projects: list[Project]) -> Project | None:
