@@ -33,6 +33,7 @@ from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
+from agents.node.tasks.environment_record import record_environment
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
 from agents.node.tasks.network_pool import NetworkPool
@@ -54,7 +55,7 @@ VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
     | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe", "listening"}
-    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints"},
+    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints", "environment"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
 }
@@ -106,6 +107,7 @@ class AgentSession:
             "deny_egress": self._deny_egress,
             "terminal": self._terminals.open,
             "checkpoints": self._checkpoints,
+            "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
         }
 
     def run(self) -> int:

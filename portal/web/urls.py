@@ -19,7 +19,7 @@ from portal.web import (
     usage,
 )
 from portal.web.experiments import experiments, models
-from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, terminal
+from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, reproduction, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -82,6 +82,13 @@ urlpatterns = [
     path("jobs/<slug:public_id>/signal/", actions.send_signal, name="job-signal"),
     path("jobs/<slug:public_id>/resubmit/", actions.resubmit, name="job-resubmit"),
     path("jobs/<slug:public_id>/retry/", actions.retry, name="job-retry"),
+    path("jobs/<slug:public_id>/rerun/", reproduction.rerun, name="job-rerun"),
+    path("jobs/<slug:public_id>/annotate/", reproduction.annotate, name="job-annotate"),
+    path(
+        "jobs/<slug:public_id>/environment/<str:name>",
+        reproduction.environment_file,
+        name="job-environment-file",
+    ),
     path("jobs/<slug:public_id>/help/", help_page.help_page, name="job-help"),
     path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
     path("approvals/", approvals.approvals, name="approvals"),

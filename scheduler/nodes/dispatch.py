@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from agents.engines.interface import AgentError, Container, OutcomeUnknownError, TaskKey
 from agents.node.spec.egress import OPEN
@@ -20,7 +20,7 @@ from portal.domain.policy_settings import TASK_DISK_LIMIT
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
 from portal.failpoints import failpoint
-from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node, Task
 from portal.selectors.jobs.rights import job_denial
 from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
@@ -426,6 +426,8 @@ def active_tasks_with_details(node: Node) -> list[Task]:
 
 
 def _active_tasks(node: Node) -> QuerySet[Task]:
-    return Task.objects.filter(
+    tasks = Task.objects.filter(
         node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES
     ).order_by("attempt_id", "rank")
+    recorded = EnvironmentRecord.objects.filter(job=OuterRef("attempt__job"))
+    return tasks.annotate(environment_recorded=Exists(recorded))

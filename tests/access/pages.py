@@ -85,6 +85,10 @@ PAGES = [
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
     Page("usage", "get", "/usage/", EVERYBODY),
     Page("job-run", "get", "/jobs/{running}/run/", INSIDE),
+    Page("job-rerun", "get", "/jobs/{ended}/rerun/", CONTROLLERS),
+    Page("job-rerun", "post", "/jobs/{ended}/rerun/", CONTROLLERS, {}, 302, 302),
+    Page("job-annotate", "post", "/jobs/{running}/annotate/", CONTROLLERS, {"tags": "a, b"}, 302, 302),
+    Page("job-environment-file", "get", "/jobs/{running}/environment/requirements.txt", INSIDE),
     Page("job-help", "get", "/jobs/{running}/help/", INSIDE),
     # it has not failed, so the page shows a refusal
     Page("job-retry", "post", "/jobs/{ended}/retry/", CONTROLLERS, None, 302, 302, writes=False),

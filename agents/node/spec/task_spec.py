@@ -182,6 +182,8 @@ CAN_LIST_CHECKPOINTS = "checkpoints"
 """Capability: verb that lists and removes checkpoints."""
 CAN_NAME_HOST_ADDRESS = "hosts.address"
 """Capability: a task on the host network resolves its host name to ``address``."""
+CAN_RECORD_ENVIRONMENT = "environment"
+"""Capability: verb that records the code and the packages of a task."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -196,6 +198,7 @@ VERB_CAPABILITIES = (
     CAN_UPDATE_FILES,
     CAN_LIST_CHECKPOINTS,
     CAN_NAME_HOST_ADDRESS,
+    CAN_RECORD_ENVIRONMENT,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"

@@ -37,9 +37,11 @@ from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
 from portal.selectors.jobs.progress import attempt_progress
+from portal.selectors.jobs.reruns import RerunLineage
 from portal.selectors.jobs.time_limits import ends_at
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
 from portal.selectors.scheduling.forecasts import ForecastRevision, no_forecast_reason
+from portal.services.jobs.annotations import job_note, job_tags
 from portal.services.workspaces.access import workspace_origin
 from portal.visibility import PrivateFields
 
@@ -64,6 +66,7 @@ class JobContext:
     revisions: list[ForecastRevision]
     breakdowns: list[FairShareBreakdown]
     private: PrivateFields
+    lineage: RerunLineage
     extensions: list[TimeLimitExtension]
     idle: IdleStatus | None
 
@@ -206,6 +209,7 @@ class Job(Reference):
     owner = UserReference()
     pool = Reference(allow_null=True, help_text="Requested pool; null for any pool.")
     environment = Reference()
+    tags = serializers.ListField(child=serializers.CharField())
     tasks = serializers.IntegerField()
     min_tasks = serializers.IntegerField(
         allow_null=True,
@@ -224,6 +228,10 @@ class Job(Reference):
     attempt_count = serializers.IntegerField()
     exit_code = serializers.IntegerField(allow_null=True)
     verdict = VerdictSummary(allow_null=True)
+
+    @staticmethod
+    def get_tags(row: JobRow, context: object) -> list[str]:
+        return job_tags(row)
 
     @staticmethod
     def get_verdict(row: JobRow, context: object) -> JobVerdict | None:
@@ -559,6 +567,14 @@ class JobDetail(Job):
     retry_backoff_s = serializers.IntegerField(help_text="Doubled for each later retry.")
     retry_max_backoff_s = serializers.IntegerField()
     exclude_failed_node = serializers.BooleanField()
+    seed = serializers.IntegerField(allow_null=True, help_text="Value of FAIRWAY_SEED.")
+    note = serializers.CharField(allow_blank=True)
+    rerun_of = Reference(
+        allow_null=True, source="context.lineage.source", help_text="The job that it repeats exactly."
+    )
+    reruns = Reference(
+        many=True, source="context.lineage.reruns", help_text="Jobs that repeat it, newest first, at most 20."
+    )
     checkpoint_dir = serializers.CharField(
         allow_blank=True, help_text="Folder below which its checkpoint directory is; blank for the default."
     )
@@ -644,6 +660,10 @@ class JobDetail(Job):
     @staticmethod
     def get_interval_missing(row: JobRow, context: JobContext) -> str | None:
         return no_forecast_reason(row, current_verdict(row))
+
+    @staticmethod
+    def get_note(row: JobRow, context: JobContext) -> str:
+        return job_note(row)
 
     @staticmethod
     def get_ends_at(row: JobRow, context: JobContext) -> dt.datetime | None:

@@ -20,6 +20,7 @@ from portal.selectors import experiments as selectors
 from portal.selectors.experiments import Run
 from portal.selectors.jobs.jobs import get_job
 from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
+from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
 from portal.web.display.formatting import duration
@@ -215,6 +216,7 @@ def run(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpR
             "run": found,
             "row": run_row(found, [], []),
             "job": job,
+            "record": record_of(job) if job else None,
             "params": sorted(found.params.items()),
             "metrics": sorted(found.metrics.items()),
             "tags": sorted(found.tags.items()),
