@@ -22,6 +22,7 @@ from agents.node.host import procfs
 from agents.node.host.atomic_files import disk_full_as_error, free_mib
 from agents.node.host.interfaces import list_interfaces
 from agents.node.images.image_manager import ImageManager
+from agents.node.inspection.environment_record import record_environment
 from agents.node.maintenance.gc import GarbageCollector
 from agents.node.maintenance.preflight import gpu_sharing, installed_versions, run_preflight, version_warnings
 from agents.node.maintenance.upgrade import AgentUpgrader, own_digest
@@ -33,7 +34,6 @@ from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
-from agents.node.tasks.environment_record import record_environment
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
 from agents.node.tasks.network_pool import NetworkPool

@@ -305,7 +305,7 @@ def _owner_of(fixture_data: FixtureData, row: Any) -> str:
 def _text_for(column: str, row: Any, word: str) -> Any:
     texts: dict[str, Any] = {
         "env": {word.upper(): word},
-        **dict.fromkeys(("tags", "packages", "conda_packages", "untracked_files"), [word]),
+        **{name: [word] for name in ("tags", "packages", "conda_packages", "untracked_files")},
         "launcher_options": {"autotune_log_file": word},
         "rank_overrides": {"0": {"WORD": word}},
         "roles": roles_as_json(

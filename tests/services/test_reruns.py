@@ -11,7 +11,7 @@ from django.utils import timezone
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import Attempt, AuditEntry, EnvironmentRecord, Gpu, Job, Node, Task, User, Volume
 from portal.selectors.jobs.jobs import JobFilter, get_job, list_jobs
-from portal.selectors.jobs.reruns import rerun_lineage
+from portal.selectors.jobs.reruns import rerun_relations
 from portal.services.jobs.annotations import do_annotate_job, job_note, job_tags
 from portal.services.jobs.environment_records import save_record
 from portal.services.jobs.reruns import compare_with_source, do_rerun
@@ -59,8 +59,8 @@ def test_a_rerun_has_the_request_the_image_and_the_seed_of_its_source(ended: Job
     drift, fresh = do_rerun(ended.owner, ended)
     assert fresh is not None and drift == []
     assert (fresh.command, fresh.seed, fresh.image_digest) == (["python", "t.py"], 7, DIGEST)
-    assert rerun_lineage(fresh).source == ended
-    assert rerun_lineage(ended).reruns == [fresh]
+    assert rerun_relations(fresh).source == ended
+    assert rerun_relations(ended).reruns == [fresh]
 
 
 def test_a_dry_run_lists_what_differs_and_submits_nothing(ended: Job) -> None:

@@ -30,7 +30,7 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.progress import compare_job_layouts, measure_scaling
-from portal.selectors.jobs.reruns import rerun_lineage
+from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
@@ -121,7 +121,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
         breakdowns=list_breakdowns(user, row) if verdict else [],
         private=private_fields(user, row),
         extensions=job_extensions(row) if started else [],
-        lineage=rerun_lineage(row),
+        repetition=rerun_relations(row),
         idle=idle_status(row, attempts[0] if attempts else None),
     )
     return representations.JobDetail.represent(row, context)

@@ -42,7 +42,7 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_scaling
-from portal.selectors.jobs.reruns import rerun_lineage
+from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
@@ -331,7 +331,7 @@ def request_page(request: HttpRequest, user: User, public_id: str) -> HttpRespon
         "ranks": ranks,
         **private_fields(user, found)._asdict(),
         "record": EnvironmentRecord.objects.filter(job=found).first(),
-        "lineage": rerun_lineage(found),
+        "repetition": rerun_relations(found),
         "differences": compare_with_source(found),
     }
     return render(request, "job/request.html", context | shown)

@@ -40,7 +40,7 @@ def record_environment(tasks: TaskManager, agent: List[str], request: Dict[str, 
     if record is None or record["phase"] != RUNNING or record["pid"] is None:
         raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not running on this node.")
     shell = tasks.runtimes[record["runtime"]].shell(name)
-    source = (pkgutil.get_data("agents.node.tasks", "environment_program.py") or b"").decode()
+    source = (pkgutil.get_data("agents.node.inspection", "environment_program.py") or b"").decode()
     if not _slots.acquire(timeout=TIMEOUT_S):
         return {"data_b64": ""}
     try:
