@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import IO, Any, Dict, Iterator, List, Optional, Tuple, cast
 
 LIMIT_S = 20
 COMMAND_LIMIT_S = 5
@@ -22,6 +23,8 @@ MAX_PACKAGES = 3000
 MAX_UNTRACKED = 100
 SEARCHES = 7
 SEARCH_EVERY_S = 0.5
+Process = Tuple[List[str], str, str]
+"""Arguments, working directory and PATH."""
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 PACKAGES = """
@@ -51,7 +54,7 @@ print(json.dumps(dict(found, packages=sorted(set(rows), key=str.lower), conda=co
 """
 
 
-def main():
+def main() -> None:
     signal.alarm(LIMIT_S)
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -81,12 +84,12 @@ def main():
         emit(read_diff(emitted["directory"]))
 
 
-def emit(found):
+def emit(found: Dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 
 
-def run(command, directory, limit=2**20):
+def run(command: List[str], directory: Optional[str], limit: int = 2**20) -> Optional[str]:
     """Return at most ``limit`` bytes of the output as text; None if the command fails."""
     environment = dict(os.environ, GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0", LC_ALL="C.UTF-8")
     try:
@@ -100,10 +103,11 @@ def run(command, directory, limit=2**20):
         )
     except OSError:
         return None
+    stdout = cast(IO[bytes], process.stdout)
     until_s, parts, size = time.monotonic() + COMMAND_LIMIT_S, [], 0
-    os.set_blocking(process.stdout.fileno(), False)
+    os.set_blocking(stdout.fileno(), False)
     while size <= limit and time.monotonic() < until_s:
-        part = process.stdout.read(65536)
+        part = stdout.read(65536)
         if part == b"":
             break
         if part is None:
@@ -119,13 +123,13 @@ def run(command, directory, limit=2**20):
     return text if code == 0 or size > limit else None
 
 
-def git(directory, *words, **limits):
+def git(directory: str, *words: str, limit: int = 2**20) -> Optional[str]:
     options = ["-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
-    return run(["git", *options, *words], directory, **limits)
+    return run(["git", *options, *words], directory, limit)
 
 
-def task_processes():
-    """Return [arguments, working directory, PATH] of the other processes of this task, oldest first."""
+def task_processes() -> List[Process]:
+    """Return the other processes of this task, oldest first."""
     mark = [b"%s=%s" % (key.encode(), os.environ.get(key, "").encode()) for key in MARKS]
     found = []
     for pid in sorted(int(each) for each in os.listdir("/proc") if each.isdigit()):
@@ -146,12 +150,12 @@ def task_processes():
 MARKS = ("FAIRWAY_JOB", "FAIRWAY_ATTEMPT", "FAIRWAY_TASK")
 
 
-def read(path):
+def read(path: str) -> bytes:
     with open(path, "rb") as stream:
         return stream.read(256 * 1024)
 
 
-def directories(processes):
+def directories(processes: List[Process]) -> Iterator[str]:
     """Return where code may be: directories of scripts, then working directories, newest process first."""
     for words, directory, _ in reversed(processes):
         for word in words[1:20]:
@@ -162,7 +166,7 @@ def directories(processes):
     yield os.getcwd()
 
 
-def find_repository(directory):
+def find_repository(directory: str) -> Optional[Dict[str, Any]]:
     top = git(directory, "rev-parse", "--show-toplevel")
     if not top:
         return None
@@ -178,7 +182,7 @@ def find_repository(directory):
     }
 
 
-def read_diff(top):
+def read_diff(top: str) -> Dict[str, Any]:
     base = [] if git(top, "rev-parse", "--verify", "HEAD") is None else ["HEAD"]
     words = ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", *base]
     text = git(top, *words, limit=4 * 2**20)
@@ -191,11 +195,11 @@ def read_diff(top):
     }
 
 
-def without_credentials(text):
+def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub(lambda found: "git@" if found.group() == "git@" else "", text)
 
 
-def interpreter_of(process):
+def interpreter_of(process: Process) -> Optional[str]:
     """Return the path of the interpreter that a process runs; None if it runs no Python."""
     words, directory, path = process
     if not words or not _PYTHON.match(os.path.basename(words[0])):
