@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_pages_show_the_record_and_the_drift_and_give_files(ended: Job) -> None:
     at = f"/jobs/{ended.public_id}/environment/"
     assert page.get(f"{at}requirements.txt").content == b"numpy==2.1.0\ntorch==2.13.0\n"
     assert page.get(f"{at}changes.diff").content == b"-a\n+b\n"
-    assert page.get(f"{at}environment.json").json()["seed"] == 7
+    assert json.loads(page.get(f"{at}environment.json").content)["seed"] == 7
     assert page.get(f"{at}passwd").status_code == 404
     assert "uncommitted changes (6 bytes)" in page.get(f"/jobs/{ended.public_id}/rerun/").content.decode()
     answer = page.post(f"/jobs/{ended.public_id}/rerun/", follow=True)

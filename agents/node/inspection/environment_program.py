@@ -107,7 +107,7 @@ def run(command: List[str], directory: Optional[str], limit: int = 2**20) -> Opt
     until_s, parts, size = time.monotonic() + COMMAND_LIMIT_S, [], 0
     os.set_blocking(stdout.fileno(), False)
     while size <= limit and time.monotonic() < until_s:
-        part = stdout.read(65536)
+        part: Optional[bytes] = stdout.read(65536)  # None while there is nothing to read
         if part == b"":
             break
         if part is None:
