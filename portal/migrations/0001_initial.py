@@ -1838,6 +1838,7 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='servicereplica',
             index=models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['version'], name='replica_live'),
+        ),
         migrations.CreateModel(
             name='EnvironmentRecord',
             fields=[

@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 def recording_wait_s(task: Task) -> float | None:
     """Return the seconds until the task may be recorded; None if its job is or cannot be recorded."""
     attempt = task.attempt
-    if attempt.job.kind == JobKind.WORKSPACE.value or attempt.state != AttemptState.RUNNING:
+    if attempt.job.kind != JobKind.TRAINING.value or attempt.state != AttemptState.RUNNING:
         return None
     if attempt.running_at is None or getattr(task, "environment_recorded", True):
         return None
