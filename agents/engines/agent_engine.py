@@ -34,6 +34,7 @@ from agents.node.spec.task_spec import (
     CAN_LIST_CHECKPOINTS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
+    CAN_RECORD_ENVIRONMENT,
     CAN_STOP_TASKS,
     CAN_USE_REGISTRY_LOGINS,
 )
@@ -47,6 +48,8 @@ PULL_TIMEOUT_S = 3600.0
 HELLO_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 60.0
 GC_TIMEOUT_S = 180.0
+ENVIRONMENT_TIMEOUT_S = 60.0
+MAX_ENVIRONMENT_TEXT = 1_000_000
 UPGRADE_CHUNK_BYTES = 512 * 1024
 MAX_BUFFERED_EVENTS = 200
 """Events buffered until the first ``watch``; the next reconciliation finds lost ones."""
@@ -260,6 +263,17 @@ class AgentEngine:
         removed = [[name, saved_s] for name, saved_s in remove]
         fields = {**place, "epoch": epoch, "remove": removed}
         return self._request("checkpoints", CheckpointList.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
+
+    @property
+    def supports_environment(self) -> bool:
+        return CAN_RECORD_ENVIRONMENT in self._link.hello.capabilities
+
+    def environment(self, key: TaskKey, interpreters: Sequence[str]) -> bytes:
+        fields = {"job": key.job, "attempt": key.attempt, "task": key.task}
+        read = lambda row: base64.b64decode(FieldReader(row).text("data_b64", MAX_ENVIRONMENT_TEXT))  # noqa: E731
+        return self._request(
+            "environment", read, timeout_s=ENVIRONMENT_TIMEOUT_S, interpreters=list(interpreters), **fields
+        )
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

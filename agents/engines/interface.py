@@ -452,6 +452,17 @@ class NodeEngine(Protocol):
         ``place``: the mount, the path below it, uid and gid. Requires ``supports_checkpoints``.
         """
 
+    @property
+    def supports_environment(self) -> bool:
+        """Return True when the node supports ``environment``."""
+
+    def environment(self, key: TaskKey, interpreters: Sequence[str]) -> bytes:
+        """Return what a program found in a running task about its code and packages: JSON lines.
+
+        Blank if none of the interpreters is there. Takes up to 25 s. Requires ``supports_environment``. Raise
+        AgentError ``no_such_container`` when the task does not run.
+        """
+
     def gc(self, **options: Any) -> dict[str, Any]:
         """Remove unused files and images; return what was removed."""
 

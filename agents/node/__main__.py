@@ -16,6 +16,7 @@ _OWN_PROGRAMS = {
     "disk-usage": "agents.node.storage.disk_usage",
     "checkpoints": "agents.node.storage.checkpoints",
     "terminal": "agents.node.terminals.terminal",
+    "beside-task": "agents.node.inspection.environment_record",
 }
 """Programs that the agent starts as its own processes; each loads only the modules it needs."""
 

@@ -22,6 +22,7 @@ from agents.node.host import procfs
 from agents.node.host.atomic_files import disk_full_as_error, free_mib
 from agents.node.host.interfaces import list_interfaces
 from agents.node.images.image_manager import ImageManager
+from agents.node.inspection.environment_record import record_environment
 from agents.node.maintenance.gc import GarbageCollector
 from agents.node.maintenance.preflight import gpu_sharing, installed_versions, run_preflight, version_warnings
 from agents.node.maintenance.upgrade import AgentUpgrader, own_digest
@@ -54,7 +55,7 @@ VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
     | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe", "listening"}
-    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints"},
+    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints", "environment"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
 }
@@ -106,6 +107,7 @@ class AgentSession:
             "deny_egress": self._deny_egress,
             "terminal": self._terminals.open,
             "checkpoints": self._checkpoints,
+            "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
         }
 
     def run(self) -> int:

@@ -32,6 +32,7 @@ from portal.api.jobs import (
     preview,
     queue,
     ranks,
+    reproduction,
     services,
     sweeps,
     time_limits,
@@ -57,6 +58,7 @@ V1: list[URLPattern | URLResolver] = [
     *actions.ROUTES,
     *time_limits.ROUTES,
     *failures.ROUTES,
+    *reproduction.ROUTES,
     *pipeline_plans.ROUTES,
     *services.ROUTES,
     *sweeps.ROUTES,
@@ -116,5 +118,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/docs/", schema.docs, name="api-docs"),
     path("api/docs/start.js", schema.docs_script, name="api-docs-start"),
     re_path(r"^api/mlflow/(?:(?P<project>[a-z][a-z0-9]{9})/)?api/(?P<path>.+)$", mlflow.mlflow_api),
-    re_path(r"^api(?:/.*)?$", api_not_found),
+    re_path(
+        r"^api(?!/mlflow/(?:[a-z0-9]{10}/)?$)(?:/.*)?$", api_not_found
+    ),  # that page is in portal/web/urls.py
 ]

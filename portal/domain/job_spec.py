@@ -321,6 +321,13 @@ class JobSpec:
             help="Retries avoid the node on which a task failed, while enough other nodes are left.",
         ),
     )  # fmt: skip
+    seed: int | None = declare(
+        None,
+        JobField(
+            minimum=0, maximum=2**31 - 1, label="Seed", section="software", if_null="not set", jobs_only=True,
+            help="Value of FAIRWAY_SEED, from which a script seeds its random numbers.",
+        ),
+    )  # fmt: skip
     checkpoint_dir: str = declare(
         "",
         JobField(

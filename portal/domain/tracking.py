@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+TRACKING_ENTRY = "tracking"
+"""Entry of a project's list of network destinations: the address of the MLflow API."""
 JOB_TAG = "fairway.job"
 """The public id of the job that created the run."""
 RESERVED_TAG_PREFIX = "fairway."

@@ -2,6 +2,7 @@
 
 import django.contrib.postgres.constraints
 import django.contrib.postgres.fields
+import django.contrib.postgres.indexes
 import django.contrib.postgres.fields.ranges
 import django.core.validators
 import django.db.models.deletion
@@ -1837,5 +1838,51 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='servicereplica',
             index=models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['version'], name='replica_live'),
+        ),
+        migrations.CreateModel(
+            name='EnvironmentRecord',
+            fields=[
+                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='environment_record', serialize=False, to='portal.job')),
+                ('requested_at', models.DateTimeField(help_text='When its node was asked.')),
+                ('recorded_at', models.DateTimeField(blank=True, help_text='null: nothing was recorded.', null=True)),
+                ('problem', models.CharField(blank=True, db_default='', default='', help_text='Why nothing was recorded.', max_length=300)),
+                ('git_directory', models.CharField(blank=True, db_default='', default='', help_text='Top directory of its working tree; blank: not in a git repository.', max_length=1000)),
+                ('git_commit', models.CharField(blank=True, db_default='', default='', max_length=64)),
+                ('git_branch', models.CharField(blank=True, db_default='', default='', help_text='Blank: none is checked out.', max_length=200)),
+                ('git_remote', models.CharField(blank=True, db_default='', default='', help_text='URL of origin, without credentials.', max_length=500)),
+                ('git_diff', models.TextField(blank=True, default='', help_text='Uncommitted changes, cut off if too large.')),
+                ('git_diff_bytes', models.PositiveIntegerField(blank=True, help_text='Size of all uncommitted changes; null: unknown.', null=True)),
+                ('untracked_files', models.JSONField(default=list, help_text='At most 100.')),
+                ('python', models.CharField(blank=True, db_default='', default='', help_text='Path of the interpreter.', max_length=400)),
+                ('python_version', models.CharField(blank=True, db_default='', default='', max_length=40)),
+                ('packages', models.JSONField(default=list, help_text='Lines as of pip freeze.')),
+                ('conda_packages', models.JSONField(default=list, help_text='Name, version and build.')),
+                ('node', models.CharField(blank=True, db_default='', default='', help_text='Name of the node.', max_length=63)),
+                ('driver', models.CharField(blank=True, db_default='', default='', help_text='Version of the NVIDIA driver of the node; blank: none.', max_length=40)),
+                ('gpu_model', models.CharField(blank=True, db_default='', default='', help_text='Model of its GPUs; blank: none.', max_length=100)),
+            ],
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='seed',
+            field=models.PositiveIntegerField(blank=True, help_text='Value of FAIRWAY_SEED; null: not set.', null=True),
+        ),
+        migrations.CreateModel(
+            name='JobAnnotation',
+            fields=[
+                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='annotation', serialize=False, to='portal.job')),
+                ('note', models.CharField(blank=True, db_default='', default='', max_length=5000)),
+                ('tags', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=50), default=list, size=None)),
+            ],
+            options={
+                'indexes': [django.contrib.postgres.indexes.GinIndex(fields=['tags'], name='job_by_tag')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Rerun',
+            fields=[
+                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='rerun', serialize=False, to='portal.job')),
+                ('source', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='reruns', to='portal.job')),
+            ],
         ),
     ]

@@ -12,6 +12,7 @@ from portal.models.node_operations import AgentRollout, NodeOperation
 from portal.models.nodes import Gpu, GpuLink, Node, NodeLink, NodePool, Reservation, ReservationNode, Topology
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project, Quota, QuotaChange
+from portal.models.reproduction import EnvironmentRecord, JobAnnotation, Rerun
 from portal.models.request_records import AuditEntry, IdempotencyKey
 from portal.models.scheduler import (
     ClusterSettings,

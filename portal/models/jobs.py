@@ -143,6 +143,8 @@ class Job(models.Model):
         default=dict, db_default={}, help_text="Variables of single ranks: {rank: {name: value}}."
     )
 
+    seed = optional_number("Value of FAIRWAY_SEED; null: not set.")
+
     roles = models.JSONField(
         default=list, db_default=[], help_text="Roles in rank order, complete; empty: all tasks are equal."
     )

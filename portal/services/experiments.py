@@ -8,8 +8,9 @@ from typing import Any
 from django.db import transaction
 
 from portal.access import Permission, require_permission
+from portal.database.pool_middleware import release_connection
 from portal.domain.tracking import MODEL_STAGES, NOTE_TAG, RESERVED_TAG_PREFIX
-from portal.errors import InvalidRequest
+from portal.errors import FairwayError, InvalidRequest
 from portal.models import Project, User
 from portal.services.audit import record_action
 from portal.tracking.client import call
@@ -62,8 +63,17 @@ def do_set_alias(actor: User, project: Project, model: str, version: str, alias:
 def _change(
     actor: User, project: Project, action: str, after: dict[str, Any], endpoint: str, body: dict[str, Any]
 ) -> None:
-    """Call the tracking server and write the audit row, or neither: the call is the last step before commit."""
+    """Write the audit row, then call the tracking server outside of a transaction, as that may take seconds.
+
+    A call that fails adds a second row, so that no change is without one.
+    """
     require_permission(actor, Permission.SUBMIT, project)
     with transaction.atomic():
         record_action(actor, action, project, after=after)
+    release_connection()
+    try:
         call(project.public_id, "POST", endpoint, body)
+    except FairwayError as refusal:
+        with transaction.atomic():
+            record_action(actor, f"{action}.failed", project, after=after | {"message": refusal.message})
+        raise

@@ -42,6 +42,7 @@ class JobListFilters:
     project: str = ""
     owner: str = ""
     search: str = ""
+    tag: str = ""
 
     @classmethod
     def read(cls, query: QueryDict) -> JobListFilters:
@@ -52,6 +53,7 @@ class JobListFilters:
             project=query.get("project", "")[:63],
             owner=query.get("owner", "")[:63],
             search=query.get("q", "").strip()[:100],
+            tag=query.get("tag", "").strip()[:50],
         )
 
     def to_selector(self) -> JobFilter:
@@ -62,6 +64,7 @@ class JobListFilters:
             project=self.project,
             owner=self.owner,
             search=self.search,
+            tag=self.tag,
             live=live,
         )
 
@@ -72,6 +75,7 @@ class JobListFilters:
             ("kind", self.kind),
             ("project", self.project),
             ("person", self.owner),
+            ("tag", self.tag),
         ]
         found = [f"{name} is {value}" for name, value in pairs if value]
         return found + ([f"name contains “{self.search}”"] if self.search else [])

@@ -19,7 +19,7 @@ from portal.web import (
     usage,
 )
 from portal.web.experiments import experiments, models
-from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, terminal
+from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, reproduction, terminal
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -59,6 +59,8 @@ urlpatterns = [
     path("jobs/<slug:public_id>/metrics/series/", metrics.series, name="job-series"),
     path("jobs/<slug:public_id>/runs/", experiments.job_runs, name="job-runs"),
     path("experiments/", experiments.experiments, name="experiments"),
+    path("api/mlflow/", experiments.mlflow_link, name="mlflow-link"),
+    path("api/mlflow/<slug:project_id>/", experiments.mlflow_link, name="mlflow-project-link"),
     path("experiments/series/", experiments.series, name="run-series"),
     path("experiments/<slug:project_id>/<slug:run_id>/", experiments.run, name="run"),
     path("experiments/<slug:project_id>/<slug:run_id>/edit/", experiments.edit_run, name="edit-run"),
@@ -80,6 +82,13 @@ urlpatterns = [
     path("jobs/<slug:public_id>/signal/", actions.send_signal, name="job-signal"),
     path("jobs/<slug:public_id>/resubmit/", actions.resubmit, name="job-resubmit"),
     path("jobs/<slug:public_id>/retry/", actions.retry, name="job-retry"),
+    path("jobs/<slug:public_id>/rerun/", reproduction.rerun, name="job-rerun"),
+    path("jobs/<slug:public_id>/annotate/", reproduction.annotate, name="job-annotate"),
+    path(
+        "jobs/<slug:public_id>/environment/<str:name>",
+        reproduction.environment_file,
+        name="job-environment-file",
+    ),
     path("jobs/<slug:public_id>/help/", help_page.help_page, name="job-help"),
     path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
     path("approvals/", approvals.approvals, name="approvals"),

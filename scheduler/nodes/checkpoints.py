@@ -47,7 +47,7 @@ def decide_resume(connection: NodeConnection, task: Task) -> bool:
     attempt, job = task.attempt, task.attempt.job
     if not checkpoints.needs_resume_decision(attempt):
         return True
-    if not _is_lowest_rank(task):
+    if not is_lowest_rank(task):
         return False
     if not connection.engine.supports_checkpoints:
         if job.resume_from and attempt.number == 1:
@@ -101,7 +101,7 @@ def list_checkpoints_at_end(connection: NodeConnection, task_id: int) -> None:
 def listing_applies(connection: NodeConnection, task: Task) -> bool:
     """Return True for the task whose node lists the checkpoints of its attempt."""
     supported = connection.engine.supports_checkpoints and task.attempt.job.kind == JobKind.TRAINING.value
-    return supported and _is_lowest_rank(task)
+    return supported and is_lowest_rank(task)
 
 
 def update_listing(
@@ -138,6 +138,7 @@ def _read_volumes(job: Job) -> JobVolumes:
         raise AgentError("volume_not_allowed", f"{error}.") from error
 
 
-def _is_lowest_rank(task: Task) -> bool:
+def is_lowest_rank(task: Task) -> bool:
+    """Return True for the task that stands for its attempt."""
     lower = Task.objects.filter(attempt=task.attempt_id, rank__lt=task.rank, container_removed=False)
     return task.attempt.job.tasks == 1 or not lower.exists()

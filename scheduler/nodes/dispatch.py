@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from agents.engines.interface import AgentError, Container, OutcomeUnknownError, TaskKey
 from agents.node.spec.egress import OPEN
@@ -20,14 +20,15 @@ from portal.domain.policy_settings import TASK_DISK_LIMIT
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
 from portal.failpoints import failpoint
-from portal.models import Attempt, ClusterSettings, Job, Node, Task
+from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node, Task
 from portal.selectors.jobs.rights import job_denial
-from portal.selectors.nodes.network_policy import network_policy
+from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.images.pins import pin_job
 from portal.services.jobs.launching import attempt_gang, attempt_keys
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.jobs.retries import exclude_node
+from portal.services.jobs.tracking import TRACKING_TOKEN
 from portal.services.lifecycle import elastic, job_control
 from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
@@ -176,6 +177,8 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         if "egress" not in capabilities:
             raise AgentError("agent_too_old", "its agent does not support network policies. Upgrade it.")
         labels["egress"] = policy
+    if TRACKING_TOKEN in spec["env"]:
+        labels["egress_exceptions"] = tracking_exceptions(str(policy["mode"]), job.project)
     return spec | {key: value for key, value in labels.items() if key in capabilities}
 
 
@@ -423,6 +426,8 @@ def active_tasks_with_details(node: Node) -> list[Task]:
 
 
 def _active_tasks(node: Node) -> QuerySet[Task]:
-    return Task.objects.filter(
+    tasks = Task.objects.filter(
         node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES
     ).order_by("attempt_id", "rank")
+    recorded = EnvironmentRecord.objects.filter(job=OuterRef("attempt__job"))
+    return tasks.annotate(environment_recorded=Exists(recorded))

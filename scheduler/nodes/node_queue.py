@@ -24,6 +24,7 @@ from scheduler.leases import LeaseLostError
 from scheduler.nodes import dispatch
 from scheduler.nodes.checkpoints import list_checkpoints, listing_applies
 from scheduler.nodes.dispatch import NextStep
+from scheduler.nodes.environment_records import record_environment, recording_wait_s
 from scheduler.nodes.gang_connectivity import check_connectivity
 from scheduler.nodes.image_pulls import ImagePuller
 from scheduler.nodes.node_connection import NodeConnection
@@ -37,6 +38,7 @@ STOP_RETRY_S = 5.0
 CONNECTIVITY_RETRY_S = 1.0
 PROBE_INTERVAL_S = 0.25
 SERVICE_PROBE_INTERVAL_S = 1.0
+ENVIRONMENT_POLL_S = 0.5
 IMAGE_POLL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
 MAX_START_ATTEMPTS = 5
@@ -115,6 +117,7 @@ class NodeQueue:
             tasks = dispatch.active_tasks_with_details(connection.node)
         self._needed_details = needs_details
         actions: dict[Key, Callable[[], None]] = {}
+        next_s = NOTHING_DUE_S
         recovering: bool | None = None  # after a restore nothing starts, even if a start was recorded before
         for task in tasks:
             if task.attempt.stop_requested_at is not None:
@@ -134,6 +137,12 @@ class NodeQueue:
                 actions[("probe", task.pk)] = partial(self._probe, connection, task)
             elif task.attempt.job.has_start_order and job_control.awaits_ports(task):
                 actions[("listening", task.pk)] = partial(self._probe_ports, connection, task)
+            elif (wait_s := recording_wait_s(connection, task)) is not None:
+                if wait_s <= 0:
+                    actions.setdefault(
+                        ("environment", 0), partial(record_environment, connection, task)
+                    )  # of one job at a time
+                next_s = min(next_s, max(wait_s, ENVIRONMENT_POLL_S))
             elif listing_is_due(task.attempt) and listing_applies(connection, task):
                 actions[("checkpoints", task.attempt_id)] = partial(list_checkpoints, connection, task)
         for terminal in terminals_to_open(connection.node):
@@ -141,7 +150,6 @@ class NodeQueue:
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
         live = {task.pk for task in tasks}
         self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}
-        next_s = NOTHING_DUE_S
         for key, work in actions.items():
             wait_s = self._due_s.get(key, 0.0) - time.monotonic()
             if wait_s > 0:

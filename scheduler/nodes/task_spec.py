@@ -168,6 +168,7 @@ def build_task_spec(
         "workdir": workdir,
         "env": {
             **launch.defaults,
+            **({"FAIRWAY_SEED": str(job.seed)} if job.seed is not None else {}),
             **tracking_variables(job, assignment.attempt),
             **job.env,
             **launch.environment,

@@ -43,6 +43,12 @@ export function startCopy() {
   });
 }
 
+export function startRunLinks() { // MLflow's client names the run in the fragment, which the server does not see
+  const list = document.querySelector("[data-run-links]");
+  const found = /^#\/experiments\/[\w-]+\/runs\/([\w-]+)/.exec(location.hash);
+  if (list && found) location.replace(`${list.dataset.runLinks}${found[1]}/`);
+}
+
 export function startAutoSubmit() {
   document.addEventListener("change", (event) => {
     if (event.target.closest("[data-submit-on-change]")) event.target.form?.requestSubmit();

@@ -85,6 +85,10 @@ PAGES = [
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
     Page("usage", "get", "/usage/", EVERYBODY),
     Page("job-run", "get", "/jobs/{running}/run/", INSIDE),
+    Page("job-rerun", "get", "/jobs/{ended}/rerun/", CONTROLLERS),
+    Page("job-rerun", "post", "/jobs/{ended}/rerun/", CONTROLLERS, {}, 302, 302),
+    Page("job-annotate", "post", "/jobs/{running}/annotate/", CONTROLLERS, {"tags": "a, b"}, 302, 302),
+    Page("job-environment-file", "get", "/jobs/{running}/environment/requirements.txt", INSIDE),
     Page("job-help", "get", "/jobs/{running}/help/", INSIDE),
     # it has not failed, so the page shows a refusal
     Page("job-retry", "post", "/jobs/{ended}/retry/", CONTROLLERS, None, 302, 302, writes=False),
@@ -120,6 +124,8 @@ PAGES = [
     Page("job-open", "post", "/jobs/{running_workspace}/open/", OWNER, None, 409, writes=False),
     Page("job-runs", "get", "/jobs/{running}/runs/", INSIDE),
     Page("experiments", "get", "/experiments/", EVERYBODY),
+    Page("mlflow-link", "get", "/api/mlflow/", EVERYBODY, None, 302),
+    Page("mlflow-project-link", "get", "/api/mlflow/{project}/", EVERYBODY, None, 302),
     Page("models", "get", "/models/", EVERYBODY),
     # there is no tracking server in this world
     Page("run-series", "get", f"/experiments/series/?project={{project}}&run={RUN}", INSIDE, None, 503),

@@ -66,6 +66,12 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
         ("readiness_path", "model_name", "model_version", "model_run", "message"), INSIDE
     )
     | {"job": CONTROLLERS},
+    models.EnvironmentRecord: dict.fromkeys(
+        ("problem", "git_directory", "git_branch", "git_remote", "untracked_files", "python", "packages"),
+        INSIDE,
+    )
+    | {"conda_packages": INSIDE, "git_diff": CONTROLLERS},
+    models.JobAnnotation: dict.fromkeys(("note", "tags"), INSIDE),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE, "failure_line": INSIDE, "resume_path": INSIDE},
     models.FailureRule: dict.fromkeys(("code", "title", "cause", "fix", "pattern", "changed_by"), ADMIN),
@@ -124,6 +130,7 @@ OTHERS: dict[str, str] = {
     "BrowserSession": "session_data session_key",
     "Checkpoint": "validity",
     "Cycle": "trigger fair_share_breakdown",
+    "EnvironmentRecord": "git_commit python_version node driver gpu_model",
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
     "TimeLimitExtension": "state delays reservations",
     "FailedCycle": "kind trigger",
@@ -298,6 +305,7 @@ def _owner_of(fixture_data: FixtureData, row: Any) -> str:
 def _text_for(column: str, row: Any, word: str) -> Any:
     texts: dict[str, Any] = {
         "env": {word.upper(): word},
+        **{name: [word] for name in ("tags", "packages", "conda_packages", "untracked_files")},
         "launcher_options": {"autotune_log_file": word},
         "rank_overrides": {"0": {"WORD": word}},
         "roles": roles_as_json(

@@ -16,12 +16,14 @@ from portal.models import (
     AttemptObservation,
     Checkpoint,
     Environment,
+    EnvironmentRecord,
     FailedCycle,
     FailureRule,
     GpuAlert,
     IdleExemption,
     InvalidRow,
     Job,
+    JobAnnotation,
     JobVerdict,
     Node,
     NodeOperation,
@@ -253,6 +255,13 @@ def work_of(
     )  # fmt: skip
     replica = factories.job(owner, project, batch, name="answers-v1", kind="service")
     ServiceReplica.objects.create(version=version, job=replica)
+    EnvironmentRecord.objects.create(
+        job=work["running"], requested_at=timezone.now(), recorded_at=timezone.now(), problem="None.",
+        git_directory="/home/ada/vit", git_branch="main", git_remote="https://git.example.org/vit.git",
+        git_diff="-a", git_diff_bytes=2, untracked_files=["notes.txt"], python="/usr/bin/python3",
+        packages=["numpy==2.1.0"], conda_packages=["numpy-2.1.0-py311"],
+    )  # fmt: skip
+    JobAnnotation.objects.create(job=work["running"], note="Best so far.", tags=["paper"])
     AttemptObservation.objects.create(attempt=work["running"].attempts.get(), listing_problem="It is slow.")
     work["checkpoint"] = Checkpoint.objects.create(
         job=work["running"],

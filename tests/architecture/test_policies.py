@@ -28,7 +28,7 @@ PUBLIC = {
     "sign-out/",
     "invitation/",
     "readyz",
-    "^api(?:/.*)?$",
+    "^api(?!/mlflow/(?:[a-z0-9]{10}/)?$)(?:/.*)?$",
 }
 """Routes that need no sign-in, on purpose. A new one is added here with its reason in the commit."""
 

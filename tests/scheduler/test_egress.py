@@ -9,17 +9,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from pytest_django.live_server_helper import LiveServer
 
 from portal.domain.states import JobState
 from portal.models import Node, Project
+from portal.selectors.experiments import list_job_runs
 from portal.selectors.nodes.network_policy import denied_addresses
 from portal.services.jobs.logs import log_path
 from tests import factories
 from tests.agents.test_container_walls import Listener, opens, wait_until_open
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
+from tests.tracking.conftest import tracking_server
 from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
+__all__ = ["tracking_server"]
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
 
 TRY = """
@@ -147,3 +151,64 @@ def test_a_node_that_joins_is_closed_to_containers_that_run(dataset) -> None:
 def _split(place: str) -> tuple[str, int]:
     host, _, port = place.rpartition(":")
     return host, int(port)
+
+
+LOG_A_RUN = """
+import json, os, sys, urllib.request
+def call(endpoint, **body):
+    request = urllib.request.Request(
+        os.environ["MLFLOW_TRACKING_URI"] + "/api/2.0/mlflow/" + endpoint,
+        json.dumps(body).encode(),
+        {"Authorization": "Bearer " + os.environ["MLFLOW_TRACKING_TOKEN"], "Content-Type": "application/json"},
+    )
+    return json.load(urllib.request.urlopen(request, timeout=20))
+try:
+    experiment = call("experiments/create", name=os.environ["FAIRWAY_JOB"])["experiment_id"]
+except urllib.error.HTTPError as error:
+    sys.exit(error.read().decode())
+run = call("runs/create", experiment_id=experiment)["run"]["info"]["run_id"]
+call("runs/log-metric", run_id=run, key="loss", value=0.25, timestamp=1, step=1)
+call("runs/update", run_id=run, status="FINISHED")
+"""
+
+
+@pytest.mark.parametrize("dataset", ["rootful", "rootless"], indirect=True)
+def test_a_container_logs_to_the_portal_and_reaches_nothing_else_of_it(
+    dataset, tracking_server: Path, monkeypatch: pytest.MonkeyPatch, settings
+) -> None:
+    near, owner = dataset["machines"][0], dataset["owner"]
+    monkeypatch.setenv("FAIRWAY_TRACKING_SOCKET", str(tracking_server / "tracking.sock"))
+    closed = factories.project("closed", member=owner)
+    listed = factories.project("listed", member=owner)
+    Project.objects.filter(pk=closed.pk).update(policy={"egress": "none"})
+    Project.objects.filter(pk=listed.pk).update(policy={"egress": "listed"}, egress_allow=["tracking"])
+    portal = LiveServer(near.gateway)
+    try:
+        settings.TRACKING_URL = portal.url
+        settings.ALLOWED_HOSTS = [near.gateway]  # which denies this address to containers
+        with Listener(near.gateway, 0) as other:
+            api = portal.url.removeprefix("http://")
+            places = [api, f"{near.gateway}:{other.port}", f"{near.address}:22"]
+            script = TRY.replace("PLACES", repr(places))
+            jobs = {
+                "logs": submit(dataset, "python3", "-c", LOG_A_RUN + script),
+                "listed": submit(dataset | {"project": listed}, "python3", "-c", LOG_A_RUN + script),
+                "closed": submit(dataset | {"project": closed}, "python3", "-c", script),
+                "elsewhere": submit(
+                    dataset, "python3", "-c", script, env={"MLFLOW_TRACKING_URI": "http://192.0.2.1"}
+                ),
+            }
+            for job in jobs.values():
+                wait_until(dataset, lambda job=job: job.refresh_from_db() or job.ended_at, job)
+    finally:
+        portal.stop()
+    for job in jobs.values():
+        assert job.state == JobState.COMPLETED, log_path(job.public_id, 1, 0, "k8s").read_text()
+    seen = {
+        name: json.loads(log_path(job.public_id, 1, 0, "k8s").read_text().rpartition(" F ")[2])
+        for name, job in jobs.items()
+    }
+    reached = {name: [place for place in found if found[place] == "open"] for name, found in seen.items()}
+    assert reached == {"logs": [api], "listed": [api], "closed": [], "elsewhere": []}
+    (run,) = list_job_runs(jobs["logs"])
+    assert run.metrics == {"loss": 0.25}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from django.db import connection
 from django.test import Client
 from mlflow.entities import Metric
 
 from portal.domain.tracking import JOB_TAG, NOTE_TAG
+from portal.errors import NotFound
 from portal.models import AuditEntry, User
+from portal.services import experiments
+from portal.services.jobs.tracking import tracking_url
 from portal.tracking import client as tracking_client
 from tests import factories
 from tests.tracking.conftest import TrackingWorld
@@ -133,6 +138,28 @@ def test_a_job_page_shows_the_runs_of_the_job(tracking: TrackingWorld, runs: lis
     tracking_client.call(tracking.project.public_id, "POST", "runs/set-tag", tag)
     text = browser(tracking.viewer).get(f"/jobs/{job.public_id}/runs/").content.decode()
     assert "vit-2" in text and "vit-1" not in text and "data-run-charts" in text
+
+
+def test_a_refused_change_of_a_version_is_audited_and_no_transaction_waits_for_the_server(
+    tracking: TrackingWorld, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[bool] = []
+    real = experiments.call
+    monkeypatch.setattr(
+        experiments, "call", lambda *args: waiting.append(connection.in_atomic_block) or real(*args)
+    )
+    with pytest.raises(NotFound):
+        experiments.do_set_stage(tracking.member, tracking.project, "none", "1", "Staging")
+    assert waiting == [False]
+    actions = AuditEntry.objects.filter(object_id=tracking.project.public_id).order_by("id")
+    assert list(actions.values_list("action", flat=True))[-2:] == ["model.stage", "model.stage.failed"]
+
+
+def test_a_link_of_mlflows_client_leads_to_the_runs_of_the_project(tracking: TrackingWorld) -> None:
+    url = urlsplit(tracking_url(tracking.project.public_id)).path
+    found = browser(tracking.viewer).get(f"{url}/")
+    assert found.status_code == 302
+    assert found["Location"] == f"/experiments/?project={tracking.project.public_id}"
 
 
 def test_without_the_tracking_server_pages_say_so(

@@ -399,6 +399,7 @@ def _new_record(spec: TaskSpec) -> Record:
         "reserved_s": time.time(),
         "removed": False,
         "egress": {"mode": spec.egress.mode, "allow": list(spec.egress.allow)},
+        "egress_exceptions": list(spec.egress_exceptions),
     }
 
 

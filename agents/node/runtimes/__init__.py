@@ -162,8 +162,8 @@ class Runtime:
     def shell(self, name: str) -> Dict[str, Any]:
         """Return how to open a shell in a running task (``agents.node.terminals.shell``).
 
-        Either ``command``, and ``hang_up``, which signals a process of the task given a signal and a process
-        id; or what a process needs to join the task.
+        Either ``command``, ``exec``, to which another command is appended, and ``hang_up``, which signals a
+        process of the task given a signal and a process id; or what a process needs to join the task.
         """
         raise NotImplementedError
 

@@ -311,6 +311,7 @@ class ContainerRuntime(Runtime):
     def shell(self, name: str) -> Dict[str, Any]:
         return {
             "command": self.command(arguments.shell(self.engine, name)),
+            "exec": self.command(["exec", name]),
             "hang_up": self.command(arguments.signal_in_container(name)),
         }
 

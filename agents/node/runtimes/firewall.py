@@ -23,10 +23,10 @@ from agents.node import errors
 from agents.node.errors import AgentError
 from agents.node.host import interfaces
 from agents.node.host.atomic_files import file_lock, write_atomic
-from agents.node.ledger.ledger import LIVE_PHASES, Ledger
+from agents.node.ledger.ledger import LIVE_PHASES, Ledger, Record
 from agents.node.settings import Settings
 from agents.node.spec import egress
-from agents.node.spec.egress import METADATA_NETWORKS, OPEN, EgressPolicy
+from agents.node.spec.egress import METADATA_NETWORKS, OPEN, EgressPolicy, EgressTarget
 
 _TIMEOUT_S = 10.0
 _ALLOW_REPLIES = "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j RETURN"
@@ -35,6 +35,8 @@ checked each time, so a newly denied address is cut off from existing connection
 """
 JobPolicy = Tuple[str, EgressPolicy]
 """The subnet of a job, and its policy."""
+JobException = Tuple[str, EgressTarget]
+"""The subnet of a job, and a target that it may connect to in spite of all other rules."""
 
 
 def chain_names(cluster: str) -> Tuple[str, str]:
@@ -57,15 +59,18 @@ def build_rules(
     jobs: Sequence[JobPolicy] = (),
     nameservers: Sequence[str] = (),
     forwarders: Sequence[str] = (),
+    exceptions: Sequence[JobException] = (),
 ) -> str:
     """Return the input of ``iptables-restore --noflush``, which replaces only both chains. Pure.
 
     ``jobs``: those with a restrictive policy. IPv6 addresses need no rules, because containers have no IPv6.
-    ``forwarders`` are allowed at port 53 only, even within denied networks.
+    ``forwarders`` are allowed at port 53 only, even within denied networks. ``exceptions`` hold for packets to
+    the node, too: the portal may run there.
     """
     forward, to_node = chain_names(cluster)
     lines = ["*mangle", f":{forward} - [0:0]", f":{to_node} - [0:0]"]
     lines += [f"-A {forward} {_ALLOW_REPLIES}", f"-A {forward} ! -s {subnets} -j RETURN"]
+    lines += _exception_rules(forward, exceptions)
     for forwarder in forwarders:
         closed = (subnet for subnet, policy in jobs if not policy.allows_dns)
         lines += [f"-A {forward} -s {subnet} -d {forwarder} -j DROP" for subnet in closed]
@@ -79,16 +84,21 @@ def build_rules(
     for subnet, policy in jobs:
         lines.append(f"-A {forward} -s {subnet} -d {subnet} -j RETURN")
         for target in egress.allowed_targets(policy, nameservers):
-            ports = (
-                f" -p {target.protocol} --dport {target.first_port}:{target.last_port}"
-                if target.protocol
-                else ""
-            )
-            lines.append(f"-A {forward} -s {subnet} -d {target.network}{ports} -j RETURN")
+            lines.append(_allow_rule(forward, subnet, target))
         lines.append(f"-A {forward} -s {subnet} -j DROP")
     lines.append(f"-A {to_node} {_ALLOW_REPLIES}")
+    lines += _exception_rules(to_node, exceptions)
     lines.append(f"-A {to_node} -s {subnets} -j DROP")
     return "\n".join([*lines, "COMMIT", ""])
+
+
+def _exception_rules(chain: str, exceptions: Sequence[JobException]) -> List[str]:
+    return [_allow_rule(chain, subnet, target) for subnet, target in exceptions]
+
+
+def _allow_rule(chain: str, subnet: str, target: EgressTarget) -> str:
+    ports = f" -p {target.protocol} --dport {target.first_port}:{target.last_port}" if target.protocol else ""
+    return f"-A {chain} -s {subnet} -d {target.network}{ports} -j RETURN"
 
 
 def user_stack(namespace: str, node_nameservers: Sequence[str]) -> UserStack:
@@ -148,7 +158,13 @@ class Firewall:
                 deny += [*self._stack.gateways, *interfaces.local_networks()]
                 forwarders = list(self._stack.forwarders)
             text = build_rules(
-                settings.cluster, settings.subnets, deny, self._restricted_jobs(), nameservers, forwarders
+                settings.cluster,
+                settings.subnets,
+                deny,
+                self._restricted_jobs(),
+                nameservers,
+                forwarders,
+                self._exceptions(),
             )
             digest = hashlib.sha256(text.encode()).hexdigest()
             pairs = list(zip(("FORWARD", "INPUT"), chain_names(settings.cluster)))
@@ -172,11 +188,23 @@ class Firewall:
             self._run_checked(["iptables-restore", "--wait", "5", "--noflush"], text)
             write_atomic(self._digest_path, digest.encode(), sync=False)
 
+    def _bridged_tasks(self) -> List[Record]:
+        tasks = self._ledger.tasks().values()
+        return [each for each in tasks if each["phase"] in LIVE_PHASES and each["subnet"]]
+
+    def _exceptions(self) -> List[JobException]:
+        found = {
+            (record["subnet"], entry)
+            for record in self._bridged_tasks()
+            for entry in record.get("egress_exceptions") or ()
+        }
+        return [(subnet, egress.parse_egress_target(entry)) for subnet, entry in sorted(found)]
+
     def _restricted_jobs(self) -> List[JobPolicy]:
         found = {
             record["subnet"]: egress.parse_egress_policy(record["egress"])
-            for record in self._ledger.tasks().values()
-            if record["phase"] in LIVE_PHASES and record["subnet"] and record.get("egress")
+            for record in self._bridged_tasks()
+            if record.get("egress")
         }
         return [(subnet, policy) for subnet, policy in sorted(found.items()) if policy.mode != OPEN]
 

@@ -19,7 +19,7 @@ DNS_ENTRY = "dns"
 """Entry of an allow list: the name servers of the node."""
 METADATA_NETWORKS = ("169.254.0.0/16", "100.100.100.200/32", "192.0.0.192/32")
 """Link-local addresses, and other addresses of cloud metadata services."""
-MAX_DENIED_NETWORKS, MAX_TARGETS = 20_000, 200
+MAX_DENIED_NETWORKS, MAX_TARGETS, MAX_EXCEPTIONS = 20_000, 200, 8
 _TARGET = re.compile(
     r"(?P<to>[0-9./]+)(?: (?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?(?:/(?P<protocol>tcp|udp))?)?\Z"
 )
@@ -77,6 +77,29 @@ def parse_egress_policy(raw: Any) -> EgressPolicy:
         except ValueError as error:
             raise invalid_spec(f"{error}.") from error
     return EgressPolicy(raw["mode"], tuple(allow))
+
+
+def parse_egress_exceptions(raw: Any) -> Tuple[str, ...]:
+    """Return entries such as ``10.1.2.3 443``: an address with one TCP port, open even in denied networks."""
+    if raw is None:
+        return ()
+    if not isinstance(raw, list) or len(raw) > MAX_EXCEPTIONS:
+        raise invalid_spec(f"egress_exceptions is not a list of at most {MAX_EXCEPTIONS} entries.")
+    for each in raw:
+        try:
+            target = parse_egress_target(each if isinstance(each, str) else "")
+        except ValueError as error:
+            raise invalid_spec(f"{error}.") from error
+        address = ipaddress.IPv4Network(target.network)
+        unsafe = address.is_loopback or address.is_link_local or address.is_multicast
+        if (
+            address.prefixlen != 32
+            or unsafe
+            or target.protocol != "tcp"
+            or target.first_port != target.last_port
+        ):
+            raise invalid_spec(f"{each!r} is not one address with one TCP port.")
+    return tuple(raw)
 
 
 def allowed_targets(egress: EgressPolicy, nameservers: Sequence[str]) -> List[EgressTarget]:

@@ -8,7 +8,7 @@ import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.spec.egress import EgressPolicy, parse_egress_policy
+from agents.node.spec.egress import EgressPolicy, parse_egress_exceptions, parse_egress_policy
 from agents.node.spec.report_files import REPORT_FILES as WORD_FILES
 
 MILLI_PER_GPU = 1000
@@ -100,6 +100,7 @@ class TaskSpec(NamedTuple):
     local_rendezvous: bool = False  # all ranks of the gang are on this node, in the job's network
     secret_variables: Dict[str, str] = {}
     egress: EgressPolicy = EgressPolicy()  # allowed connections
+    egress_exceptions: Tuple[str, ...] = ()  # addresses with a port, allowed even if they are denied
     disk_mib: Optional[int] = None  # limit on the node's disk outside volumes
     launch_files: Optional[Dict[str, str]] = None  # of its launcher; also turns placeholders on
     checkpoint_dir: Optional[TaskPath] = None  # where its job keeps checkpoints
@@ -149,6 +150,7 @@ SPEC_CAPABILITIES = (
     "secret_variables",
     "disk_mib",
     "egress",
+    "egress_exceptions",
     "launch_files",
     "checkpoint_dir",
     "resume_from",
@@ -180,6 +182,8 @@ CAN_LIST_CHECKPOINTS = "checkpoints"
 """Capability: verb that lists and removes checkpoints."""
 CAN_NAME_HOST_ADDRESS = "hosts.address"
 """Capability: a task on the host network resolves its host name to ``address``."""
+CAN_RECORD_ENVIRONMENT = "environment"
+"""Capability: verb that records the code and the packages of a task."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -194,6 +198,7 @@ VERB_CAPABILITIES = (
     CAN_UPDATE_FILES,
     CAN_LIST_CHECKPOINTS,
     CAN_NAME_HOST_ADDRESS,
+    CAN_RECORD_ENVIRONMENT,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
@@ -260,6 +265,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         secret_variables=_parse_env(raw.get("secret_variables")),
         disk_mib=_parse_optional_number(raw, "disk_mib", 1, 2**40),
         egress=parse_egress_policy(raw.get("egress")),
+        egress_exceptions=parse_egress_exceptions(raw.get("egress_exceptions")),
         launch_files=parse_files(raw, "launch_files") if raw.get("launch_files") is not None else None,
         checkpoint_dir=_parse_task_path(raw.get("checkpoint_dir")),
         resume_from=_parse_task_path(raw.get("resume_from")),

@@ -53,7 +53,7 @@ class Shell:
                 if "command" in reported:
                     os.closerange(3, 1024)
                     os.execvp(reported["command"][0], reported["command"])  # noqa: S606 - no shell is the point
-                _exec_beside_task(reported, order["pid"], order["pid_start"])
+                exec_beside_task(reported, order["pid"], order["pid_start"])
             except OSError as error:
                 os.write(2, f"fairway: the shell could not be started: {error}\r\n".encode())
             finally:
@@ -144,10 +144,12 @@ class Shell:
                 )
 
 
-def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[int]) -> None:
-    """Turn this process into a shell with account, limits and namespaces of a task; never returns.
+def exec_beside_task(
+    shell_info: Dict[str, Any], pid: int, pid_start: Optional[int], command: Optional[List[str]] = None
+) -> None:
+    """Turn this process into a shell, or a command, with account, limits and namespaces of a task.
 
-    Raise OSError. The task may control its namespace: no name is resolved there before privileges are
+    Never returns. Raise OSError. The task may control its namespace: no name is resolved there before privileges are
     dropped.
     """
     views = []
@@ -167,6 +169,8 @@ def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[
     os.umask(0o027)
     os.chdir(shell_info["workdir"])
     os.closerange(3, 1024)
+    if command is not None:
+        os.execvpe(command[0], command, shell_info["env"])  # noqa: S606 - as above
     environment = dict(shell_info["env"], TERM=TERM)
     for shell in SHELLS:
         with contextlib.suppress(FileNotFoundError):

@@ -17,7 +17,8 @@ from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.jobs import represent_current_job, represent_job
 from portal.api.jobs.workspaces import get_workspace, represent_workspace
 from portal.api.serializers.idle import IdleExemption
-from portal.api.serializers.jobs import JobDetail, Workspace
+from portal.api.serializers.jobs import JobDetail
+from portal.api.serializers.workspaces import Workspace
 from portal.domain.signals import SIGNALS
 from portal.models import IdleExemption as IdleExemptionRow
 from portal.models import Job, User

@@ -30,6 +30,7 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.progress import compare_job_layouts, measure_scaling
+from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
@@ -65,6 +66,7 @@ class JobFilterQuery(ListQuery):
     search = StrictCharField(
         required=False, default="", max_length=100, help_text="Part of the name, or the full id."
     )
+    tag = StrictCharField(required=False, default="", max_length=50, help_text="A tag that the job has.")
     live = QueryBooleanField(
         required=False, default=None, help_text="true: only active jobs; false: only ended jobs."
     )
@@ -90,6 +92,7 @@ def build_filter(query: dict[str, Any]) -> JobFilter:
         owner=query["owner"],
         pool=query["pool"],
         search=query["search"],
+        tag=query["tag"],
         live=query["live"],
     )
 
@@ -118,6 +121,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
         breakdowns=list_breakdowns(user, row) if verdict else [],
         private=private_fields(user, row),
         extensions=job_extensions(row) if started else [],
+        repetition=rerun_relations(row),
         idle=idle_status(row, attempts[0] if attempts else None),
     )
     return representations.JobDetail.represent(row, context)

@@ -14,7 +14,7 @@ from portal.api.framework.request_parsing import EmptyBody
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import WorkspaceBody, submit_response
 from portal.api.jobs.jobs import ORDERS, JobFilterQuery, build_filter
-from portal.api.serializers import jobs as representations
+from portal.api.serializers import workspaces as representations
 from portal.errors import NotFound
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import list_workspaces

@@ -82,7 +82,8 @@ class ProjectChangeBody(AffectedJobsFields):
         required=False,
         max_length=200,
         help_text="Networks and ports that jobs may connect to if the policy `egress` is `listed`: `10.1.0.0/16`, "
-        "`10.1.2.3 443`, `10.1.0.0/16 8000-8100/udp`, or `dns` for the name servers of the nodes. For administrators "
+        "`10.1.2.3 443`, `10.1.0.0/16 8000-8100/udp`, `dns` for the name servers of the nodes, or `tracking` for the "
+        "address of the MLflow API. For administrators "
         "only; empty for the list of the parent project.",
     )
 

@@ -37,10 +37,11 @@ from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
 from portal.selectors.jobs.progress import attempt_progress
+from portal.selectors.jobs.reruns import RerunRelations
 from portal.selectors.jobs.time_limits import ends_at
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
 from portal.selectors.scheduling.forecasts import ForecastRevision, no_forecast_reason
-from portal.services.workspaces.access import workspace_origin
+from portal.services.jobs.annotations import job_note, job_tags
 from portal.visibility import PrivateFields
 
 STATES = [state.value for state in JobState]
@@ -64,6 +65,7 @@ class JobContext:
     revisions: list[ForecastRevision]
     breakdowns: list[FairShareBreakdown]
     private: PrivateFields
+    repetition: RerunRelations
     extensions: list[TimeLimitExtension]
     idle: IdleStatus | None
 
@@ -206,6 +208,7 @@ class Job(Reference):
     owner = UserReference()
     pool = Reference(allow_null=True, help_text="Requested pool; null for any pool.")
     environment = Reference()
+    tags = serializers.ListField(child=serializers.CharField())
     tasks = serializers.IntegerField()
     min_tasks = serializers.IntegerField(
         allow_null=True,
@@ -224,6 +227,10 @@ class Job(Reference):
     attempt_count = serializers.IntegerField()
     exit_code = serializers.IntegerField(allow_null=True)
     verdict = VerdictSummary(allow_null=True)
+
+    @staticmethod
+    def get_tags(row: JobRow, context: object) -> list[str]:
+        return job_tags(row)
 
     @staticmethod
     def get_verdict(row: JobRow, context: object) -> JobVerdict | None:
@@ -559,6 +566,16 @@ class JobDetail(Job):
     retry_backoff_s = serializers.IntegerField(help_text="Doubled for each later retry.")
     retry_max_backoff_s = serializers.IntegerField()
     exclude_failed_node = serializers.BooleanField()
+    seed = serializers.IntegerField(allow_null=True, help_text="Value of FAIRWAY_SEED.")
+    note = serializers.CharField(allow_blank=True)
+    rerun_of = Reference(
+        allow_null=True, source="context.repetition.source", help_text="The job that it repeats exactly."
+    )
+    reruns = Reference(
+        many=True,
+        source="context.repetition.reruns",
+        help_text="Jobs that repeat it, newest first, at most 20.",
+    )
     checkpoint_dir = serializers.CharField(
         allow_blank=True, help_text="Folder below which its checkpoint directory is; blank for the default."
     )
@@ -646,42 +663,9 @@ class JobDetail(Job):
         return no_forecast_reason(row, current_verdict(row))
 
     @staticmethod
+    def get_note(row: JobRow, context: JobContext) -> str:
+        return job_note(row)
+
+    @staticmethod
     def get_ends_at(row: JobRow, context: JobContext) -> dt.datetime | None:
         return ends_at(row, context.attempts[0] if context.attempts else None)
-
-
-class Workspace(Job):
-    """A workspace: a job with a tool that opens in a browser."""
-
-    ready = serializers.BooleanField(help_text="true if its server responds, so that it can be opened.")
-    ready_at = serializers.DateTimeField(allow_null=True, source="ready_since")
-    suspend_at = serializers.DateTimeField(
-        allow_null=True,
-        source="suspends_at",
-        help_text="When it will be suspended unless it is used or exempted; null if no suspension is scheduled.",
-    )
-    tool = serializers.CharField(allow_blank=True, source="environment.tool")
-    address = serializers.CharField(help_text="Origin of the workspace; browsers get access through `open/`.")
-
-    @staticmethod
-    def get_ready(row: Any, context: None) -> bool:
-        return row.ready_since is not None
-
-    @staticmethod
-    def get_address(row: JobRow, context: None) -> str:
-        return workspace_origin(row)
-
-
-class WorkspaceAccess(ResponseSerializer):
-    """How to open a workspace."""
-
-    post_to = serializers.CharField(
-        allow_null=True,
-        help_text="Address to which the browser posts the form field `ticket`; null for requests with a token.",
-    )
-    ticket = serializers.CharField(
-        allow_null=True, help_text="Single-use ticket, valid for 30 s; null for requests with a token."
-    )
-    page = serializers.CharField(
-        help_text="Page of the portal that opens the workspace in a signed-in browser."
-    )

@@ -17,7 +17,7 @@ MAX_PREEMPTED_SHOWN = 20
 """Maximum number of jobs listed as preempted for a job."""
 MAX_DEPENDENTS_SHOWN = 20
 """Maximum number of dependents listed, newest first."""
-ROW_RELATIONS = ("project", "owner", "pool", "environment", "verdict")
+ROW_RELATIONS = ("project", "owner", "pool", "environment", "verdict", "annotation")
 """Relations shown in a row: joined, so that a list is one query."""
 
 
@@ -31,6 +31,7 @@ class JobFilter:
     owner: str = ""
     pool: str = ""
     search: str = ""
+    tag: str = ""
     live: bool | None = None
 
 
@@ -51,6 +52,8 @@ def list_jobs(requester: Requester, filters: JobFilter | None = None) -> QuerySe
         rows = rows.filter(matches_key(filters.pool, "pool"))
     if filters.search:
         rows = rows.filter(Q(name__icontains=filters.search) | Q(public_id=filters.search))
+    if filters.tag:
+        rows = rows.filter(annotation__tags__contains=[filters.tag])
     if filters.live is not None:
         living = Q(state__in=[state.value for state in LIVE_JOB_STATES])
         rows = rows.filter(living if filters.live else ~living)

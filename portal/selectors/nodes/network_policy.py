@@ -14,10 +14,11 @@ from django.conf import settings
 from django.db.models import Exists, Q
 
 from agents.node.host.interfaces import host_addresses
-from agents.node.spec.egress import ALLOW_LIST, OPEN
+from agents.node.spec.egress import ALLOW_LIST, MAX_EXCEPTIONS, OPEN
 from portal.domain.policy_settings import EGRESS
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import NodeState
+from portal.domain.tracking import TRACKING_ENTRY
 from portal.models import Node, NodePool, Project
 from portal.selectors.scheduling.project_settings import effective_rules
 
@@ -32,7 +33,23 @@ _lock = threading.Lock()
 def network_policy(pool: NodePool, project: Project) -> dict[str, object]:
     """Return the network policy of a project's jobs in a pool, as a task spec contains it."""
     mode = str(effective_rules([(pool, project.pk)])[pool.pk, project.pk].values[EGRESS])
-    return {"mode": mode, "allow": list(egress_allow_list(project)) if mode == ALLOW_LIST else []}
+    allow = [entry for entry in egress_allow_list(project) if entry != TRACKING_ENTRY]
+    return {"mode": mode, "allow": allow if mode == ALLOW_LIST else []}
+
+
+def tracking_exceptions(mode: str, project: Project) -> list[str]:
+    """Return the IPv4 addresses with the port of the MLflow API that jobs of the project may connect to.
+
+    Empty where the policy does not allow it, and for a loopback address, which leads a container to itself.
+    """
+    if mode != OPEN and not (mode == ALLOW_LIST and TRACKING_ENTRY in egress_allow_list(project)):
+        return []
+    url = urlsplit(settings.TRACKING_URL)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    networks = sorted(
+        {str(each) for each in _networks(_addresses_of(url.hostname or "")) if each.version == 4}
+    )
+    return [f"{network.partition('/')[0]} {port}" for network in networks[:MAX_EXCEPTIONS]]
 
 
 def egress_allow_list(project: Project) -> tuple[str, ...]:

@@ -188,13 +188,13 @@ def do_submit_job(user: User, request: JobRequest) -> Job:
     return create_job(user, request)
 
 
-def create_job(user: User, request: JobRequest) -> Job:
-    """Create the PENDING job of a validated request."""
+def create_job(user: User, request: JobRequest, *, image_digest: str = "") -> Job:
+    """Create the PENDING job of a validated request, with another image than that of its environment if given."""
     with transaction.atomic():
         dependencies = lock_dependencies(
             user, request.dependencies, any_end=request.ignore_dependency_failure
         )
-        pin = request.environment.image_digest
+        pin = image_digest or request.environment.image_digest
         job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
         if job.resume_from:
             checkpoints.pin_for_resume(user, job.resume_from)

@@ -14,6 +14,7 @@ from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_JOB_STATES, Role
+from portal.domain.tracking import TRACKING_ENTRY
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
@@ -232,11 +233,14 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(" ".join(entry.split()) for entry in entries if entry.strip()))
     try:
         for entry in found:
-            if entry != DNS_ENTRY:
+            if entry not in (DNS_ENTRY, TRACKING_ENTRY):
                 parse_egress_target(entry)
     except ValueError as fault:
         raise InvalidRequest(
-            fields={"egress_allow": f"{fault}. Use the form 10.1.0.0/16, 10.1.2.3 443 or {DNS_ENTRY}."}
+            fields={
+                "egress_allow": f"{fault}. Use the form 10.1.0.0/16, 10.1.2.3 443, {DNS_ENTRY} "
+                f"or {TRACKING_ENTRY}."
+            }
         ) from fault
     if len(found) > MAX_TARGETS:
         raise InvalidRequest(

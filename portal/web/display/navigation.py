@@ -55,6 +55,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "job-ranks",
                 "job-run",
                 "job-help",
+                "job-rerun",
             ),
             in_tab_bar=True,
         ),

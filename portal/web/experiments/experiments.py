@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
@@ -19,6 +20,7 @@ from portal.selectors import experiments as selectors
 from portal.selectors.experiments import Run
 from portal.selectors.jobs.jobs import get_job
 from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
+from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
 from portal.web.display.formatting import duration
@@ -76,6 +78,13 @@ def experiments(request: HttpRequest, user: User) -> HttpResponse:
         except InvalidRequest as refusal:
             context["refusal"] = refusal.message
     return render(request, "experiments/page.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def mlflow_link(request: HttpRequest, user: User, project_id: str = "") -> HttpResponse:
+    """Redirect a link that MLflow's client printed; browsers keep its fragment, which names the run."""
+    query = f"?{urlencode({'project': project_id})}" if project_id else ""
+    return redirect(f"{reverse('experiments')}{query}")
 
 
 def default_project(user: User, projects: list[Project]) -> Project | None:
@@ -207,6 +216,7 @@ def run(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpR
             "run": found,
             "row": run_row(found, [], []),
             "job": job,
+            "record": record_of(job) if job else None,
             "params": sorted(found.params.items()),
             "metrics": sorted(found.metrics.items()),
             "tags": sorted(found.tags.items()),

@@ -18,7 +18,16 @@ from portal.domain.roles import ranks_of_role
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
 from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
-from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, TimeLimitExtension, User
+from portal.models import (
+    Attempt,
+    EnvironmentRecord,
+    Job,
+    JobEvent,
+    Rendezvous,
+    Task,
+    TimeLimitExtension,
+    User,
+)
 from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.checkpoints import stalled_since
 from portal.selectors.jobs.idle import idle_status
@@ -33,11 +42,13 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_scaling
+from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.jobs.launching import attempt_ranks
+from portal.services.jobs.reruns import compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
@@ -319,6 +330,9 @@ def request_page(request: HttpRequest, user: User, public_id: str) -> HttpRespon
         "request_rows": request_rows(found),
         "ranks": ranks,
         **private_fields(user, found)._asdict(),
+        "record": EnvironmentRecord.objects.filter(job=found).first(),
+        "repetition": rerun_relations(found),
+        "differences": compare_with_source(found),
     }
     return render(request, "job/request.html", context | shown)
 

@@ -21,7 +21,7 @@ from agents.node.runtimes.arguments import LABELS
 from agents.node.runtimes.container import parse_container
 from agents.node.runtimes.firewall import UserStack, build_rules, user_stack
 from agents.node.settings import SettingsError, parse_settings
-from agents.node.spec.egress import parse_egress_policy, parse_egress_target
+from agents.node.spec.egress import parse_egress_exceptions, parse_egress_policy, parse_egress_target
 from agents.node.spec.task_spec import parse_spec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -295,6 +295,25 @@ def test_a_policy_closes_the_network_of_its_job_after_what_nobody_reaches() -> N
         "-s 10.197.0.64/26 -d 10.197.0.64/26 -j RETURN",
         "-s 10.197.0.64/26 -j DROP",
     ]
+
+
+def test_an_exception_of_a_job_is_one_port_of_one_address_ahead_of_all_that_is_denied() -> None:
+    api = ("10.197.0.0/26", parse_egress_target("192.0.2.10 8000"))
+    text = build_rules("lab", "10.197.0.0/16", ["192.0.2.10/32"], exceptions=[api])
+    allowed = "-s 10.197.0.0/26 -d 192.0.2.10/32 -p tcp --dport 8000:8000 -j RETURN"
+    forward = [line.split(" ", 2)[2] for line in text.splitlines() if "-A FAIRWAY-F" in line]
+    to_node = [line.split(" ", 2)[2] for line in text.splitlines() if "-A FAIRWAY-I" in line]
+    assert forward.index(allowed) < forward.index("-d 192.0.2.10/32 -j DROP")
+    assert to_node.index(allowed) < to_node.index("-s 10.197.0.0/16 -j DROP")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["10.0.0.0/8 443", "10.1.2.3", "10.1.2.3 1-9", "10.1.2.3 53/udp", "127.0.0.1 80", "169.254.169.254 80"],
+)
+def test_an_exception_names_one_tcp_port_of_one_routable_address(entry: str) -> None:
+    with pytest.raises(AgentError, match="one address with one TCP port"):
+        parse_egress_exceptions([entry])
 
 
 def test_a_forwarder_of_the_user_mode_stack_answers_dns_alone_and_only_where_the_policy_has_dns() -> None:
