@@ -253,7 +253,7 @@ def work_of(
         service=work["service"], number=1, environment=batch, created_by=owner,
         job={"name": "answers", "command": ["serve"]},
     )  # fmt: skip
-    replica = factories.job(owner, project, batch, name="answers-v1", kind="service")
+    replica = factories.job(owner, project, batch, name="answers-v1", kind="service", gpus_per_task=0)
     ServiceReplica.objects.create(version=version, job=replica)
     EnvironmentRecord.objects.create(
         job=work["running"], requested_at=timezone.now(), recorded_at=timezone.now(), problem="None.",

@@ -102,7 +102,7 @@ def test_filters_narrow(fixture_data, client):
         ("search=TRAIN", 1),
         (f"search={fixture_data.names['job']}", 1),
         ("live=false", 2),
-        ("live=true&kind=training", total - 3),
+        ("live=true&kind=training", total - 4),
         ("pool=main-pool", 0),
     ):
         assert len(client.get(f"{JOBS}?{query}").json()["items"]) == expected, query

@@ -75,7 +75,7 @@ def response_for(failure: Exception) -> HttpResponse | None:
         case FairwayError():
             return _error_response(failure)
         case exceptions.ValidationError():
-            errors = list(_field_errors(failure.detail))
+            errors = list(field_errors(failure.detail))
             message = " ".join(dict.fromkeys(error["message"] for error in errors))
             return problem_response(400, "invalid", message or "The request is not valid.", errors=errors)
         case exceptions.Throttled():
@@ -128,16 +128,16 @@ def _error_response(refusal: FairwayError) -> HttpResponse:
     )
 
 
-def _field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
+def field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
     """Flatten DRF's nested errors into entries with field path, code and message."""
     if isinstance(detail, Mapping):
         for key, inner in detail.items():
             name = str(key)
             whole = name == "non_field_errors"
-            yield from _field_errors(inner, path if whole else f"{path}.{name}" if path else name)
+            yield from field_errors(inner, path if whole else f"{path}.{name}" if path else name)
     elif isinstance(detail, list | tuple):
         for inner in detail:
-            yield from _field_errors(inner, path)
+            yield from field_errors(inner, path)
     else:
         yield _field_error(path, str(getattr(detail, "code", "invalid")), str(detail))
 

@@ -12,6 +12,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Permission, can, require_permission
+from portal.api.framework.problems import field_errors
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
@@ -21,6 +22,7 @@ from portal.api.serializers.references import Reference, UserReference
 from portal.domain.job_spec import job_fields
 from portal.domain.services import VERSION_FIELDS, ServiceAccess, ServiceSpec, ServiceState, VersionState
 from portal.domain.states import JobState
+from portal.errors import InvalidRequest
 from portal.models import Service as ServiceRow
 from portal.models import ServiceReplica as ReplicaRow
 from portal.models import ServiceVersion as VersionRow
@@ -156,7 +158,11 @@ class ServiceBody(StrictSerializer):
 class ServiceUpdateBody(ServiceBody):
     """A new version; fields that are left out, also of the job, are those of the current version."""
 
-    job = serializers.DictField(child=serializers.JSONField(), required=False)  # type: ignore[assignment]
+    job = serializers.DictField(  # type: ignore[assignment]
+        child=serializers.JSONField(allow_null=True),
+        required=False,
+        help_text="Fields of the job request that change.",
+    )
 
 
 class ServiceChangeBody(StrictSerializer):
@@ -270,15 +276,18 @@ class VersionsView(SignedInView):
         version = target_version(row)
         rows = {"project": row.project.public_id, "environment": version.environment.public_id}
         rows |= {"pool": version.pool.public_id} if version.pool else {}
-        names = JobBody().fields
+        names = JobBody().fields.keys() - {"kind"}
         job = {name: value for name, value in version.job.items() if name in names}
         job |= {"name": row.name, **rows, **(self.body.get("job") or {})}
         model = current.model
         if "model" in self.body:
             model = ModelReference(**self.body["model"]) if self.body["model"] else None
-        deployment = Deployment(
-            replace(current.spec, **spec), build_job_request(self.user, job, JobBody), model
-        )
+        try:
+            request_for_job = build_job_request(self.user, job, JobBody)
+        except serializers.ValidationError as problem:  # the schema does not describe the merged fields
+            wrong = {f"job.{each['field']}": each["message"] for each in field_errors(problem.detail)}
+            raise InvalidRequest(fields=wrong) from problem
+        deployment = Deployment(replace(current.spec, **spec), request_for_job, model)
         return self.json_response(_represent(self.user, do_update_service(self.user, row, deployment)))
 
 
