@@ -18,6 +18,7 @@ from django.db.models import Model, Q, QuerySet
 from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceAccess, ServiceState
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
+from portal.domain.template_parameters import TemplateScope
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,
@@ -194,7 +195,9 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
             return _can_access_extension(requester, verb, obj)
         case OrphanContainer() | GpuAlert() | InvalidRow():
             return requester.is_admin
-        case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
+        case Template():
+            return _can_access_template(requester, verb, obj)
+        case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment():
             return requester.is_admin or verb is Permission.VIEW
         case User():
             return requester.is_admin or (
@@ -269,6 +272,21 @@ def _can_access_service(user: User, verb: Permission, service: Service) -> bool:
     if verb not in {Permission.ENTER, Permission.CONTROL} or role is Role.VIEWER:
         return False
     return verb is Permission.ENTER or role is Role.MANAGER or service.owner_id == user.pk
+
+
+def _can_access_template(user: User, verb: Permission, template: Template) -> bool:
+    """Its scope says who views it. Its owner changes it, and managers change those of their project."""
+    if user.is_admin:
+        return True
+    own = template.owner_id == user.pk
+    if template.project is not None:
+        role = role_in(user, template.project)
+        if verb is Permission.VIEW:
+            return role is not None
+        return verb is Permission.CHANGE and (role is Role.MANAGER or (own and role is Role.MEMBER))
+    if verb is Permission.VIEW:
+        return own or template.scope == TemplateScope.EVERYONE
+    return verb is Permission.CHANGE and own
 
 
 def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
@@ -369,6 +387,17 @@ def visible_services(requester: Requester) -> QuerySet[Service]:
         return Service.objects.all()
     shared = Q(access=ServiceAccess.SIGNED_IN.value, state=ServiceState.ACTIVE.value)
     return Service.objects.filter(Q(project_id__in=project_ids(user)) | shared)
+
+
+def visible_templates(requester: Requester) -> QuerySet[Template]:
+    """Return all templates for administrators, otherwise the user's, those of their projects and shared ones."""
+    user = require_user(requester)
+    if user.is_admin:
+        return Template.objects.all()
+    own = Q(owner=user, project__isnull=True)
+    return Template.objects.filter(
+        own | Q(scope=TemplateScope.EVERYONE.value) | Q(project_id__in=project_ids(user))
+    )
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:

@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 train_pipeline.py --model models:resnet --input 64,3,224,224 --classes 1000
 
 The plan is in the variable PIPELINE_PLAN: ``stages`` (first and last layer of each, the end excluded), ``ranks`` (of
-each stage) and ``micro_batches`` (of each replica and step). Without it, the whole model is trained in one process.
-Replace ``batches`` by your data. Needs torch 2.6 or newer.
+each stage) and ``micro_batches`` (of each replica and step). Without it, each process has equally many layers.
+Replace ``batches`` by your data. Without --model, a transformer learns which word of a text is the most frequent.
+Needs torch 2.6 or newer.
 
 With equally many replicas of all stages, pipeline p has the p-th rank of every stage, and
 torch.distributed.pipelining runs each. Otherwise micro-batches go round the replicas of each stage, and the schedule
@@ -25,74 +26,103 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils.checkpoint import checkpoint
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+WORDS, MAX_LENGTH = 64, 512
 
 
-def example_model():
-    """Return a small network of equal layers."""
-    layers = []
-    for _ in range(8):
-        layers += [torch.nn.Linear(256, 256), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(256, 10))
+def shape(text):
+    return [int(part) for part in text.split(",")]
 
 
-def batches(shape, classes, steps, device):
-    """Yield inputs and targets; equal in all processes."""
+parser = argparse.ArgumentParser(prog="train_pipeline.py", description=__doc__.splitlines()[0])
+parser.add_argument("--model", default="", metavar="MODULE:ATTRIBUTE", help="default: a small transformer")
+parser.add_argument(
+    "--input", type=shape, default=[64, 32], metavar="N,...", help="N samples a step (all GPUs)"
+)
+parser.add_argument("--classes", type=int, default=10)
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--learning_rate", type=float, default=0.05)
+parser.add_argument("--schedule", choices=["1f1b", "gpipe"], default="1f1b")
+parser.add_argument("--micro_batches", type=int, default=4, help="without a plan")
+parser.add_argument(
+    "--recompute",
+    action="store_true",
+    help="compute activations again in the backward pass, to save memory",
+)
+parser.add_argument("--seed", type=int, default=0)
+
+
+class Words(torch.nn.Module):
+    """Words and their positions as vectors."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.word, self.place = torch.nn.Embedding(WORDS, width), torch.nn.Embedding(MAX_LENGTH, width)
+
+    def forward(self, text):
+        return self.word(text) + self.place(torch.arange(text.shape[1], device=text.device))
+
+
+class Answer(torch.nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.out = torch.nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.out(x.mean(1))
+
+
+def example_model(classes, width=64, blocks=6):
+    """Return a small transformer as a sequence of layers."""
+    layer = torch.nn.TransformerEncoderLayer
+    middle = [
+        layer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(blocks)
+    ]
+    return torch.nn.Sequential(Words(width), *middle, Answer(width, classes))
+
+
+def batches(shape, classes, steps, device, words):
+    """Yield inputs and targets; equal in all processes. ``words``: texts, and the word that each has most often."""
     draw = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        inputs = torch.rand(shape, generator=draw)
-        targets = torch.randint(0, classes, (shape[0],), generator=draw)
+        if words:
+            targets = torch.randint(0, classes, (shape[0],), generator=draw)
+            inputs = torch.randint(0, WORDS, shape, generator=draw)
+            inputs = torch.where(torch.rand(shape, generator=draw) < 0.3, targets.unsqueeze(1), inputs)
+        else:
+            inputs = torch.rand(shape, generator=draw)
+            targets = torch.randint(0, classes, (shape[0],), generator=draw)
         yield inputs.to(device), targets.to(device)
 
 
 def main(words):
-    arguments = parse(words)
+    arguments = parser.parse_args(words)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     torch.manual_seed(arguments.seed)  # all processes begin with the same weights
-    model = load_model(arguments.model)
-    plan = read_plan(len(model), arguments.input[0], world)
+    model = load_model(arguments.model) if arguments.model else example_model(arguments.classes)
+    plan = read_plan(len(model), arguments.input[0], world, arguments.micro_batches)
     if world > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
     trainer = Trainer(model, plan, rank, device, arguments)
-    done, began, shape = 0, time.perf_counter(), arguments.input
-    for step, (inputs, targets) in enumerate(batches(shape, arguments.classes, arguments.steps, device)):
+    done, began = 0, time.perf_counter()
+    data = batches(arguments.input, arguments.classes, arguments.steps, device, words=not arguments.model)
+    for step, (inputs, targets) in enumerate(data):
         loss = trainer.step(inputs, targets)
-        done += shape[0]
+        done += len(inputs)
         if rank == 0:
             report_progress(done)
         if loss is not None:
             print(json.dumps({"step": step + 1, "loss": loss}), flush=True)
+            report_metric(step + 1, loss)
     trainer.report(done, time.perf_counter() - began)
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
 
 
-def parse(words):
-    parser = argparse.ArgumentParser(prog="train_pipeline.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="", metavar="MODULE:ATTRIBUTE", help="default: a small example")
-    shape = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    parser.add_argument(
-        "--input", type=shape, default=[64, 256], metavar="N,...", help="N samples a step (all GPUs)"
-    )
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--learning-rate", type=float, default=0.05)
-    parser.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="compute activations again in the backward pass, to save memory",
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(words)
-
-
 def load_model(name):
-    if not name:
-        return example_model()
     import importlib
 
     sys.path.insert(0, os.getcwd())
@@ -101,15 +131,25 @@ def load_model(name):
     return found() if not hasattr(found, "parameters") or isinstance(found, type) else found
 
 
-def read_plan(layers, samples, world):
-    """Return the plan of PIPELINE_PLAN, or exit with a message where it does not fit the job."""
+def equal_plan(layers, world, micro_batches):
+    """Return a plan with a stage of equally many layers for each process."""
+    ends = [layers * (number + 1) // world for number in range(world)]
+    stages = [list(each) for each in zip([0, *ends], ends)]
+    parts = micro_batches if world > 1 else 1
+    return {"stages": stages, "ranks": [[rank] for rank in range(world)], "micro_batches": parts}
+
+
+def read_plan(layers, samples, world, micro_batches):
+    """Return the plan of PIPELINE_PLAN, or an equal one; exit with a message where it does not fit the job."""
     text = os.environ.get("PIPELINE_PLAN", "")
-    plan = json.loads(text) if text else {"stages": [[0, layers]], "ranks": [[0]], "micro_batches": 1}
+    plan = json.loads(text) if text else equal_plan(layers, world, micro_batches)
     stages, ranks = plan["stages"], plan["ranks"]
     replicas = max(map(len, ranks))
     problem = ""
     if sorted(rank for each in ranks for rank in each) != list(range(world)):
         problem = "it is for %d processes, and there are %d" % (sum(map(len, ranks)), world)
+    elif any(first >= end for first, end in stages):
+        problem = "there are %d processes for %d layers" % (world, layers)
     elif stages[0][0] != 0 or stages[-1][1] != layers:
         problem = "it is for %d layers, and the model has %d" % (stages[-1][1], layers)
     elif samples % (replicas * plan["micro_batches"]):
@@ -302,6 +342,13 @@ class Trainer:
             line["bubble_measured"] = 1 - busy_s / len(everyone) / step_s
         if self.is_last and self.replica == 0:
             print(json.dumps(line), flush=True)
+
+
+def report_metric(step, loss):
+    """Report the loss as the value of a trial, if this is one."""
+    if "FAIRWAY_METRIC_FILE" in os.environ:
+        with open(os.environ["FAIRWAY_METRIC_FILE"], "a") as file:
+            file.write("%d %r\n" % (step, loss))
 
 
 def report_progress(samples):

@@ -35,6 +35,7 @@ from portal.api.jobs import (
     reproduction,
     services,
     sweeps,
+    templates,
     time_limits,
     workspaces,
 )
@@ -62,6 +63,7 @@ V1: list[URLPattern | URLResolver] = [
     *pipeline_plans.ROUTES,
     *services.ROUTES,
     *sweeps.ROUTES,
+    *templates.ROUTES,
     *checkpoints.ROUTES,
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),

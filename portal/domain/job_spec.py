@@ -16,6 +16,7 @@ from portal.domain.formatting import format_memory
 from portal.domain.states import JobKind
 
 MAX_TASKS = 1024
+MAX_PROGRAM_LENGTH = 60_000
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 _METADATA_KEY = "job_field"
 _T = TypeVar("_T")
@@ -254,6 +255,22 @@ class JobSpec:
         ),
     )  # fmt: skip
     command: Sequence[str] = declare((), JobField(jobs_only=True))
+    program: str = declare(
+        "",
+        JobField(
+            max_length=MAX_PROGRAM_LENGTH, jobs_only=True,
+            help="Text of a program. Each task has it as the file program in the directory $FAIRWAY_SECRETS; the "
+            "command refers to it as {fairway:secrets}/program.",
+        ),
+    )  # fmt: skip
+    template_version: int | None = declare(
+        None,
+        JobField(
+            minimum=1, maximum=1_000_000_000, if_null="the present one",
+            help="Version of the template on which the request is based; refused if there is a newer one.",
+        ),
+    )  # fmt: skip
+    parameters: Mapping[str, Any] = declare({})
     env: Mapping[str, str] = declare({})
     volumes: Sequence[Mapping[str, Any]] = declare((), JobField(affects_placement=True))
     secrets: Sequence[Mapping[str, Any]] = declare(())

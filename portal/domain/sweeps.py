@@ -21,7 +21,7 @@ MAX_REPORTS = 1000
 """Reports stored of one trial; beyond, every second one is deleted."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_PLACEHOLDER = re.compile(rf"(?<![${{])\{{({_NAME.pattern})\}}|\{{\{{({_NAME.pattern})\}}\}}")
+PLACEHOLDER = re.compile(rf"(?<![${{])\{{({_NAME.pattern})\}}|\{{\{{({_NAME.pattern})\}}\}}")
 _RANGE = re.compile(r"(\S+?)\.\.(\S+)((?:\s+log)?)((?:\s+step\s+\S+)?)")
 Value = bool | int | float | str
 
@@ -353,13 +353,22 @@ def trial_variables(number: int, parameters: Mapping[str, Value], max_steps: int
     return found | ({"FAIRWAY_TRIAL_MAX_STEPS": str(max_steps)} if max_steps else {})
 
 
-def fill_command(command: Sequence[str], parameters: Mapping[str, Value]) -> list[str]:
+def fill_command(
+    command: Sequence[str], parameters: Mapping[str, Value], *, unescape: bool = True
+) -> list[str]:
     """Return the command with ``{name}`` replaced; ``{{name}}`` stands for ``{name}`` itself."""
+    return [fill_text(word, parameters, unescape=unescape) for word in command]
+
+
+def fill_text(text: str, parameters: Mapping[str, Value], *, unescape: bool = True) -> str:
+    """Return the text with placeholders replaced; those of other names stay."""
 
     def fill(match: re.Match[str]) -> str:
-        return format_value(parameters[match[1]]) if match[1] else f"{{{match[2]}}}"
+        if match[2]:
+            return f"{{{match[2]}}}" if unescape else match[0]
+        return format_value(parameters[match[1]]) if match[1] in parameters else match[0]
 
-    return [_PLACEHOLDER.sub(fill, word) for word in command]
+    return PLACEHOLDER.sub(fill, text)
 
 
 def parameter_use_error(
@@ -367,7 +376,7 @@ def parameter_use_error(
 ) -> str | None:
     """Return what is wrong with the use of parameters by a command and its variables (values), or None."""
     known = list(names)
-    placeholders = {match[1] for word in command for match in _PLACEHOLDER.finditer(word) if match[1]}
+    placeholders = {match[1] for word in command for match in PLACEHOLDER.finditer(word) if match[1]}
     if missing := sorted(placeholders - set(known)):
         return (
             f"The command uses {{{missing[0]}}}, which is no parameter of the sweep; "

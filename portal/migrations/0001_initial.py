@@ -1885,4 +1885,105 @@ class Migration(migrations.Migration):
                 ('source', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='reruns', to='portal.job')),
             ],
         ),
+        migrations.CreateModel(
+            name='TemplateVersion',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.PositiveIntegerField()),
+                ('kind', models.CharField(max_length=12)),
+                ('fields', models.JSONField(default=dict)),
+                ('parameters', models.JSONField(default=list)),
+                ('sweep', models.JSONField(default=dict)),
+                ('created_by', models.CharField(blank=True, help_text='User name; blank: shipped.', max_length=150)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+            ],
+            options={
+                'ordering': ['template_id', '-version'],
+            },
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='parameters',
+            field=models.JSONField(default=dict, help_text='Values of the parameters of its template.'),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='program',
+            field=models.TextField(blank=True, default='', max_length=60000),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='template_version',
+            field=models.PositiveIntegerField(blank=True, help_text='Version of the template; null: no template.', null=True),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='category',
+            field=models.CharField(default='other', max_length=10),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='owner',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='templates', to=settings.AUTH_USER_MODEL),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='parameters',
+            field=models.JSONField(default=list, help_text='Declared parameters, in the order of the form.'),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='project',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='templates', to='portal.project'),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='scope',
+            field=models.CharField(default='everyone', max_length=8),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='sweep',
+            field=models.JSONField(default=dict, help_text='Fields of a sweep and its parameters; empty: the template is for one job.'),
+        ),
+        migrations.AddField(
+            model_name='template',
+            name='version',
+            field=models.PositiveIntegerField(default=1),
+        ),
+        migrations.AlterField(
+            model_name='template',
+            name='fields',
+            field=models.JSONField(default=dict, help_text='Fields of the job, with placeholders {name}.'),
+        ),
+        migrations.AddConstraint(
+            model_name='template',
+            constraint=models.CheckConstraint(condition=models.Q(('scope__in', ['self', 'project', 'everyone'])), name='template_scope'),
+        ),
+        migrations.AddConstraint(
+            model_name='template',
+            constraint=models.CheckConstraint(condition=models.Q(('category__in', ['vision', 'language', 'search', 'robotics', 'tabular', 'deploy', 'other'])), name='template_category'),
+        ),
+        migrations.AddConstraint(
+            model_name='template',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('project__isnull', False), ('scope', 'project')), models.Q(models.Q(('scope', 'project'), _negated=True), ('project__isnull', True)), _connector='OR'), name='template_project'),
+        ),
+        migrations.AddConstraint(
+            model_name='template',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('scope', 'self'), _negated=True), ('owner__isnull', False), _connector='OR'), name='template_owner'),
+        ),
+        migrations.AddField(
+            model_name='templateversion',
+            name='environment',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.environment'),
+        ),
+        migrations.AddField(
+            model_name='templateversion',
+            name='template',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='versions', to='portal.template'),
+        ),
+        migrations.AddConstraint(
+            model_name='templateversion',
+            constraint=models.UniqueConstraint(fields=('template', 'version'), name='template_version_once'),
+        ),
     ]

@@ -3,7 +3,7 @@
 from portal.models.alerts import GpuAlert, InvalidRow
 from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
-from portal.models.environments import Environment, ImagePresence, Template
+from portal.models.environments import Environment, ImagePresence
 from portal.models.failure_rules import FailureRule
 from portal.models.job_requests import JobSignal, TimeLimitExtension
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
@@ -28,6 +28,7 @@ from portal.models.scheduler import (
 from portal.models.secrets import RegistryLogin, Secret
 from portal.models.services import Service, ServiceReplica, ServiceVersion
 from portal.models.sweeps import Sweep, Trial, TrialReport
+from portal.models.templates import Template, TemplateVersion
 from portal.models.usage import AttemptEnergy, AttemptProgress, NodeMetricsMinute, UsageInterval
 from portal.models.users import User
 from portal.models.volumes import Volume

@@ -1,4 +1,4 @@
-"""Environments that jobs run in, and templates that fill the launch form."""
+"""Environments that jobs run in, and the nodes that have their images."""
 
 from __future__ import annotations
 
@@ -108,16 +108,3 @@ class ImagePresence(models.Model):
                 name="image_presence_state",
             ),
         ]
-
-
-class Template(models.Model):
-    public_id = PublicIdField()
-    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
-    title = models.CharField(max_length=200)
-    description = models.TextField(blank=True)
-    kind = models.CharField(max_length=12)
-    environment = models.ForeignKey(
-        Environment, null=True, on_delete=models.SET_NULL, related_name="templates"
-    )
-    fields = models.JSONField(default=dict)
-    enabled = models.BooleanField(default=True)

@@ -15,7 +15,7 @@ from django.db.models.expressions import Combinable
 from django.db.models.fields.json import KeyTransform
 from django.db.models.functions import Coalesce
 
-from portal.domain.job_spec import JobRole, JobSpec, parse_roles
+from portal.domain.job_spec import MAX_PROGRAM_LENGTH, JobRole, JobSpec, parse_roles
 from portal.domain.pipeline_plans import PLAN_VARIABLE
 from portal.domain.roles import CompletionPolicy, role_at, task_label
 from portal.domain.states import FAILED_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
@@ -91,6 +91,9 @@ class Job(models.Model):
     shm_mib = models.PositiveIntegerField(default=JobSpec.shm_mib)
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
+    program = models.TextField(blank=True, max_length=MAX_PROGRAM_LENGTH, default=JobSpec.program)
+    template_version = optional_number("Version of the template; null: no template.")
+    parameters = models.JSONField(default=dict, help_text="Values of the parameters of its template.")
     env = models.JSONField(default=dict)
     volumes = models.JSONField(
         default=list, db_default=[], help_text="[{volume (by name), target, read_only}, ...]"

@@ -35,7 +35,7 @@ from portal.selectors.sweeps import (
     list_sweeps,
     list_trials,
 )
-from portal.services.sweeps.determined import MAX_BYTES, read_experiment
+from portal.services.sweeps.determined import read_experiment
 from portal.services.sweeps.sweeps import (
     do_change_sweep,
     do_import_experiment,
@@ -44,6 +44,7 @@ from portal.services.sweeps.sweeps import (
     do_stop_sweep,
     sweep_spec,
 )
+from portal.services.yaml_input import MAX_BYTES
 from portal.web.display.sweep_charts import best_chart, curves_chart, parallel_coordinates
 from portal.web.form_fields import select_input, text_area
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects

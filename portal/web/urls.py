@@ -16,6 +16,7 @@ from portal.web import (
     services,
     sign_in,
     sweeps,
+    templates,
     usage,
 )
 from portal.web.experiments import experiments, models
@@ -107,6 +108,9 @@ urlpatterns = [
     path("services/<slug:public_id>/stop/", services.stop, name="stop-service"),
     path("services/<slug:public_id>/start/", services.start, name="start-service"),
     path("services/<slug:public_id>/cancel-update/", services.cancel_update, name="cancel-service-update"),
+    path("templates/", templates.templates, name="templates"),
+    path("templates/new/", templates.new_template, name="new-template"),
+    path("templates/<slug:public_id>/", templates.edit_template, name="edit-template"),
     path("sweeps/", sweeps.sweeps, name="sweeps"),
     path("sweeps/import/", sweeps.import_page, name="import-sweep"),
     path("sweeps/<slug:public_id>/", sweeps.sweep, name="sweep"),

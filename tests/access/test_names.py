@@ -25,6 +25,7 @@ from portal.domain.job_spec import JobRole, roles_as_json
 from portal.errors import FairwayError
 from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
 from portal.services.jobs.logs import write_log_bytes
+from portal.services.jobs.templates import build_version
 from scheduler.cycle import run_cycle
 from tests import factories
 from tests.access.conftest import with_more
@@ -45,6 +46,8 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
             "name",
             "message",
             "command",
+            "program",
+            "parameters",
             "launcher_options",
             "volumes",
             "topology_constraint",
@@ -82,7 +85,8 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.IdleExemption: {"reason": INSIDE},
     models.TimeLimitExtension: dict.fromkeys(("reason", "answer"), INSIDE),
     models.Environment: dict.fromkeys(("name", "title", "description", "image", "image_digest"), INSIDE),
-    models.Template: dict.fromkeys(("name", "title", "description", "fields"), INSIDE),
+    models.Template: dict.fromkeys(("name", "title", "description", "fields", "parameters", "sweep"), INSIDE),
+    models.TemplateVersion: dict.fromkeys(("fields", "parameters", "sweep", "created_by"), INSIDE),
     models.Volume: dict.fromkeys(("name", "path", "description"), INSIDE),
     models.QuotaChange: {"reason": INSIDE},
     models.Secret: {"name": WORKERS, "changed_by": WORKERS},
@@ -162,7 +166,8 @@ OTHERS: dict[str, str] = {
     "ServiceVersion": "state",
     "Sweep": "searcher direction state",
     "Trial": "state search_state",
-    "Template": "kind",
+    "Template": "kind category scope",
+    "TemplateVersion": "kind",
     "SchedulerCounters": "counts",
     "OrphanContainer": "name job gpus ports decision",
     "NodeMetricsMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
@@ -246,6 +251,7 @@ def marked(fixture_data: FixtureData) -> Marked:
     template = models.Template.objects.create(
         name="inner", title="i", kind="training", environment=inner, fields={"env": {}}
     )
+    build_version(template, "m").save()
     names["inner_template"] = template.public_id
     outsider = fixture_data.people["stranger"]
     own = models.Project.objects.get(name="elsewhere")
@@ -322,6 +328,10 @@ def _text_for(column: str, row: Any, word: str) -> Any:
         "job": {"name": "n", "command": ["true"], "env": {"WORD": word}},
         "points": [{"lr": word}],
     }
+    if column == "parameters" and isinstance(row, models.Template | models.TemplateVersion):
+        return [{"name": "note", "type": "text", "default": word}]
+    if column == "sweep":
+        return {"searcher": "random", "metric": word}
     if column == "parameters":
         return {"lr": [0.1, word]} if isinstance(row, models.Sweep) else {"lr": 0.1, "note": word}
     if column == "command" and row.kind == "workspace":
@@ -359,6 +369,8 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
             yield f"{path} (live)", text_of(client.get(path, headers={"HX-Request": "true"}))
     more = [
         f"{reverse('launch')}?template={names['inner_template']}",
+        f"/api/v1/templates/{names['inner_template']}/versions/",
+        reverse("edit-template", args=[names["inner_template"]]),
         "/api/v1/usage/?by=user",
         "/api/v1/environments/?limit=100",
         f"/api/v1/jobs/{names['own_job']}/",

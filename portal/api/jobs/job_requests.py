@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,10 @@ from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
 from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
-from portal.selectors.nodes.nodes import list_templates
+from portal.selectors.templates import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
 from portal.services.jobs.submission import JobRequest, do_submit_job, preview_start, validate_request
+from portal.services.jobs.templates import fill_template
 
 ID_OR_NAME = "Id or name."
 MAX_LIST_ITEMS = 64
@@ -149,6 +150,11 @@ class SubmitBody(StrictSerializer):
         max_length=63,
         help_text=ID_OR_NAME + " Provides the fields that the body omits.",
     )
+    parameters = serializers.DictField(
+        required=False,
+        child=serializers.JSONField(),
+        help_text="Values of the parameters of the template by name; others have their defaults.",
+    )
     topology_constraint = TopologyConstraintBody(
         required=False, allow_null=True, help_text="null if unconstrained."
     )
@@ -214,16 +220,32 @@ class JobPreviewBody(JobBody):
     kinds = tuple(JobKind)
 
 
-def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> JobRequest:
-    """Return the service's request: template applied, names resolved among the rows visible to the user."""
+def build_job_request(
+    user: User, given: Mapping[str, Any], body: type[SubmitBody], *, swept: Set[str] = frozenset()
+) -> JobRequest:
+    """Return the service's request: template applied, names resolved among the rows visible to the user.
+
+    ``swept``: parameters of the template that a sweep fills in for each trial.
+    """
     template = _get_template(user, given.get("template"))
+    based: dict[str, Any] = {"parameters": {}, "template_version": None}
     if template is not None:
+        checked = read_body({name: given[name] for name in based if name in given}, body, partial=True)
+        filled = fill_template(
+            template,
+            checked.get("parameters", {}),
+            version=checked.get("template_version"),
+            swept=swept,
+        )
+        based = {name: filled.pop(name) for name in based}
         known = body().fields
-        filled = {name: value for name, value in template.fields.items() if name in known}
+        filled = {name: value for name, value in filled.items() if name in known}
         if template.environment is not None:
             filled.setdefault("environment", template.environment.public_id)
         given = {**filled, **given}
-    values = read_body(given, body)
+    elif given.get("parameters") or given.get("template_version"):
+        raise InvalidRequest(fields={"template": "Parameters and a version need a template."})
+    values = read_body(given, body) | based
     if issubclass(body, WorkspaceBody):
         values["kind"] = JobKind.WORKSPACE.value
     if "environment" not in values:

@@ -32,7 +32,7 @@ from portal.models import TrialReport as TrialReportRow
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.sweeps import best_value, get_sweep, list_sweeps, list_trials
 from portal.services.accounts.tokens import Scope
-from portal.services.sweeps.determined import MAX_BYTES, read_experiment
+from portal.services.sweeps.determined import read_experiment
 from portal.services.sweeps.reports import do_report_metrics
 from portal.services.sweeps.sweeps import (
     check_sweep,
@@ -43,6 +43,7 @@ from portal.services.sweeps.sweeps import (
     do_resume_sweep,
     do_stop_sweep,
 )
+from portal.services.yaml_input import MAX_BYTES
 from portal.valkey import rate_limits
 
 MAX_REPORTS_PER_REQUEST = 1000
@@ -203,9 +204,10 @@ def _represent(user: User, sweep: SweepRow, _result: object = None) -> dict[str,
 def _sweep_arguments(user: User, given: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``do_create_sweep`` for a validated body and the job as received."""
     spec = {name: given[name] for name in job_fields(SweepSpec) if name in given}
+    space = given["points"][0] if given["points"] else given["parameters"]
     return {
         "spec": SweepSpec(**spec),
-        "request": build_job_request(user, job, JobBody),
+        "request": build_job_request(user, job, JobBody, swept=frozenset(space)),
         "parameters": given["parameters"],
         "points": given["points"],
     }

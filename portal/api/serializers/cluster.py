@@ -1,4 +1,4 @@
-"""Serializers of pools, nodes, GPUs, environments, templates and node operations.
+"""Serializers of pools, nodes, GPUs, environments and node operations.
 
 Rows of pools, nodes, GPUs and environments come from ``portal.selectors.nodes.nodes``, with annotations and
 prefetched rows. The context of nodes and GPUs maps GPU rows to ids of visible jobs; that of a topology counts
@@ -17,7 +17,7 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.references import Reference
 from portal.domain.node_breaker import BreakerState, IncidentKind
 from portal.domain.node_operations import OperationKind, RolloutStatus
-from portal.domain.states import GpuHealth, JobKind, NodeState, RuntimeKind
+from portal.domain.states import GpuHealth, NodeState, RuntimeKind
 from portal.models import AgentRollout as AgentRolloutRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
@@ -334,15 +334,3 @@ class Environment(Reference):
     @staticmethod
     def get_projects(row: Any, context: None) -> QuerySet[ProjectRow] | None:
         return row.projects.all() if row.limited else None
-
-
-class Template(Reference):
-    """A prefilled launch form."""
-
-    title = serializers.CharField()
-    description = serializers.CharField(allow_blank=True)
-    kind = serializers.ChoiceField([kind.value for kind in JobKind])
-    environment = Reference(allow_null=True)
-    fields = serializers.DictField(  # type: ignore[assignment]
-        help_text="Fields of the job to submit."
-    )

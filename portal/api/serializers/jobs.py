@@ -528,6 +528,13 @@ class JobDetail(Job):
         help_text="Image of all attempts; blank if the first start sets it, or the job has no image.",
     )
     template = Reference(allow_null=True)
+    template_version = serializers.IntegerField(
+        allow_null=True, help_text="The version of the template on which it is based."
+    )
+    parameters = serializers.DictField(help_text="Values of the parameters of its template.")
+    program = serializers.CharField(
+        allow_blank=True, help_text="Text of a program that its tasks have as a file."
+    )
     gpu_model = serializers.CharField(allow_blank=True)
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
     mig_profile = serializers.CharField(

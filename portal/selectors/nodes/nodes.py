@@ -1,4 +1,4 @@
-"""Reads pools, nodes, GPUs, environments and templates for lists; fixed numbers of queries."""
+"""Reads pools, nodes, GPUs and environments for lists; fixed numbers of queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from django.db.models.functions import Coalesce
 from portal.access import Requester, nameable_projects, visible_environments, visible_jobs, visible_nodes
 from portal.domain.node_operations import OperationKind
 from portal.domain.states import GpuHealth, NodeState
-from portal.models import Allocation, Environment, Gpu, Node, NodeOperation, NodePool, Template
+from portal.models import Allocation, Environment, Gpu, Node, NodeOperation, NodePool
 from portal.selectors.environments import tag_claims
 
 IS_REPORTED_GPU = Q(present=True) | ~Q(health=GpuHealth.OK.value)
@@ -101,11 +101,6 @@ def list_environments(requester: Requester) -> QuerySet[Environment]:
         )
         .order_by("name", "id")
     )
-
-
-def list_templates(requester: Requester) -> QuerySet[Template]:
-    usable = Q(environment__isnull=True) | Q(environment__in=visible_environments(requester))
-    return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
 
 
 def latest_finished_operation(

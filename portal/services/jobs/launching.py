@@ -41,6 +41,7 @@ from portal.services.lifecycle.rendezvous import PORT_RANGE
 from portal.services.workspaces.access import decrypt_attempt_secret
 
 _ADDRESS = re.compile(r"\{fairway:address:([0-9]+)\}")
+PROGRAM_FILE = "program"
 _PREVIEW_KEYS = SshKeys("", "<public key>", "", "<host key>")
 
 
@@ -163,11 +164,12 @@ def training_program(name: str) -> str:
 
 
 def _program_files(job: LaunchRequest) -> dict[str, LaunchFile]:
-    """Return the program that a profile job, or one launched from a plan, runs unless its command names another."""
+    """Return the job's program, and that of a profile job or a plan, unless its command names another."""
     programs = {PROFILE_VARIABLE: PROFILE_PROGRAM, SPLIT_VARIABLE: PIPELINE_PROGRAM}
-    return {
+    files = {
         name: LaunchFile(training_program(name)) for variable, name in programs.items() if variable in job.env
     }
+    return files | ({PROGRAM_FILE: LaunchFile(job.program)} if job.program else {})
 
 
 def _role_variables(role: JobRole, member: GangMember) -> dict[str, str]:

@@ -303,6 +303,7 @@ def _job_columns(request: JobRequest) -> dict[str, Any]:
     return columns | {
         "command": list(request.command),
         "env": dict(request.env),
+        "parameters": dict(request.parameters),
         "launcher_options": dict(request.launcher_options),
         "rank_overrides": {rank: dict(variables) for rank, variables in request.rank_overrides.items()},
         "topology_constraint": dict(request.topology_constraint) if request.topology_constraint else None,
@@ -343,6 +344,8 @@ def _text_errors(request: JobRequest) -> dict[str, str]:
             wrong["command"] = "A workspace runs the tool of its environment; leave the command empty."
     elif fault := _command_error(request.command):
         wrong["command"] = fault
+    if len(request.program.encode(errors="replace")) > MAX_COMMAND_BYTES or "\0" in request.program:
+        wrong["program"] = f"A program is text of at most {MAX_COMMAND_BYTES // 1024} KiB."
     for role in request.roles:
         if fault := _command_error(role.command):
             wrong["roles"] = f"{role.name}, command: {fault}"

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from portal.domain.end_states import FailureClass
 from portal.domain.sweeps import Searcher
 from portal.errors import InvalidRequest
+from portal.services.yaml_input import load_yaml
 
-MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 _TRIAL_CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")
 _SEARCHERS = {
@@ -40,17 +38,6 @@ _REASONS = {
 }
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe loader without aliases: a small file cannot stand for a huge one."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise InvalidRequest(
-                fields={"experiment": "Aliases (*name) are not supported; write the value out."}
-            )
-        return super().compose_node(parent, index)
-
-
 @dataclass
 class ImportedExperiment:
     """A sweep as fields of REST bodies, and the ignored keys with the reason for each."""
@@ -63,14 +50,7 @@ class ImportedExperiment:
 
 def read_experiment(text: str) -> ImportedExperiment:
     """Return the sweep of an experiment file. Raise InvalidRequest with the field ``experiment``."""
-    if len(text.encode()) > MAX_BYTES:
-        raise _wrong(f"The file is larger than {MAX_BYTES // 1024} KiB.")
-    try:
-        loaded = yaml.load(text, _Loader)  # noqa: S506 - a subclass of the safe loader
-    except yaml.YAMLError as problem:
-        raise _wrong(f"It is not valid YAML: {str(problem)[:300]}") from problem
-    except RecursionError as problem:
-        raise _wrong("It is nested too deeply.") from problem
+    loaded = load_yaml(text, "experiment")
     if not isinstance(loaded, dict):
         raise _wrong("It is not an experiment: its keys are missing.")
     given, found = dict(loaded), ImportedExperiment()

@@ -29,6 +29,7 @@ from portal.domain.sweeps import (
     read_points,
     sweep_errors,
 )
+from portal.domain.template_parameters import read_template_parameters, swept_parameters_error
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Environment, NodePool, Project, Sweep, Trial, User
@@ -64,6 +65,10 @@ def check_sweep(
         wrong["roles"] = "The trials of a sweep have equal tasks, without roles."
     if request.held:
         wrong["held"] = "Trials cannot be held; pause the sweep."
+    if not wrong and request.template and request.template.parameters:
+        declared = read_template_parameters(request.template.parameters)
+        if fault := swept_parameters_error(declared, request.template.fields, points or [parameters]):
+            wrong["parameters"] = fault
     if not wrong:
         names = points[0] if points else parameters
         use = {"reads_environment": spec.reads_environment}

@@ -41,5 +41,6 @@ def trial_request(
         name=f"{base.name}-{number}",
         command=fill_command(base.command, parameters),
         env={**base.env, **trial_variables(number, parameters, max_steps)},
+        parameters={**base.parameters, **parameters} if base.template else {},
         resume_from=checkpoint.public_id if checkpoint else base.resume_from,
     )

@@ -65,6 +65,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
         NavItem(
             "Pipeline plans", "plans", "tool", "t", active_views=("plan", "create-plan", "create-profile")
         ),
+        NavItem("Templates", "templates", "copy", "n", active_views=("new-template", "edit-template")),
         NavItem("Sweeps", "sweeps", "sweep", "y", active_views=("sweep", "import-sweep")),
     ),
     "Cluster": (

@@ -339,7 +339,7 @@ def request_page(request: HttpRequest, user: User, public_id: str) -> HttpRespon
 
 SHOWN_ELSEWHERE = {
     "name", "kind", "command", "env", "rank_overrides", "volumes", "secrets", "held", "ignore_dependency_failure",
-    "roles",
+    "roles", "program", "parameters", "template_version",
 }  # fmt: skip
 """Fields of the request that other parts of the job's pages show."""
 

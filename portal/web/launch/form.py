@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -12,7 +13,7 @@ from django.http import QueryDict
 
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
-from portal.domain.job_spec import JobSpec, job_fields
+from portal.domain.job_spec import MAX_PROGRAM_LENGTH, JobSpec, job_fields
 from portal.domain.services import ACCESS_LABELS, ServiceSpec, mlflow_command
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
 from portal.domain.sweeps import (
@@ -23,17 +24,25 @@ from portal.domain.sweeps import (
     parse_point_lines,
     sweep_errors,
 )
+from portal.domain.template_parameters import (
+    field_parameters,
+    fill_fields,
+    read_template_parameters,
+    shell_error,
+)
+from portal.errors import InvalidRequest
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
-from portal.selectors.nodes.nodes import list_templates
+from portal.selectors.templates import list_templates
 from portal.services.jobs.dependencies import unknown_job_message
 from portal.services.jobs.submission import JobRequest
+from portal.services.jobs.templates import check_template_version
 from portal.services.serving.services import Deployment, ModelReference
 from portal.web.display.formatting import MAX_DIGITS
 from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.data_fields import DataForm
 from portal.web.launch.launcher_fields import build_launcher_fields, launcher_options, option_field_name
 from portal.web.launch.roles import RoleFormSet, parse_command
-from portal.web.launch.spec_fields import build_spec_fields, request_values
+from portal.web.launch.spec_fields import build_field, build_spec_fields, request_values
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*(?:(\d+)\s*(s|min|h))?\s*", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -45,10 +54,14 @@ KINDS = [
 RECENT_JOBS = 8
 _REQUEST_VALUES = (
     "project", "environment", "pool", "template", "topology_constraint", "command", "env", "volumes",
-    "rank_overrides", "roles",
+    "rank_overrides", "roles", "parameters", "template_version",
 )  # fmt: skip
 WHOLE_MILLI = 1000
 GPU_FRACTIONS = [(WHOLE_MILLI, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
+
+
+def parameter_field_name(parameter: str) -> str:
+    return f"param-{parameter}"
 
 
 class DurationField(forms.CharField):
@@ -102,6 +115,7 @@ class LaunchForm(DataForm):
     name = forms.CharField(max_length=100, widget=text_input())
     project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
     template = PublicIdChoiceField(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
+    template_version = forms.IntegerField(required=False, widget=forms.HiddenInput)
     environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
     pool = PublicIdChoiceField(
         queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=select_input()
@@ -132,6 +146,11 @@ class LaunchForm(DataForm):
         max_length=65536, required=False,
         widget=text_area(4, spellcheck="false"),
         help_text="A command with pipes, variables or several lines is run by /bin/sh -c.",
+    )  # fmt: skip
+    program = forms.CharField(
+        label="Program", max_length=MAX_PROGRAM_LENGTH, required=False,
+        widget=text_area(12, spellcheck="false"), strip=False,
+        help_text="Each task has it as a file; the command refers to it as {fairway:secrets}/program.",
     )  # fmt: skip
     env = forms.CharField(
         label="Variables", max_length=65536, required=False,
@@ -198,6 +217,9 @@ class LaunchForm(DataForm):
         self._set_queryset("environment", visible_environments(user).filter(enabled=True).order_by("title"))
         self._set_queryset("pool", NodePool.objects.order_by("name"))
         self._set_queryset("template", list_templates(user))
+        self._add_parameters(
+            list_templates(user), (data if data is not None else initial or {}).get("template")
+        )
         self.has_topology_levels = self._set_topology_levels()
         profiles = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by("mig_profile")
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
@@ -205,6 +227,24 @@ class LaunchForm(DataForm):
         self._set_choices("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
         chosen = data.getlist("dependencies") if isinstance(data, QueryDict) else []
         self._set_queryset("dependencies", dependency_candidates(user, chosen))
+
+    def _add_parameters(self, templates: QuerySet[Template], key: object) -> None:
+        """Add a field for each parameter of the template; fields of the job that they fill become read-only."""
+        self.from_template = templates.filter(public_id=key).first() if isinstance(key, str) and key else None
+        self.declared = read_template_parameters(self.from_template.parameters) if self.from_template else ()
+        for each in self.declared:
+            self.fields[parameter_field_name(each.name)] = build_field(each.rule)
+        labels = {each.name: each.rule.label for each in self.declared}
+        self.filled_fields = field_parameters(self.from_template.fields) if self.from_template else {}
+        self.filled_fields = {name: each for name, each in self.filled_fields.items() if each in labels}
+        for name, parameter in self.filled_fields.items():
+            if field := self.fields.get(job_fields(self.request_type)[name].form_name):
+                field.widget.attrs["readonly"] = True
+                field.help_text = f"Set by the parameter {labels[parameter]}."
+
+    @property
+    def parameter_fields(self) -> list[forms.BoundField]:
+        return [self[parameter_field_name(each.name)] for each in self.declared]
 
     @property
     def gpu_kind_fields(self) -> list[forms.BoundField]:
@@ -311,6 +351,7 @@ class LaunchForm(DataForm):
         near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
         trains = data.get("kind") == JobKind.TRAINING.value
         self._clean_sweep(data)
+        self._clean_template(data)
         data["topology_constraint"] = near if len(topologies) == 1 and trains else None
         data["roles"] = []
         if self.roles.is_bound and trains:
@@ -318,22 +359,58 @@ class LaunchForm(DataForm):
                 data["roles"] = self.roles.to_roles()
             else:
                 self.add_error(None, self.roles.first_error())
+        self._fill_parameters(data)
         return data
+
+    def _clean_template(self, data: dict[str, Any]) -> None:
+        """Check the version of the template, and read the values of its parameters, without those of a sweep."""
+        data["parameters"] = {}
+        if self.from_template is None:
+            data["template_version"] = None
+            return
+        try:
+            check_template_version(self.from_template, data.get("template_version"))
+        except InvalidRequest as changed:
+            self.add_error(None, " ".join(changed.fields.values()))
+        data["template_version"] = self.from_template.version
+        space = data["points"][0] if data["points"] else data["search_space"]
+        swept = space.keys() - set(self.filled_fields.values())
+        for each in self.declared:
+            value = data.get(parameter_field_name(each.name))
+            empty = value is None or (value == "" and each.choices)
+            if each.name not in swept:
+                data["parameters"][each.name] = each.default if empty else value
+
+    def _fill_parameters(self, data: dict[str, Any]) -> None:
+        """Fill command, variables and roles with the parameters, and the fields that are parameters."""
+        if not self.declared or self.errors:
+            return
+        values, swept = data["parameters"], len(data["parameters"]) < len(self.declared)
+        roles = [{"role": role, "command": role.command} for role in data["roles"]]
+        given = {"command": data["command"], "env": data["env"], "roles": roles}
+        if error := shell_error(given):
+            self.add_error("command", error)
+            return
+        filled = fill_fields(given, values, of_sweep=swept)
+        data |= {"command": filled["command"], "env": filled["env"]}
+        data["roles"] = [replace(each["role"], command=each["command"]) for each in filled["roles"]]
 
     def _clean_sweep(self, data: dict[str, Any]) -> None:
         """Read the lines of parameters, and check the sweep."""
-        data["parameters"], data["points"] = {}, []
+        data["search_space"], data["points"] = {}, []
         if not data.get("searcher") or "sweep_parameters" not in data:
             return
         try:
             if data["searcher"] == Searcher.LIST:
                 data["points"] = parse_point_lines(data["sweep_parameters"])
             else:
-                data["parameters"] = parse_parameter_lines(data["sweep_parameters"])
+                data["search_space"] = parse_parameter_lines(data["sweep_parameters"])
         except ValueError as problem:
             self.add_error("sweep_parameters", str(problem))
             return
-        for name, message in sweep_errors(self._sweep_spec(data), data["parameters"], data["points"]).items():
+        for name, message in sweep_errors(
+            self._sweep_spec(data), data["search_space"], data["points"]
+        ).items():
             self.add_error(name if name in self.fields else "sweep_parameters", message)
 
     def _sweep_spec(self, data: Mapping[str, Any]) -> SweepSpec:
@@ -344,7 +421,10 @@ class LaunchForm(DataForm):
         data = self.cleaned_data
         if not data["searcher"] or data["kind"] != JobKind.TRAINING.value:
             return None
-        return {"spec": self._sweep_spec(data), "parameters": data["parameters"], "points": data["points"]}
+        return {"spec": self._sweep_spec(data), "parameters": data["search_space"], "points": data["points"]}
+
+    def clean_program(self) -> str:
+        return str(self.cleaned_data["program"]).replace("\r\n", "\n")
 
     def to_deployment(self) -> Deployment | None:
         """Return the service of a valid form; None for another kind."""
@@ -396,6 +476,7 @@ class LaunchForm(DataForm):
         data = self.cleaned_data
         values = request_values(self.request_type, data)
         values |= {name: data[name] for name in _REQUEST_VALUES}
+        values |= {name: data["parameters"][each] for name, each in self.filled_fields.items()}
         values["launcher_options"] = launcher_options(data.get("launcher") or JobSpec.launcher, data)
         if values["gpus_per_task"] != 1 or values["mig_profile"]:
             values["milli_per_gpu"] = WHOLE_MILLI

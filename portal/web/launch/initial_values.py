@@ -19,6 +19,8 @@ from portal.domain.pipeline_plans import (
 )
 from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
+from portal.domain.sweeps import describe_parameter, format_value, read_parameters
+from portal.domain.template_parameters import FILLED_AS_TEXT, fill_fields, read_template_parameters
 from portal.models import Job, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.services import get_service
@@ -52,12 +54,29 @@ def _topology_fields(near: Any) -> dict[str, str]:
 
 
 def initial_from_template(template: Template) -> dict[str, Any]:
-    """Return a template's fields (API names) as form values."""
-    fields = dict(template.fields)
+    """Return a template's fields (API names) as form values; commands and variables keep their placeholders."""
+    defaults = {each.name: each.default for each in read_template_parameters(template.parameters)}
+    filled = fill_fields(template.fields, defaults)
+    fields = filled | {name: template.fields[name] for name in FILLED_AS_TEXT & template.fields.keys()}
     start: dict[str, Any] = {"kind": template.kind, "template": template.public_id, "name": template.name}
+    start["template_version"] = template.version
     if template.environment is not None:
         start["environment"] = template.environment.public_id
-    return start | initial_from_api_fields(fields)
+    return start | initial_from_api_fields(fields) | _initial_sweep(template.sweep)
+
+
+def _initial_sweep(sweep: dict[str, Any]) -> dict[str, Any]:
+    """Return the sweep of a template as form values."""
+    found = {name: value for name, value in sweep.items() if name not in ("parameters", "points")}
+    if space := sweep.get("parameters"):
+        lines = [f"{name} = {describe_parameter(each)}" for name, each in read_parameters(space).items()]
+        found["sweep_parameters"] = "\n".join(lines)
+    elif points := sweep.get("points"):
+        lines = [
+            " ".join(f"{name}={format_value(value)}" for name, value in point.items()) for point in points
+        ]
+        found["sweep_parameters"] = "\n".join(lines)
+    return found
 
 
 def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from portal.web.form_fields import text_area, text_input
 from portal.web.launch.spec_fields import build_spec_fields, form_values, request_values
 
 SHELL = ["/bin/sh", "-c"]
+_PLAIN_WORD = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 _SHELL_SYNTAX = re.compile(r"[|&;<>()$`\n*?~#]")
 
 
@@ -33,7 +34,9 @@ def parse_command(text: str) -> list[str]:
 def format_command(command: list[Any]) -> str:
     """Return an argument list as typed."""
     words = [str(word) for word in command]
-    return words[2] if len(words) == 3 and words[:2] == SHELL else shlex.join(words)
+    if len(words) == 3 and words[:2] == SHELL:
+        return words[2]
+    return " ".join(word if _PLAIN_WORD.fullmatch(word) else shlex.quote(word) for word in words)
 
 
 class RoleForm(forms.Form):

@@ -32,10 +32,11 @@ class NumberListField(forms.CharField):
 
 def build_spec_fields(spec: type[Any]) -> dict[str, forms.Field]:
     """Return form fields by name for the fields of the specification that have a label."""
-    return {rule.form_name: _build_field(rule) for rule in job_fields(spec).values() if rule.label}
+    return {rule.form_name: build_field(rule) for rule in job_fields(spec).values() if rule.label}
 
 
-def _build_field(rule: JobField) -> forms.Field:
+def build_field(rule: JobField) -> forms.Field:
+    """Return the form field of a field of a request, or of a parameter of a template."""
     options: dict[str, Any] = {
         "label": rule.label,
         "required": rule.is_number and not rule.nullable and not rule.section,
@@ -64,7 +65,7 @@ def _build_field(rule: JobField) -> forms.Field:
     if rule.value_type is int and rule.form_factor == 1:
         return forms.IntegerField(**options)
     if rule.default is not None:
-        options["initial"] = f"{rule.default / rule.form_factor:g}"
+        options["initial"] = f"{rule.default / rule.form_factor:.10g}"
     return forms.FloatField(**options)
 
 

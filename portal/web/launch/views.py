@@ -32,9 +32,9 @@ from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
-from portal.selectors.nodes.nodes import list_templates
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
 from portal.selectors.services import get_service
+from portal.selectors.templates import gallery_templates, list_templates
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
 from portal.services.jobs.launching import preview_ranks
@@ -43,7 +43,7 @@ from portal.services.serving.services import do_deploy_service, do_update_servic
 from portal.services.sweeps.sweeps import do_create_sweep
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
-from portal.web.launch.form import LaunchForm, launchable_projects
+from portal.web.launch.form import LaunchForm, launchable_projects, parameter_field_name
 from portal.web.launch.initial_values import (
     initial_from_api_fields,
     initial_from_job,
@@ -58,7 +58,7 @@ from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
 PREVIEW_RANKS = 16
-MAX_TEMPLATES = 30
+MAX_TEMPLATES = 5
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 QUERY_FIELDS = tuple(name for name in placement_fields() if name not in ("name", "kind"))
 NAME_PREFIXES = {
@@ -99,7 +99,7 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         try:
             made = _submit(user, form)
         except InvalidRequest as wrong:
-            if fault := wrong.fields.pop("parameters", None):
+            if form.cleaned_data["searcher"] and (fault := wrong.fields.pop("parameters", None)):
                 wrong.fields["sweep_parameters"] = fault
             add_service_errors(form, wrong)
         except Unsatisfiable as never:
@@ -148,6 +148,7 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     elif query.get("template"):
         found = list_templates(user).filter(public_id=query["template"]).first()
         start |= initial_from_template(found) if found else {}
+        start |= {name: value for name, value in query.items() if name.startswith(parameter_field_name(""))}
     elif query.get("service"):
         start |= initial_from_service(user, query["service"])
     if start["kind"] == JobKind.SERVICE.value and query.get("model"):
@@ -203,7 +204,7 @@ def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> di
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
-        "templates": list_templates(user).order_by("title")[:MAX_TEMPLATES],
+        "templates": gallery_templates(user)[:MAX_TEMPLATES],
         "projects_missing": not launchable_projects(user).exists(),
     }
 
@@ -325,7 +326,9 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
         body["pool"] = request.pool.name
     for name, rule in job_fields(type(request)).items():
         value = getattr(request, name)
-        if name not in body and (value != rule.default or name in ("gpus_per_task", "tasks")):
+        if name not in {*body, "parameters", "template_version"} and (
+            value != rule.default or name in ("gpus_per_task", "tasks")
+        ):
             body[name] = list(value) if name == "command" else dict(value) if name == "env" else value
     if request.roles:
         body["roles"] = [_role_body(request, role) for role in request.roles]

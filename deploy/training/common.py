@@ -1,0 +1,42 @@
+"""Checkpoints and metrics by the conventions of Fairway (docs/checkpoints.md, docs/sweeps.md)."""
+
+import os
+import re
+
+
+def newest_checkpoint():
+    """Return the newest complete checkpoint of this job, else the one it was told to start from, else None."""
+    folder = os.environ.get("FAIRWAY_CHECKPOINT_DIR", "")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = {int(match[1]): match[0] for match in map(re.compile(r"step-(\d+)\.\w+$").match, names) if match}
+    complete = [step for step, name in steps.items() if name + ".complete" in names]
+    return os.path.join(folder, steps[max(complete)]) if complete else os.environ.get("FAIRWAY_RESUME_FROM")
+
+
+def save(step, write, suffix=".pt"):
+    """Let ``write(path)`` write the checkpoint of a step; report it once it is complete."""
+    folder = os.environ.get("FAIRWAY_CHECKPOINT_DIR")
+    if not folder:
+        return
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "step-%d%s" % (step, suffix))
+    write(path + ".tmp")
+    os.replace(path + ".tmp", path)
+    open(path + ".complete", "w").close()
+    if "FAIRWAY_CHECKPOINT_FILE" in os.environ:
+        with open(os.environ["FAIRWAY_CHECKPOINT_FILE"], "w") as report:
+            report.write(str(step))
+
+
+def log(step, **metrics):
+    """Print metrics; the first one is the value of a trial, and all go to MLflow where it is installed."""
+    print("step", step, *("%s %.5g" % item for item in metrics.items()), flush=True)
+    if "FAIRWAY_METRIC_FILE" in os.environ:
+        with open(os.environ["FAIRWAY_METRIC_FILE"], "a") as reports:
+            reports.write("%d %r\n" % (step, float(next(iter(metrics.values())))))
+    if "MLFLOW_TRACKING_URI" in os.environ:
+        try:
+            import mlflow
+        except ImportError:
+            return
+        mlflow.log_metrics({name: float(value) for name, value in metrics.items()}, step=step)

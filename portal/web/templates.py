@@ -1,0 +1,267 @@
+"""The gallery of templates, and the page on which people make and change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from django import forms
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+
+from portal.access import AccessPolicy, Permission, can, visible_environments
+from portal.domain.states import JobKind
+from portal.domain.template_parameters import (
+    NOT_IN_TEMPLATES,
+    TemplateCategory,
+    TemplateScope,
+    fill_fields,
+    placeholders,
+    read_template_parameters,
+)
+from portal.errors import FairwayError
+from portal.models import Environment, Project, Template, User
+from portal.selectors.jobs.jobs import get_job
+from portal.selectors.nodes import cluster_overview
+from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.selectors.templates import gallery_templates, get_template
+from portal.services.jobs.submission import request_from_job
+from portal.services.jobs.templates import CONTENT, TemplateInput, do_save_template
+from portal.services.yaml_input import MAX_BYTES, load_yaml
+from portal.visibility import private_fields
+from portal.web.display.formatting import parse_whole_number
+from portal.web.form_fields import select_input, text_area, text_input
+from portal.web.launch.form import PublicIdChoiceField, launchable_projects, parameter_field_name
+from portal.web.launch.spec_fields import build_field
+from portal.web.launch.views import rest_body
+from portal.web.sign_in import add_service_errors
+from portal.web.views import form_page, page
+
+PAGE_SIZE = 24
+OWNERS = {"": "All", "shipped": "Shipped", "project": "Project", "mine": "Mine"}
+NOT_FROM_JOBS = frozenset({"name", "project", "environment", "pool", "dependencies", "volumes", "secrets"})
+SCOPE_LABELS = {
+    TemplateScope.SELF.value: "Only me",
+    TemplateScope.PROJECT.value: "A project",
+    TemplateScope.EVERYONE.value: "Everyone",
+}
+
+
+@page(AccessPolicy.SIGNED_IN)
+def templates(request: HttpRequest, user: User) -> HttpResponse:
+    """The gallery; ``template`` names the one whose parameters are shown."""
+    query = request.GET
+    rows = gallery_templates(user)
+    owner, category = query.get("owner", ""), query.get("category", "")
+    if text := query.get("q", "").strip()[:100]:
+        names = Q(name__icontains=text) | Q(title__icontains=text) | Q(description__icontains=text)
+        rows = rows.filter(names | Q(fields__launcher=text) | Q(parameters__contains=[{"name": text}]))
+    if owner in OWNERS and owner:
+        mine = {"shipped": Q(owner=None), "project": Q(project__isnull=False), "mine": Q(owner=user)}
+        rows = rows.filter(mine[owner])
+    if category in set(TemplateCategory):
+        rows = rows.filter(category=category)
+    shown = Paginator(rows, PAGE_SIZE).get_page(query.get("page"))
+    strips = cluster_overview.free_capacity(user)
+    chosen = get_template(user, query["template"]) if query.get("template") else None
+    context: dict[str, Any] = {
+        "rows": [_card(row, strips) for row in shown.object_list],
+        "page": shown,
+        "owners": OWNERS.items(),
+        "owner": owner,
+        "categories": list(TemplateCategory),
+        "category": category,
+        "search": text,
+        "chosen": chosen,
+        "form": _parameter_form(chosen) if chosen else None,
+        "may_change": chosen is not None and can(user, Permission.CHANGE, chosen),
+    }
+    return render(request, "gallery/page.html", context)
+
+
+def _card(row: Template, strips: list[GpuModelSummary]) -> dict[str, Any]:
+    """Return a template with its size at the defaults, and whether so many GPUs are free now."""
+    defaults = {each.name: each.default for each in read_template_parameters(row.parameters)}
+    fields = fill_fields(row.fields, defaults)
+    per_task = fields.get("gpus_per_task", 1)
+    tasks = fields.get("min_tasks") or fields.get("tasks", 1)
+    gpus = per_task * tasks
+    if roles := fields.get("roles"):
+        gpus = sum(each.get("tasks", 1) * each.get("gpus_per_task", per_task) for each in roles)
+    free = any(strip.largest_free >= per_task and strip.free >= gpus for strip in strips)
+    return {
+        "template": row,
+        "launcher": "" if fields.get("launcher", "none") == "none" else fields["launcher"],
+        "gpus": gpus,
+        "is_free": free or not gpus,
+        "parameter_count": len(row.parameters),
+    }
+
+
+def _parameter_form(row: Template) -> forms.Form:
+    form = forms.Form(label_suffix="")
+    declared = read_template_parameters(row.parameters)
+    form.fields = {parameter_field_name(each.name): build_field(each.rule) for each in declared}
+    return form
+
+
+class TemplateForm(forms.Form):
+    """A template as its author writes it; fields, parameters and sweep are YAML."""
+
+    title = forms.CharField(max_length=200, widget=text_input())
+    name = forms.CharField(
+        max_length=63, widget=text_input(), help_text="Lower-case letters, digits and hyphens; for scripts."
+    )
+    description = forms.CharField(max_length=5000, required=False, widget=text_area(2))
+    category = forms.ChoiceField(
+        choices=[(each.value, each.value.capitalize()) for each in TemplateCategory], widget=select_input()
+    )
+    kind = forms.ChoiceField(
+        choices=[(JobKind.TRAINING.value, "Job"), (JobKind.WORKSPACE.value, "Notebook")],
+        widget=select_input(),
+    )
+    environment = PublicIdChoiceField(
+        queryset=Environment.objects.none(),
+        required=False,
+        empty_label="Chosen at launch",
+        widget=select_input(),
+    )
+    scope = forms.ChoiceField(label="Who sees it", widget=select_input())
+    project = PublicIdChoiceField(
+        label="Project", queryset=Project.objects.none(), required=False, empty_label="None", widget=select_input(),
+        help_text="With which it is shared.",
+    )  # fmt: skip
+    fields_yaml = forms.CharField(
+        label="Job fields", max_length=MAX_BYTES, widget=text_area(18, spellcheck="false"),
+        help_text="As in the body of a job (REST), with {name} for parameters.",
+    )  # fmt: skip
+    parameters_yaml = forms.CharField(
+        label="Parameters", max_length=MAX_BYTES, required=False, widget=text_area(14, spellcheck="false"),
+        help_text="A list; each has name, type (integer, number, text, choice, boolean) and default, and may have "
+        "label, help, minimum, maximum and choices.",
+    )  # fmt: skip
+    sweep_yaml = forms.CharField(
+        label="Sweep", max_length=MAX_BYTES, required=False, widget=text_area(4, spellcheck="false"),
+        help_text="searcher, metric, max_trials and so on, with parameters; blank: for one job.",
+    )  # fmt: skip
+    enabled = forms.BooleanField(
+        label="Offered in the gallery",
+        required=False,
+        widget=forms.CheckboxInput({"class": "form-check-input"}),
+    )
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+    def __init__(
+        self, user: User, row: Template | None, data: QueryDict | None = None, **options: Any
+    ) -> None:
+        super().__init__(data, label_suffix="", **options)
+        own = row is not None and row.scope == TemplateScope.EVERYONE
+        scopes = [each for each in TemplateScope if each != TemplateScope.EVERYONE or user.is_admin or own]
+        self.fields["scope"].choices = [(each.value, SCOPE_LABELS[each]) for each in scopes]  # type: ignore[attr-defined]
+        self.fields["environment"].queryset = visible_environments(user).order_by("title")  # type: ignore[attr-defined]
+        self.fields["project"].queryset = launchable_projects(user)  # type: ignore[attr-defined]
+
+    def to_input(self) -> TemplateInput:
+        """Return the service's input. Raise InvalidRequest for YAML that cannot be read."""
+        data = {
+            name: value
+            for name, value in self.cleaned_data.items()
+            if name in TemplateInput.__dataclass_fields__
+        }
+        content = {
+            "fields": load_yaml(self.cleaned_data["fields_yaml"], "fields_yaml"),
+            "parameters": load_yaml(self.cleaned_data["parameters_yaml"], "parameters_yaml") or [],
+            "sweep": load_yaml(self.cleaned_data["sweep_yaml"], "sweep_yaml") or {},
+        }
+        return TemplateInput(**data, **content)
+
+
+@form_page(AccessPolicy.SIGNED_IN)
+def new_template(request: HttpRequest, user: User) -> HttpResponse:
+    """Make a template, from a job if ``job`` names one."""
+    initial: dict[str, Any] = {
+        "kind": JobKind.TRAINING.value,
+        "scope": TemplateScope.SELF.value,
+        "enabled": True,
+    }
+    initial["fields_yaml"] = _as_yaml(
+        {"command": ["python", "train.py", "--epochs", "{epochs}"], "gpus_per_task": 1}
+    )
+    initial["parameters_yaml"] = _as_yaml(
+        [{"name": "epochs", "type": "integer", "default": 10, "minimum": 1}]
+    )
+    if request.GET.get("job"):
+        initial |= _initial_from_job(user, request.GET["job"])
+    return _edit(request, user, None, initial)
+
+
+@form_page(AccessPolicy.SIGNED_IN)
+def edit_template(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Change a template; ``version`` opens the content of an earlier version."""
+    row = get_template(user, public_id)
+    initial = {name: getattr(row, name) for name in TemplateForm.base_fields if hasattr(row, name)}
+    number = parse_whole_number(request.GET.get("version", ""))
+    content = row.versions.filter(version=number or 0).first() or row
+    initial |= {name: getattr(content, name) for name in ("kind", "environment")}
+    for name in ("environment", "project"):
+        initial[name] = initial[name].public_id if initial[name] else ""
+    initial |= {
+        f"{name}_yaml": _as_yaml(getattr(content, name)) for name in ("fields", "parameters", "sweep")
+    }
+    return _edit(request, user, row, initial)
+
+
+def _edit(request: HttpRequest, user: User, row: Template | None, initial: dict[str, Any]) -> HttpResponse:
+    posted = request.POST if request.method == "POST" else None
+    form = TemplateForm(user, row, posted, initial=initial)
+    if form.is_valid():
+        try:
+            saved = do_save_template(user, form.to_input(), row, version=form.cleaned_data["version"])
+        except FairwayError as refusal:
+            fields = getattr(refusal, "fields", {})
+            for name in CONTENT:
+                if name in fields and f"{name}_yaml" in form.fields:
+                    fields[f"{name}_yaml"] = fields.pop(name)
+            add_service_errors(form, refusal)
+        else:
+            messages.success(request, f"{saved.title} is saved as version {saved.version}.")
+            return redirect(f"{reverse('templates')}?template={saved.public_id}")
+    context = {
+        "form": form,
+        "template": row,
+        "may_change": row is None or can(user, Permission.CHANGE, row),
+        "versions": row.versions.all()[:PAGE_SIZE] if row else [],
+    }
+    return render(request, "gallery/edit.html", context, status=400 if posted is not None else 200)
+
+
+def _initial_from_job(user: User, public_id: str) -> dict[str, Any]:
+    """Return a job as initial values; variables only where the user may read them, volumes and secrets never."""
+    job = get_job(user, public_id)
+    body = rest_body(request_from_job(job))
+    if private_fields(user, job).env is None:
+        body = {name: value for name, value in body.items() if name not in ("env", "rank_overrides")}
+    skipped = NOT_FROM_JOBS | NOT_IN_TEMPLATES
+    fields = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in body.items()
+        if name not in skipped
+    }
+    strange = placeholders(fields)
+    return {
+        "title": job.name,
+        "kind": job.kind,
+        "environment": job.environment.public_id,
+        "fields_yaml": _as_yaml(fields),
+        "parameters_yaml": ""
+        if not strange
+        else "# The command has braces: declare {name}, or write {{name}}.\n",
+    }
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100) if value else ""
