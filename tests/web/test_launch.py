@@ -215,8 +215,8 @@ def test_a_suggested_pool_or_topology_opens_the_form_changed(dataset, client_of)
 
 def test_only_kinds_with_a_behaviour_of_their_own_are_offered(client_of, typed):
     form = client_of("member").get(reverse("launch")).context["form"]
-    assert [value for value, _ in form.fields["kind"].choices] == ["workspace", "training"]
-    refused = client_of("member").post(reverse("launch"), typed | {"kind": "service"})
+    assert [value for value, _ in form.fields["kind"].choices] == ["workspace", "training", "service"]
+    refused = client_of("member").post(reverse("launch"), typed | {"kind": "sweep"})
     assert refused.status_code == 400 and "kind" in refused.context["form"].errors
 
 
@@ -292,7 +292,7 @@ def test_what_is_no_job_is_said_at_its_field(dataset, client_of, typed, nonsense
     (field,) = nonsense
     assert answer.context["form"].errors[field]
     assert "<b>x</b>" not in page
-    assert re.search(r'<details class="fw-more" open><summary>Dependencies', page)
+    assert re.search(r'<details class="fw-more" data-not-for="service" open><summary>Dependencies', page)
 
 
 def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(dataset, client_of, typed):

@@ -61,7 +61,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
         ),
         NavItem("Experiments", "experiments", "flask", "m", active_views=("run",)),
         NavItem("Models", "models", "model", "o"),
-        NavItem("Services", "services", "open", "x", active_views=("service",)),
+        NavItem("Services", "services", "open", "i", active_views=("service",)),
         NavItem(
             "Pipeline plans", "plans", "tool", "t", active_views=("plan", "create-plan", "create-profile")
         ),
