@@ -54,6 +54,8 @@ schema = schemathesis.openapi.from_dict(openapi_document())
 schema.app = get_wsgi_application()
 schema.config.update(base_url="http://localhost")
 schema.config.phases.coverage.enabled = LONG
+# the description cannot exclude null characters from the names of a free-form object
+schema.config.generation.allow_x00 = False
 # 400 says that a request does not have the described shape, so it is no answer to one that has it.
 schema.config.checks.positive_data_acceptance.expected_statuses = [
     *("2xx", "401", "403", "404", "409", "412", "422"),

@@ -306,7 +306,7 @@ def test_only_members_use_a_service_until_it_is_opened_to_all(cluster: Cluster) 
         assert get(weak) == 401
         do_change_service(cluster.owner, service, access="project")
         wait_for("no access", lambda: get(theirs) == 401)
-    # a long answer ends when the right does
+    # a permission that ends is checked again at the next request
     with cluster.program(service) as program:
         Membership.objects.filter(user=cluster.owner).delete()
         wait_for("no access", lambda: program.get("/").status_code == 401)

@@ -152,7 +152,7 @@ class SubmitBody(StrictSerializer):
     )
     parameters = serializers.DictField(
         required=False,
-        child=serializers.JSONField(),
+        child=serializers.JSONField(allow_null=True),
         help_text="Values of the parameters of the template by name; others have their defaults.",
     )
     topology_constraint = TopologyConstraintBody(

@@ -144,13 +144,13 @@ class SweepBody(StrictSerializer):
 
     job = JobBody(help_text="Request of each trial; {name} in its command is replaced.")
     parameters = serializers.DictField(
-        child=serializers.JSONField(),
+        child=serializers.JSONField(allow_null=True),
         required=False,
         default=dict,
         help_text="By name: {low, high, log, step, integer}, {choices}, a list of choices, or a constant.",
     )
     points = serializers.ListField(
-        child=serializers.DictField(child=serializers.JSONField()),
+        child=serializers.DictField(child=serializers.JSONField(allow_null=True)),
         required=False,
         default=list,
         max_length=MAX_TRIALS,
