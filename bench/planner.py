@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.report import print_figure
 from scheduler.planner.comparison import compare_plans
-from scheduler.planner.partition import Level, Partitioner
+from scheduler.planner.partition import BandwidthLevel, Partitioner
 from scheduler.planner.profile import Profile, parse_profile
 
 PROFILE = Path(__file__).parent.parent / "tests/data/pipeline/vgg16.json"
@@ -20,7 +20,7 @@ GPUS, BANDWIDTH, ROUNDS, TARGET_MS = 16, 3.125e9, 15, 100.0
 def main(arguments: list[str]) -> None:
     """Print the figures."""
     profile = parse_profile(PROFILE.read_text())
-    levels = [Level(GPUS, BANDWIDTH)]
+    levels = [BandwidthLevel(GPUS, BANDWIDTH)]
     plan_ms: list[float] = []
     loop_ms: list[float] = []
     compare_ms: list[float] = []

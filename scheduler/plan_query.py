@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from scheduler.planner.comparison import compare_plans
-from scheduler.planner.partition import Level, PlanError
+from scheduler.planner.partition import BandwidthLevel, PlanError
 from scheduler.planner.profile import ProfileError, read_profile
 
 KINDS = frozenset({"profile", "plan"})
@@ -25,7 +25,7 @@ def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
                 "batch_size": profile.batch_size,
                 "layers": [asdict(layer) for layer in profile.layers],
             }
-        levels = [Level(int(machines), float(bandwidth)) for machines, bandwidth in body["levels"]]
+        levels = [BandwidthLevel(int(machines), float(bandwidth)) for machines, bandwidth in body["levels"]]
         return compare_plans(profile, levels, memory_bytes=body["memory_bytes"])
     except ProfileError as problem:
         return {"error": str(problem), "invalid": "profile"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from portal.domain.sweeps import Parameter, SweepSpec, TrialState, Value, read_parameters
 from portal.services.sweeps.optuna_search import TrialRecord
-from portal.services.sweeps.search import Decision, decide
+from portal.services.sweeps.search import SearchDecision, decide
 
 SPACE = {"lr": {"low": 1e-5, "high": 1e-1, "log": True}, "decay": {"low": 0.0, "high": 1.0}}
 EPOCHS = 27
@@ -30,7 +30,7 @@ class Outcome:
 
     epochs: int = 0
     trials: list[TrialRecord] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[SearchDecision] = field(default_factory=list)
 
     @property
     def best(self) -> float:

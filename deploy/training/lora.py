@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-class Adapted(nn.Module):
+class LoraLayer(nn.Module):
     """A frozen layer plus a product of two low matrices (LoRA, https://arxiv.org/abs/2106.09685)."""
 
     def __init__(self, layer, rank):
@@ -72,7 +72,7 @@ def add_adapters(model, rank):
     for module in [each for each in model.blocks.modules() if not isinstance(each, nn.Linear)]:
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear):
-                setattr(module, name, Adapted(layer, rank))
+                setattr(module, name, LoraLayer(layer, rank))
 
 
 def texts(direction, draw, count=32):

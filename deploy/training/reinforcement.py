@@ -14,7 +14,7 @@ parser.add_argument("--learning_rate", type=float, default=0.003)
 parser.add_argument("--discount", type=float, default=0.98)
 
 
-class Carts:
+class CartPoles:
     """Carts with a pole, computed together; a cart starts again when its pole falls or after 500 steps."""
 
     def __init__(self, count, device):
@@ -56,7 +56,7 @@ def main(arguments):
         start = saved["step"]
         both.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    carts, lengths = Carts(arguments.simulations, device), []
+    carts, lengths = CartPoles(arguments.simulations, device), []
     for iteration in range(start, arguments.iterations):
         log_chances, values, entropies, falls, ends = [], [], [], [], []
         for _ in range(arguments.horizon):

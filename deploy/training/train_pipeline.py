@@ -62,7 +62,7 @@ class Words(torch.nn.Module):
         return self.word(text) + self.place(torch.arange(text.shape[1], device=text.device))
 
 
-class Answer(torch.nn.Module):
+class ClassifierHead(torch.nn.Module):
     def __init__(self, width, classes):
         super().__init__()
         self.out = torch.nn.Linear(width, classes)
@@ -77,7 +77,7 @@ def example_model(classes, width=64, blocks=6):
     middle = [
         layer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(blocks)
     ]
-    return torch.nn.Sequential(Words(width), *middle, Answer(width, classes))
+    return torch.nn.Sequential(Words(width), *middle, ClassifierHead(width, classes))
 
 
 def batches(shape, classes, steps, device, words):

@@ -16,7 +16,7 @@ from portal.selectors.lookup import get_first
 TRIAL_ORDERS = ("number", "state", "value", "step")
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     step: float
     value: float | None
 
@@ -50,12 +50,12 @@ def list_trials(sweep: Sweep, order: str = "number", *, descending: bool = False
     return sweep.trials.select_related("job", "parent").order_by(ordered, "number")
 
 
-def learning_curves(trials: Sequence[Trial]) -> dict[int, list[Point]]:
+def learning_curves(trials: Sequence[Trial]) -> dict[int, list[MetricPoint]]:
     """Return the reports of trials by their numbers, in one query."""
-    found: dict[int, list[Point]] = defaultdict(list)
+    found: dict[int, list[MetricPoint]] = defaultdict(list)
     rows = TrialReport.objects.filter(trial__in=trials).order_by("trial", "step")
     for number, step, value in rows.values_list("trial__number", "step", "value"):
-        found[number].append(Point(step, value))
+        found[number].append(MetricPoint(step, value))
     return found
 
 

@@ -13,14 +13,14 @@ ARTIFACT_TIMEOUT_S = 60.0
 """Longest time from the end of an upload to the answer; the file is copied to the artifacts meanwhile."""
 
 
-class Access(StrEnum):
+class EndpointAccess(StrEnum):
     READ = "read"
     WRITE = "write"
 
 
 class Endpoint(NamedTuple):
     name: str
-    access: Access
+    access: EndpointAccess
     is_artifact: bool = False
     """The body of the request or the answer is a file."""
 
@@ -53,7 +53,7 @@ POST logged-models(/[\\w-]+/params)?
 PATCH logged-models/[\\w-]+(/tags)?
 DELETE logged-models/[\\w-]+(/tags/[^/]+)?
 """
-_ARTIFACTS = {"GET": Access.READ, "PUT": Access.WRITE, "DELETE": Access.WRITE}
+_ARTIFACTS = {"GET": EndpointAccess.READ, "PUT": EndpointAccess.WRITE, "DELETE": EndpointAccess.WRITE}
 
 
 def _compile(table: str) -> list[tuple[str, re.Pattern[str]]]:
@@ -61,7 +61,7 @@ def _compile(table: str) -> list[tuple[str, re.Pattern[str]]]:
     return [(method, re.compile(pattern)) for method, pattern in rows]
 
 
-_TABLES = ((Access.READ, _compile(_READS)), (Access.WRITE, _compile(_WRITES)))
+_TABLES = ((EndpointAccess.READ, _compile(_READS)), (EndpointAccess.WRITE, _compile(_WRITES)))
 
 
 def find_endpoint(method: str, path: str) -> Endpoint | None:
@@ -72,7 +72,7 @@ def find_endpoint(method: str, path: str) -> Endpoint | None:
         return None
     if service == "mlflow-artifacts":
         if name == "artifacts":
-            return Endpoint(name, Access.READ) if method == "GET" else None
+            return Endpoint(name, EndpointAccess.READ) if method == "GET" else None
         access = _ARTIFACTS.get(method)
         return Endpoint(name, access, is_artifact=True) if access and name.startswith("artifacts/") else None
     if service != "mlflow":

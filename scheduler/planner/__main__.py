@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from scheduler.planner.comparison import compare_plans
-from scheduler.planner.partition import CostModel, Level, PlanError
+from scheduler.planner.partition import BandwidthLevel, CostModel, PlanError
 from scheduler.planner.profile import ProfileError, parse_profile
 
 PROGRAM = "python -m scheduler.planner"
@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     if levels is None:
         if arguments.gpus is None or arguments.bandwidth is None:
             command.error("--gpus and --bandwidth are required, unless --levels describes the topology")
-        levels = [Level(arguments.gpus, arguments.bandwidth)]
+        levels = [BandwidthLevel(arguments.gpus, arguments.bandwidth)]
     elif arguments.gpus not in (None, total := math.prod(level.machines for level in levels)):
         command.error(f"--gpus is {arguments.gpus}, but --levels has {total} GPUs")
     try:
@@ -117,13 +117,13 @@ def _positive(text: str) -> float:
     return number
 
 
-def _levels(text: str) -> list[Level]:
+def _levels(text: str) -> list[BandwidthLevel]:
     levels = []
     for part in text.split(","):
         machines, separator, bandwidth = part.partition("x")
         if not separator:
             raise argparse.ArgumentTypeError(f"{part!r} is not of the form NxB, such as 8x30e9")
-        levels.append(Level(_whole_number(machines), _positive(bandwidth)))
+        levels.append(BandwidthLevel(_whole_number(machines), _positive(bandwidth)))
     return levels
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.planner.partition import CostModel, Level, Partition, Partitioner, PlanError
+from scheduler.planner.partition import BandwidthLevel, CostModel, Partition, Partitioner, PlanError
 from scheduler.planner.profile import Profile
 
 BUBBLE_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ def parameter_server_s(parameter_bytes: float, workers: int, bandwidth: float, s
 
 def compare_plans(
     profile: Profile,
-    levels: Sequence[Level],
+    levels: Sequence[BandwidthLevel],
     cost: CostModel = CostModel.PAPER,
     memory_bytes: float | None = None,
 ) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def compare_plans(
     }
 
 
-def _mixed_replicas(levels: Sequence[Level]) -> list[tuple[int, ...]]:
+def _mixed_replicas(levels: Sequence[BandwidthLevel]) -> list[tuple[int, ...]]:
     """Return the equal replicas by level that divide the machines, without straight and data parallel."""
     divisors = [[n for n in range(1, one.machines + 1) if one.machines % n == 0] for one in levels]
     ends = (tuple(1 for _ in levels), tuple(level.machines for level in levels))

@@ -43,7 +43,7 @@ class PlanError(ValueError):
     """No such plan is possible; the message says why."""
 
 
-class Level(NamedTuple):
+class BandwidthLevel(NamedTuple):
     """A level of the topology, innermost first: ``machines`` of the level below, each with this bandwidth."""
 
     machines: int
@@ -83,7 +83,7 @@ class Partition:
     stages: tuple[Stage, ...]
     stage_time_s: float
 
-    def ranks(self, levels: Sequence[Level]) -> list[list[int]]:
+    def ranks(self, levels: Sequence[BandwidthLevel]) -> list[list[int]]:
         """Return the GPUs of each stage, numbered node by node."""
         return _ranks(deque(self.stages), levels, len(levels) - 1)
 
@@ -99,7 +99,7 @@ class Partitioner:
     def __init__(
         self,
         profile: Profile,
-        levels: Sequence[Level],
+        levels: Sequence[BandwidthLevel],
         cost: CostModel = CostModel.PAPER,
         memory_bytes: float | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class Partitioner:
         )
 
 
-def _ranks(stages: deque[Stage], levels: Sequence[Level], level: int) -> list[list[int]]:
+def _ranks(stages: deque[Stage], levels: Sequence[BandwidthLevel], level: int) -> list[list[int]]:
     """Take the stages of one group of this level, and return their GPUs within the group."""
     if level < 0:
         stages.popleft()

@@ -18,7 +18,7 @@ from scheduler.planner.comparison import (
     parameter_server_s,
     ring_all_reduce_s,
 )
-from scheduler.planner.partition import CostModel, Level, Partitioner, PlanError
+from scheduler.planner.partition import BandwidthLevel, CostModel, Partitioner, PlanError
 from scheduler.planner.profile import Layer, Profile, parse_profile
 from tests.planner.brute_force import Chain, best_time
 
@@ -50,7 +50,7 @@ def assert_best(
 ) -> None:
     wanted = best_time(chain, levels, cost, math.inf if memory_bytes is None else memory_bytes)
     planner = Partitioner(
-        profile_of(chain), [Level(*level) for level in levels], CostModel(cost), memory_bytes
+        profile_of(chain), [BandwidthLevel(*level) for level in levels], CostModel(cost), memory_bytes
     )
     if math.isinf(wanted):
         with pytest.raises(PlanError, match="bytes per GPU"):
@@ -101,13 +101,13 @@ def test_every_shape_equals_the_best_of_all_divisions(layers: int, gpus: int, co
         assert_best(chain, [(gpus, draw.choice((0.5, 5.0, 50.0)))], cost, draw.choice((None, 20.0 * number)))
 
 
-def levels_of(output: dict) -> list[Level]:
+def levels_of(output: dict) -> list[BandwidthLevel]:
     if "topology" in output:  # "4 servers x 4 GPUs"
         servers, _, _, gpus, _ = output["topology"].split()
-        return [Level(int(gpus), output["B1"]), Level(int(servers), output["B2"])]
+        return [BandwidthLevel(int(gpus), output["B1"]), BandwidthLevel(int(servers), output["B2"])]
     if "B" in output:
-        return [Level(output["n"], output["B"])]
-    return [Level(*level) for level in zip(output["n"], output["bandwidth"], strict=True)]
+        return [BandwidthLevel(output["n"], output["B"])]
+    return [BandwidthLevel(*level) for level in zip(output["n"], output["bandwidth"], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -138,21 +138,21 @@ def test_stage_time_of_the_paper_equals_an_independent_programme(output: dict) -
 @pytest.mark.parametrize(
     ("model", "levels", "config"),
     [
-        ("vgg16", [Level(4, GB)], "3-1"),
-        ("alexnet", [Level(16, 1.25 * GB)], "15-1"),
-        ("vgg16", [Level(16, 3.125 * GB)], "15-1"),
-        ("resnet50", [Level(8, 30 * GB), Level(2, 3.125 * GB)], "16"),
-        ("gnmt", [Level(4, GB)], "1-1-1-1"),
+        ("vgg16", [BandwidthLevel(4, GB)], "3-1"),
+        ("alexnet", [BandwidthLevel(16, 1.25 * GB)], "15-1"),
+        ("vgg16", [BandwidthLevel(16, 3.125 * GB)], "15-1"),
+        ("resnet50", [BandwidthLevel(8, 30 * GB), BandwidthLevel(2, 3.125 * GB)], "16"),
+        ("gnmt", [BandwidthLevel(4, GB)], "1-1-1-1"),
     ],
 )
-def test_published_configurations(model: str, levels: list[Level], config: str) -> None:
+def test_published_configurations(model: str, levels: list[BandwidthLevel], config: str) -> None:
     assert compare_plans(PROFILES[model], levels)["config"] == config
 
 
 def test_minibatches_in_flight_of_a_pipeline_over_two_nodes() -> None:
     """Two nodes with two GPUs each, four equal layers: a straight pipeline of four, so 4, 3, 2 and 1."""
     profile = profile_of(Chain([1.0] * 4, [1.0] * 4, [1.0] * 4))
-    levels = [Level(2, GB), Level(2, GB)]
+    levels = [BandwidthLevel(2, GB), BandwidthLevel(2, GB)]
     plan = Partitioner(profile, levels, memory_bytes=8.0).best([1, 1])
     assert [stage.in_flight for stage in plan.stages] == [4, 3, 2, 1]
     assert [stage.memory_bytes for stage in plan.stages] == [8.0, 6.0, 4.0, 2.0]
@@ -163,7 +163,7 @@ def test_minibatches_in_flight_of_a_pipeline_over_two_nodes() -> None:
 def test_gpus_of_stages_on_two_nodes() -> None:
     """The stage on both nodes has the first two GPUs of each, the stage on one node the rest of it."""
     chain = profile_of(Chain([1.0] * 4, [0.0] * 4, [0.0] * 4))
-    levels = [Level(2, GB), Level(3, GB)]
+    levels = [BandwidthLevel(2, GB), BandwidthLevel(3, GB)]
     plan = Partitioner(chain, levels).best([2, 1])
     assert plan.ranks(levels) == [[0, 1], [2, 3], [4, 5]]
     nested = Partitioner(profile_of(Chain([3.0, 3.0, 1.0, 1.0], [0.0] * 4, [0.0] * 4)), levels).best(
@@ -174,7 +174,9 @@ def test_gpus_of_stages_on_two_nodes() -> None:
 
 
 def test_an_impossible_alternative_says_why() -> None:
-    alternatives = compare_plans(profile_of(Chain([1.0], [1.0], [1.0])), [Level(3, GB)])["alternatives"]
+    alternatives = compare_plans(profile_of(Chain([1.0], [1.0], [1.0])), [BandwidthLevel(3, GB)])[
+        "alternatives"
+    ]
     assert alternatives["straight"] == {
         "impossible": "1 layers cannot be divided into such stages for 3 GPUs."
     }
@@ -183,7 +185,7 @@ def test_an_impossible_alternative_says_why() -> None:
 
 
 def test_hybrid_has_equal_replicas_and_is_the_fastest_of_them() -> None:
-    profile, levels = PROFILES["vgg16"], [Level(16, GB)]
+    profile, levels = PROFILES["vgg16"], [BandwidthLevel(16, GB)]
     hybrid = compare_plans(profile, levels)["alternatives"]["hybrid"]
     times = [Partitioner(profile, levels).best([n]).stage_time_s for n in (2, 4, 8)]
     assert hybrid["stage_time_s"] == min(times)
@@ -192,9 +194,9 @@ def test_hybrid_has_equal_replicas_and_is_the_fastest_of_them() -> None:
 
 def test_samples_per_second_need_the_size_of_a_minibatch() -> None:
     profile = profile_of(Chain([0.5, 0.5], [0.0, 0.0], [0.0, 0.0]))
-    assert compare_plans(profile, [Level(2, GB)])["samples_per_s"] is None
+    assert compare_plans(profile, [BandwidthLevel(2, GB)])["samples_per_s"] is None
     known = Profile("chain", profile.layers, 64, None)
-    assert compare_plans(known, [Level(2, GB)])["samples_per_s"] == pytest.approx(128.0)
+    assert compare_plans(known, [BandwidthLevel(2, GB)])["samples_per_s"] == pytest.approx(128.0)
 
 
 def test_bubble_and_synchronization() -> None:
@@ -208,4 +210,4 @@ def test_bubble_and_synchronization() -> None:
 
 def test_more_combinations_than_are_examined_are_refused() -> None:
     with pytest.raises(PlanError, match="too many to plan"):
-        Partitioner(PROFILES["resnet50"], [Level(1_000_000, GB)])
+        Partitioner(PROFILES["resnet50"], [BandwidthLevel(1_000_000, GB)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.planner.comparison import compare_plans
-from scheduler.planner.partition import Level
+from scheduler.planner.partition import BandwidthLevel
 from scheduler.planner.profile import parse_profile
 
 PROGRAMS = Path(__file__).parent.parent.parent / "deploy/training"
@@ -80,7 +80,7 @@ def test_a_measured_profile_is_accepted_by_the_planner(torch_python: str, folder
     assert [layer.output_bytes for layer in profile.layers] == [16_384, 16_384, 16_384, 16_384, 1_280]
     assert all(layer.forward_s and layer.backward_s for layer in profile.layers)
     assert profile.batch_size == 32
-    plan = compare_plans(profile, [Level(2, 1e9)])
+    plan = compare_plans(profile, [BandwidthLevel(2, 1e9)])
     assert plan["alternatives"]["straight"]["config"] == "1-1"
     assert plan["samples_per_s"] > 0
 

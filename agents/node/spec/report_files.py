@@ -78,7 +78,7 @@ def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) ->
     return max(0.0, now_s - first_s)
 
 
-class Report(NamedTuple):
+class ProgressReport(NamedTuple):
     """Last report of a task: finite numbers from 0 (None: not written), and its age in seconds.
 
     ``value`` is the amount of work done, or the step; ``busy_s`` the seconds that the task itself worked.
@@ -89,18 +89,20 @@ class Report(NamedTuple):
     busy_s: Optional[float] = None
 
 
-def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
+def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
     """Return the last report; None when there is none or it is invalid."""
     report = _read_report(PROGRESS_FILE, folder, started_s, now_s)
     return report if report is not None and report.value is not None else None
 
 
-def read_checkpoint(folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
+def read_checkpoint(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
     """Return the last reported checkpoint with its step; None without a report."""
     return _read_report(CHECKPOINT_FILE, folder, started_s, now_s)
 
 
-def _read_report(file: ReportFile, folder: str, started_s: Optional[float], now_s: float) -> Optional[Report]:
+def _read_report(
+    file: ReportFile, folder: str, started_s: Optional[float], now_s: float
+) -> Optional[ProgressReport]:
     facts, content = _read_end(file.path(folder), MAX_BYTES + 1)
     since_s = report_age_s(facts.st_mtime, started_s, now_s) if facts is not None else None
     if facts is None or since_s is None:
@@ -109,7 +111,7 @@ def _read_report(file: ReportFile, folder: str, started_s: Optional[float], now_
     value, busy_s = (
         None if each is None else float(each) for each in (found.groups() if found else (None, None))
     )
-    return Report(value, since_s, busy_s)
+    return ProgressReport(value, since_s, busy_s)
 
 
 def read_reports(

@@ -30,7 +30,7 @@ from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope, has_scope
 from portal.services.jobs.tracking import TOKEN_PREFIX, get_token_job
 from portal.tracking.client import TIMEOUT_S, WORKSPACE_HEADER, call, send
-from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, Access, Endpoint, find_endpoint
+from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, Endpoint, EndpointAccess, find_endpoint
 from portal.valkey import rate_limits
 
 _ERROR_CODES = {
@@ -51,7 +51,7 @@ class BodyTooLarge(FairwayError):
 
 
 @dataclass(frozen=True)
-class Caller:
+class RequestIdentity:
     """Who sends a request: the owner of a token, and the job of a job's token."""
 
     user: User
@@ -79,7 +79,7 @@ def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpRespon
 mlflow_api.checks_policy_itself = True  # type: ignore[attr-defined]
 
 
-def _authenticate(request: HttpRequest) -> Caller:
+def _authenticate(request: HttpRequest) -> RequestIdentity:
     drf_request = cast("Request", request)  # only META is read
     text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")[2].strip()
     if text.startswith(TOKEN_PREFIX):
@@ -90,14 +90,14 @@ def _authenticate(request: HttpRequest) -> Caller:
             if wait_s > 0:
                 raise Throttled(wait_s) from None
             raise
-        return Caller(job.owner, job=job)
+        return RequestIdentity(job.owner, job=job)
     found = BearerTokenAuthentication().authenticate(drf_request)
     if found is None:
         raise Unauthenticated("Set MLFLOW_TRACKING_TOKEN to a token of your account.")
-    return Caller(*found)
+    return RequestIdentity(*found)
 
 
-def _authorize(caller: Caller, endpoint: Endpoint, project: str) -> Project:
+def _authorize(caller: RequestIdentity, endpoint: Endpoint, project: str) -> Project:
     """Return the project of the request if the caller may use it so."""
     if caller.job is not None:
         if project not in ("", caller.job.project.public_id):
@@ -109,7 +109,7 @@ def _authorize(caller: Caller, endpoint: Endpoint, project: str) -> Project:
                 "Name the project: end the tracking URI with /api/mlflow/<id>, or set MLFLOW_WORKSPACE to its id."
             )
         row = get_first(visible_projects(caller.user).filter(public_id=project), "There is no such project.")
-    reads = endpoint.access is Access.READ
+    reads = endpoint.access is EndpointAccess.READ
     scopes = (Scope.EXPERIMENTS, Scope.READ) if reads else (Scope.EXPERIMENTS,)
     if caller.token is not None and not any(has_scope(caller.token, scope) for scope in scopes):
         raise Forbidden("This token lacks the scope experiments.", code="scope_missing")
@@ -118,7 +118,7 @@ def _authorize(caller: Caller, endpoint: Endpoint, project: str) -> Project:
 
 
 def _forward(
-    request: HttpRequest, caller: Caller, endpoint: Endpoint, project: Project, path: str
+    request: HttpRequest, caller: RequestIdentity, endpoint: Endpoint, project: Project, path: str
 ) -> HttpResponseBase:
     headers = {"Content-Type": request.META.get("CONTENT_TYPE") or "application/json"}
     body: bytes | IO[bytes] | None = None
@@ -162,7 +162,7 @@ def _ensure_default_experiment(project: Project, name: str) -> None:
             call(project.public_id, "POST", "experiments/create", {"name": name})
 
 
-def _checked_body(body: bytes, caller: Caller, endpoint: Endpoint) -> bytes:
+def _checked_body(body: bytes, caller: RequestIdentity, endpoint: Endpoint) -> bytes:
     """Return the body. A new run gets its user and the job that creates it; nobody else may set such tags."""
     creates_run = endpoint.name == "runs/create"
     if not creates_run and b'"fairway.' not in body and b"\\u" not in body:

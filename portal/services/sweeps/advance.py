@@ -26,7 +26,7 @@ from portal.models import Job, Sweep, Trial, TrialReport
 from portal.services.jobs.submission import create_job, validate_request
 from portal.services.lifecycle import job_control
 from portal.services.sweeps.optuna_search import TrialRecord
-from portal.services.sweeps.search import AT_RUNG, Decision, decide, needs_history
+from portal.services.sweeps.search import AT_RUNG, SearchDecision, decide, needs_history
 from portal.services.sweeps.sweeps import (
     end_sweep,
     end_trial,
@@ -97,7 +97,7 @@ def _follow_job(trial: Trial) -> None:
         trial.save(update_fields=["state"])
 
 
-def _decide(sweep: Sweep, rows: list[Trial]) -> Decision:
+def _decide(sweep: Sweep, rows: list[Trial]) -> SearchDecision:
     spec = sweep_spec(sweep)
     reports: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
     judged = {row.pk: row.search_state.get("judged", -1.0) for row in rows if row.state == TrialState.RUNNING}
@@ -121,7 +121,7 @@ def _decide(sweep: Sweep, rows: list[Trial]) -> Decision:
     return decide(spec, read_parameters(sweep.parameters), sweep.points, records, sweep.trials.count())
 
 
-def _apply(sweep: Sweep, rows: list[Trial], decision: Decision) -> None:
+def _apply(sweep: Sweep, rows: list[Trial], decision: SearchDecision) -> None:
     by_number = {row.number: row for row in rows}
     for number, state in decision.search_states.items():
         row = by_number[number]

@@ -39,7 +39,7 @@ class NewTrial:
 
 
 @dataclass
-class Decision:
+class SearchDecision:
     """The next steps, by trial number; the values of ``prune`` and ``pause`` are the reasons."""
 
     prune: dict[int, str] = field(default_factory=dict)
@@ -56,14 +56,14 @@ def decide(
     points: Sequence[Mapping[str, Value]],
     trials: Sequence[TrialRecord],
     count: int,
-) -> Decision:
+) -> SearchDecision:
     """Return the next steps of a running sweep with ``count`` trials so far.
 
     ``trials`` are all of them by number, or at least the live ones if ``needs_history`` is False.
     ``spec.max_trials`` and ``spec.seed`` must be set. A trial paused at a rung that passes it by now comes
     before a new one. When nothing is left to start, such trials are pruned.
     """
-    decision = Decision()
+    decision = SearchDecision()
     search = None
     if spec.searcher not in ARRAY_SEARCHERS:
         search = OptunaSearch(spec, parameters, trials if needs_history(spec) else ())

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from portal.domain.sweeps import Parameter, TrialState, Value, format_value
 from portal.models import Sweep, Trial
-from portal.selectors.sweeps import Point, best_so_far
+from portal.selectors.sweeps import MetricPoint, best_so_far
 
 SIZE = 1000
 
 
 @dataclass(frozen=True)
-class Line:
+class TrialLine:
     """A path of one trial; ``kind`` is best, done, active or pruned; pruned paths end in ``end``, a dot."""
 
     path: str
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    lines: list[Line]
+    lines: list[TrialLine]
     x_low: str
     x_high: str
     y_low: str
@@ -45,7 +45,7 @@ class Axis:
 @dataclass(frozen=True)
 class ParallelCoordinates:
     axes: list[Axis]
-    lines: list[Line]
+    lines: list[TrialLine]
 
 
 def best_chart(sweep: Sweep, trials: Sequence[Trial]) -> Chart | None:
@@ -62,14 +62,14 @@ def best_chart(sweep: Sweep, trials: Sequence[Trial]) -> Chart | None:
         steps.append((number, value))
     steps.append((last, steps[-1][1]))
     dots = [
-        Line(_dot(n / last, scale(value)), _kind(each), f"Trial {n}: {value:.6g}")
+        TrialLine(_dot(n / last, scale(value)), _kind(each), f"Trial {n}: {value:.6g}")
         for n, value, each in valued
     ]
     path = _path((number / last, scale(value)) for number, value in steps)
-    return Chart([*dots, Line(path, "best")], "0", f"trial {last}", scale.low_text, scale.high_text)
+    return Chart([*dots, TrialLine(path, "best")], "0", f"trial {last}", scale.low_text, scale.high_text)
 
 
-def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[Point]]) -> Chart | None:
+def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[MetricPoint]]) -> Chart | None:
     """Return the reported values of each trial over its steps; pruned ones end in a dot."""
     known = {
         number: [(each.step, each.value) for each in points if each.value is not None]
@@ -84,7 +84,9 @@ def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[Point]])
         if points := known.get(trial.number):
             drawn = [(step / last, scale(value)) for step, value in points]
             end = _dot(*drawn[-1]) if trial.state == TrialState.PRUNED else ""
-            lines.append(Line(_path(drawn), _kind(trial), f"Trial {trial.number}: {points[-1][1]:.6g}", end))
+            lines.append(
+                TrialLine(_path(drawn), _kind(trial), f"Trial {trial.number}: {points[-1][1]:.6g}", end)
+            )
     return Chart(lines, "0", f"step {last:g}", scale.low_text, scale.high_text)
 
 
@@ -106,7 +108,7 @@ def parallel_coordinates(
         heights = [_height(each, trial.parameters[each.name]) for each in varied]
         points = [(n / width, y) for n, y in enumerate([*heights, scale(trial.value or 0.0)])]
         kind = "best" if trial.number == best else _kind(trial)
-        lines.append(Line(_path(points), kind, f"Trial {trial.number}: {trial.value:.6g}"))
+        lines.append(TrialLine(_path(points), kind, f"Trial {trial.number}: {trial.value:.6g}"))
     return ParallelCoordinates(axes, lines)
 
 

@@ -28,7 +28,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
+class RunLine:
     """A run's polyline. ``letter`` is blank for a run that is not compared."""
 
     name: str
@@ -40,7 +40,7 @@ class Line:
 @dataclass(frozen=True)
 class ParallelCoordinates:
     axes: list[Axis]
-    lines: list[Line]
+    lines: list[RunLine]
     omitted: int
     """Runs without a value on one of the axes."""
 
@@ -67,7 +67,7 @@ def build_parallel_coordinates(
         if None not in heights:
             points = " ".join(f"{i * step:.0f},{h:.0f}" for i, h in enumerate(heights))
             number = chosen.get(run.id, 0)
-            lines.append(Line(run.name, points, "ABCD"[number - 1] if number else "", number))
+            lines.append(RunLine(run.name, points, "ABCD"[number - 1] if number else "", number))
     return ParallelCoordinates(axes, sorted(lines, key=lambda line: line.number), len(runs) - len(lines))
 
 
