@@ -13,7 +13,7 @@ export function startLaunch(root) {
     const kind = form.elements.kind.value;
     form.dataset.kind = kind;
     for (const part of form.querySelectorAll("[data-only-for]")) part.hidden = part.dataset.onlyFor !== kind;
-    for (const part of form.querySelectorAll("[data-not-for]")) part.hidden = (part.dataset.notFor || "").split(" ").includes(kind);
+    for (const part of document.querySelectorAll("[data-not-for]")) part.hidden = (part.dataset.notFor || "").split(" ").includes(kind);
     for (const part of form.querySelectorAll("[data-launcher]")) part.hidden = part.dataset.launcher !== form.elements.launcher.value;
     const project = form.elements.project.value;
     for (const part of form.querySelectorAll("[data-projects]")) {

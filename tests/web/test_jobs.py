@@ -214,7 +214,7 @@ def test_a_running_job_cannot_start_again(dataset, client_of):
         reverse("job-resubmit", args=[dataset.jobs["vit-h-pretrain"].public_id])
     )
     assert answer.status_code == 409
-    assert "It has not ended." in answer.content.decode()
+    assert "The job has not ended." in answer.content.decode()
 
 
 def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(dataset, client_of, settings):

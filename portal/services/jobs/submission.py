@@ -270,7 +270,7 @@ def do_resubmit_job(user: User, job: Job) -> Job:
 def check_resubmission(user: User, job: Job) -> None:
     """Raise Conflict or Forbidden unless the user may submit the request of the ended job again."""
     if job.state not in TERMINAL_JOB_STATES:
-        raise Conflict("It has not ended.", code="job_not_ended")
+        raise Conflict("The job has not ended.", code="job_not_ended")
     if job.is_placeholder:
         message = "It was adopted from a container and its command is unknown; submit a new job."
         raise Conflict(message, code="job_unknown")
