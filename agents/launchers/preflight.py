@@ -19,7 +19,7 @@ fi
 shift 5
 exec "$@"
 """
-_PROGRAM = r"""import datetime, os, socket, sys, threading, time
+_PROGRAM = r"""import datetime, os, socket, struct, sys, threading, time
 
 address, port, rank, tasks, limit_s = sys.argv[1], *map(int, sys.argv[2:])
 begin_s = time.monotonic()
@@ -77,6 +77,12 @@ def with_sockets():
         while True:
             try:
                 stream = socket.create_connection((address, port), timeout=until_s - time.monotonic())
+                if stream.getsockname() == stream.getpeername():
+                    # TCP's simultaneous open: nobody listens yet and this end got the same port. It is reset, for
+                    # a port in TIME_WAIT could not be bound by rank 0.
+                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    stream.close()
+                    raise ConnectionRefusedError
                 break
             except ConnectionRefusedError:
                 time.sleep(0.1)

@@ -13,6 +13,11 @@ import pytest
 from agents.launchers import GangShape, LaunchSpec, RendezvousPoint, equal_members
 from agents.launchers.preflight import with_all_reduce
 from agents.node.spec.task_spec import SECRETS_PLACEHOLDER
+from tests.rig.needs import missing_for_rig
+
+# Every connection to port 40000 that starts before anyone listens can get 40000 as its own port.
+TWO_LOCAL_PORTS = "ip link set lo up; echo 40000 40001 >/proc/sys/net/ipv4/ip_local_port_range; "
+RANK_1_FIRST = TWO_LOCAL_PORTS + '"$0" "$1" 127.0.0.1 40000 1 2 20 & sleep 2; "$0" "$1" 127.0.0.1 40000 0 2 20; wait $!'
 
 
 def run_ranks(folder: Path, tasks: int, ranks: range, limit_s: int) -> list[subprocess.CompletedProcess[str]]:
@@ -69,3 +74,14 @@ def test_jobs_of_one_task_and_elastic_ones_have_none() -> None:
         GangShape(equal_members(2, 1)),
     ):
         assert with_all_reduce(launch, gang, 0, 30) is launch
+
+
+@pytest.mark.skipif(missing_for_rig() is not None, reason=str(missing_for_rig()))
+def test_a_task_that_connects_to_itself_tries_again(tmp_path: Path) -> None:
+    gang = GangShape(equal_members(2, 0), RendezvousPoint("127.0.0.1", 40000))
+    program = tmp_path / "all_reduce.py"
+    program.write_text(with_all_reduce(LaunchSpec(("true",)), gang, 0, 20).files[program.name].content)
+    words = ["unshare", "--net", "sh", "-c", RANK_1_FIRST, sys.executable, str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fairway: all-reduce of 2 tasks by sockets in ")
