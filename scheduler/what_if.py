@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -28,8 +29,10 @@ from scheduler.core.model.snapshot import (
     PendingRow,
     Snapshot,
 )
+from scheduler.core.session.cache import DecisionCache
 from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.forecast.forecast_pass import forecast_request
+from scheduler.python_gc import gc_paused
 from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.snapshot.dependencies import unfinished_jobs
 from scheduler.snapshot.invalid_rows import use_valid_rows
@@ -44,6 +47,9 @@ VALKEY_TIMEOUT_S = 3.0
 
 _cached_inputs: tuple[float, DecisionInput] | None = None
 _duration_estimator = DurationEstimator()
+_answer_numbers = itertools.count(1)
+_decision_cache = DecisionCache()
+"""One query is answered at a time: worker-ask runs with ``-P solo``."""
 
 
 def answer_query(public_id: str) -> None:
@@ -78,10 +84,11 @@ def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"unknown query {kind}"}
     global _cached_inputs
     try:
-        inputs = _recent_inputs()
-        found, used = use_valid_rows(
-            inputs, lambda snapshot: _preview(kind, body, replace(inputs, snapshot=snapshot))
-        )
+        with gc_paused(next(_answer_numbers)):
+            inputs = _recent_inputs()
+            found, used = use_valid_rows(
+                inputs, lambda snapshot: _preview(kind, body, replace(inputs, snapshot=snapshot))
+            )
         if used is not inputs and _cached_inputs is not None:
             _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # without the invalid rows
         return found
@@ -96,7 +103,7 @@ def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str
     request = _duration_estimator.estimate(
         build_request_row(body, inputs), body.get("template"), inputs.policy
     )
-    answer = preview_request(inputs.snapshot, inputs.policy, request)
+    answer = preview_request(inputs.snapshot, inputs.policy, request, _decision_cache)
     start = forecast_request(inputs.snapshot, inputs.policy, request, answer, _duration_estimator)
     return preview_fields(answer, inputs) | {
         "interval": interval_fields(start.interval),
@@ -148,7 +155,7 @@ def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     """Return the jobs that a later end of a running job would delay."""
     found = estimate_delay_impact(
         inputs.snapshot,
-        decide(inputs.snapshot, inputs.policy),
+        decide(inputs.snapshot, inputs.policy, _decision_cache),
         inputs.policy,
         JobId(body["job"]),
         float(body["end_s"]),

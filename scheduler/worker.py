@@ -1,7 +1,6 @@
 """Celery entry point: ``celery -A scheduler.worker worker -Q cycle|ask|nodes`` and ``... beat``.
 
-worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, worker-nodes with ``-P
-threads``.
+worker-cycle and worker-ask run with ``-P solo``, worker-nodes with ``-P threads``.
 """
 
 from __future__ import annotations

@@ -56,10 +56,12 @@ def decide_deferring_verdicts(
     return plan, decision.report(plan.evictions)
 
 
-def preview_request(snapshot: Snapshot, policy: Policy, request: PendingRow) -> RequestPreview:
+def preview_request(
+    snapshot: Snapshot, policy: Policy, request: PendingRow, cache: DecisionCache | None = None
+) -> RequestPreview:
     """Return what would happen to ``request`` if it joined the queue of ``snapshot`` now."""
     others = tuple(row for row in snapshot.pending if row.job != request.job)
-    decision = _Decision(replace(snapshot, pending=(*others, request)), policy)
+    decision = _Decision(replace(snapshot, pending=(*others, request)), policy, cache)
     plan = decision.plan()
     start = next((start for start in plan.starts if start.job == request.job), None)
     verdict = next((verdict for verdict in plan.verdicts if verdict.job == request.job), None)

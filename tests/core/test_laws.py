@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portal.domain.reasons import VerdictCode
-from scheduler.core.decide import _Decision, decide
+from scheduler.core.decide import _Decision, decide, preview_request
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
@@ -177,6 +177,9 @@ def what_is_remembered_changes_no_plan(snapshot: Snapshot) -> None:
     for _ in range(3):
         plan = decide(snapshot, POLICY, memory)
         assert plan_to_json(plan) == plan_to_json(decide(snapshot, POLICY))
+        for request in snapshot.pending[-1:]:
+            preview = preview_request(snapshot, POLICY, request, memory)
+            assert preview == preview_request(snapshot, POLICY, request)
         after = apply_plan(snapshot, plan)
         snapshot = replace(release_stopping_jobs(after), now_s=snapshot.now_s + 60)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -75,11 +75,11 @@ class DurationHistory:
 
     def _test(self, kind: DurationKey, duration_s: float) -> None:
         """Compare the prediction for a job that ended with its duration."""
-        expected_s, median_s = self.expected_s(kind), self._all.left_s(0.0, 0.5)
-        if expected_s is None or median_s is None:
+        expected_s, medians_s = self.expected_s(kind), self._all.left_s(0.0, (0.5,))
+        if expected_s is None or not medians_s:
             return
         actual, predicted, median = map(
-            math.log, (max(MIN_DURATION_S, each) for each in (duration_s, expected_s, median_s))
+            math.log, (max(MIN_DURATION_S, each) for each in (duration_s, expected_s, medians_s[0]))
         )
         self._gains.append(abs(median - actual) - abs(predicted - actual))
         count = len(self._gains)
@@ -106,13 +106,19 @@ class DurationHistory:
 
         The time limit caps it, and is returned if the duration is unknown.
         """
+        return self.remaining_quantiles_s(kind, ran_s, time_limit_s, (quantile,))[0]
+
+    def remaining_quantiles_s(
+        self, kind: DurationKey, ran_s: float, time_limit_s: float | None, quantiles: Sequence[float]
+    ) -> Sequence[float | None]:
+        """Return ``remaining_s`` for each quantile."""
         limit_s = None if time_limit_s is None else max(0.0, time_limit_s - ran_s)
         for key in _keys(kind):
             level = self._levels.get(key)
-            found_s = level.left_s(ran_s, quantile) if level else None
-            if found_s is not None:
-                return found_s if limit_s is None else min(found_s, limit_s)
-        return limit_s
+            found_s = level.left_s(ran_s, quantiles) if level else ()
+            if found_s:
+                return found_s if limit_s is None else [min(each_s, limit_s) for each_s in found_s]
+        return [limit_s] * len(quantiles)
 
 
 class QuantizedDurations:
@@ -192,9 +198,10 @@ class _Level:
     def _drop_oldest(self) -> None:
         del self._ordered[bisect_left(self._ordered, self.arrivals.popleft()[1])]
 
-    def left_s(self, ran_s: float, part: float) -> float | None:
+    def left_s(self, ran_s: float, parts: Sequence[float]) -> list[float]:
+        """Return quantiles of the remaining time; none if too few jobs ran longer than ``ran_s``."""
         first = bisect_right(self._ordered, ran_s)
         longer = len(self._ordered) - first
         if longer < MIN_SAMPLES:
-            return None
-        return self._ordered[first + min(longer - 1, int(part * longer))] - ran_s
+            return []
+        return [self._ordered[first + min(longer - 1, int(part * longer))] - ran_s for part in parts]

@@ -125,6 +125,7 @@ class QueueForecast:
             ),
             key=lambda row: (-row.priority, effective_submit_s(row, policy), row.job),
         )
+        self._demands: dict[tuple[object, ...], GangDemand] = {}
         asked = [self._demand(row) for row in rows]
         shapes = dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks)
         here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
@@ -203,6 +204,10 @@ class QueueForecast:
 
     def _demand(self, row: PendingRow) -> GangDemand:
         """Return the demand of a job with the fewest tasks that it starts with."""
+        asked = (row.task_requests, row.task_request, row.tasks, row.min_tasks)
+        key = (asked, row.project, row.avoid_nodes, row.node_affinity)
+        if (known := self._demands.get(key)) is not None:
+            return known
         avoid = tuple(sorted(row.avoid_nodes))
         found: Counter[TaskShape] = Counter()
         amounts = ZERO
@@ -213,7 +218,7 @@ class QueueForecast:
             amounts = amounts.add(each.multiply(count))
             if ask.gpus:
                 found[shape] += count
-        return tuple(found.items()), amounts
+        return self._demands.setdefault(key, (tuple(found.items()), amounts))
 
     def _job_classes(self, rows: Sequence[PendingRow], asked: Sequence[GangDemand]) -> list[JobClass]:
         """Group the pending jobs that fit and are blocked alike."""
@@ -249,11 +254,13 @@ class QueueForecast:
         self, kind: DurationKey, had_s: float, limit_s: float | None, number: int
     ) -> list[float]:
         """Return the remaining time of a job in each run."""
-        drawn = []
-        for part in draw_quantiles(number, self._runs):
-            left_s = self._durations.remaining_s(kind, had_s, limit_s, part)
-            drawn.append(max(DEFAULT_DURATION_S, 2.0 * part * had_s) if left_s is None else left_s)
-        return drawn
+        parts = draw_quantiles(number, self._runs)
+        return [
+            max(DEFAULT_DURATION_S, 2.0 * part * had_s) if left_s is None else left_s
+            for part, left_s in zip(
+                parts, self._durations.remaining_quantiles_s(kind, had_s, limit_s, parts), strict=True
+            )
+        ]
 
 
 def _is_queued(row: PendingRow) -> bool:

@@ -130,7 +130,9 @@ def _add_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow]) -> tuple[Node
                 milli[gpu.uuid] += gpu.milli
                 whole[gpu.uuid] = gpu.milli == WHOLE_MILLI
     return tuple(
-        replace(
+        node
+        if node.id not in cpu
+        else replace(
             node,
             cpu_used_milli=node.cpu_used_milli + cpu[node.id],
             memory_used_mib=node.memory_used_mib + memory[node.id],
