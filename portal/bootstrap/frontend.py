@@ -43,12 +43,13 @@ def build_frontend(root: Path) -> bool:
 
 
 def inputs_fingerprint(root: Path) -> str:
-    """Return a hash of all inputs of the build: sources, build script and locked packages."""
+    """Return a hash of all inputs of the build: sources, pages with their classes, build script and locked packages."""
     static = root / "static"
     sources = [path for path in (static / "src").rglob("*") if path.is_file()]
+    pages = [*(root / "templates").rglob("*.html"), *(root / "portal" / "web").rglob("*.py")]
     digest = hashlib.sha256(_packages_fingerprint(root).encode())
-    for path in sorted([*sources, *static.glob("*.mjs")]):
-        digest.update(f"{path.relative_to(static)}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted([*sources, *pages, *static.glob("*.mjs")]):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -198,6 +198,7 @@ STATICFILES_DIRS = [path for path in [BASE_DIR / "static" / "dist"] if path.is_d
 WHITENOISE_USE_FINDERS = env.bool("FAIRWAY_STATIC_FINDERS", True)
 WHITENOISE_AUTOREFRESH = False
 WHITENOISE_ALLOW_ALL_ORIGINS = False
+WHITENOISE_IMMUTABLE_FILE_TEST = r"/chunks/[\w.]+-[A-Z0-9]{8}\.js$"  # the bundler names them by content
 
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

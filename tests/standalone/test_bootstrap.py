@@ -109,14 +109,16 @@ def test_this_environment_has_all_that_is_locked_and_misses_what_is_not(tmp_path
 
 
 def test_the_front_end_is_built_again_when_a_source_changes(tmp_path: Path) -> None:
-    (tmp_path / "static" / "src").mkdir(parents=True)
+    for folder in ("static/src", "templates"):
+        (tmp_path / folder).mkdir(parents=True)
     for name, text in {"package.json": "{}", "static/src/app.js": "1", "static/build.mjs": "2"}.items():
         (tmp_path / name).write_text(text)
     seen = {inputs_fingerprint(tmp_path)}
-    for name in ("package.json", "static/src/app.js", "static/build.mjs", "static/src/new.css"):
+    changed = ("package.json", "static/src/app.js", "static/build.mjs", "static/src/new.css", "templates/page.html")
+    for name in changed:
         (tmp_path / name).write_text("other")
         seen.add(inputs_fingerprint(tmp_path))
-    assert len(seen) == 5
+    assert len(seen) == 1 + len(changed)
 
 
 @pytest.mark.long

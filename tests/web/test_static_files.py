@@ -41,6 +41,24 @@ def test_a_file_is_sent_piece_by_piece(file):
     assert same.status_code == 304
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_browsers_keep_a_file_with_a_version(file, client):
+    def age(address: str) -> str:
+        answer = client().get(address)
+        answer = asyncio.run(answer) if client is AsyncClient else answer
+        return answer.headers["Cache-Control"]
+
+    assert age(file) == "max-age=60, public"
+    assert age(f"{file}?v=1") == "max-age=315360000, public, immutable"
+
+
+def test_compressed_copies_are_sent_to_browsers_that_accept_them(file, tmp_path):
+    (tmp_path / f"{NAME}.br").write_bytes(b"brotli")
+    plain, packed = (Client().get(file, headers={"accept-encoding": each}) for each in ("", "gzip, br"))
+    assert (plain.getvalue(), packed.getvalue()) == (WHOLE, b"brotli")
+    assert packed.headers["Content-Encoding"] == "br" and packed.headers["Vary"] == "Accept-Encoding"
+
+
 def test_other_origins_may_not_read_it(file):
     answer = Client().get(file, headers={"origin": "http://evil.example"})
     assert answer.getvalue() == WHOLE

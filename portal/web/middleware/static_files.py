@@ -14,6 +14,7 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 from portal.selectors.logs.files import iterate_in_thread
 
 CHUNK_BYTES = 256 * 1024
+IMMUTABLE = f"max-age={WhiteNoiseMiddleware.FOREVER}, public, immutable"
 
 
 class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
@@ -26,7 +27,14 @@ class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
 
     @staticmethod
     def serve(static_file: Any, request: HttpRequest) -> HttpResponseBase:
-        """Return the file, a range of it, or 304."""
+        """Return the file, a range of it, or 304; browsers keep a URL with a version (tag ``asset``) for years."""
+        answer = StaticFilesMiddleware._open(static_file, request)
+        if "v" in request.GET and "Cache-Control" in answer.headers:
+            answer.headers["Cache-Control"] = IMMUTABLE
+        return answer
+
+    @staticmethod
+    def _open(static_file: Any, request: HttpRequest) -> HttpResponseBase:
         if not isinstance(request, ASGIRequest):
             answered: HttpResponseBase = WhiteNoiseMiddleware.serve(static_file, request)
             return answered
