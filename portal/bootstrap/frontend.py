@@ -43,7 +43,7 @@ def build_frontend(root: Path) -> bool:
 
 
 def inputs_fingerprint(root: Path) -> str:
-    """Return a hash of all inputs of the build: sources, pages with their classes, build script and locked packages."""
+    """Return a hash of the inputs of the build: sources, pages and their classes, build script, locked packages."""
     static = root / "static"
     sources = [path for path in (static / "src").rglob("*") if path.is_file()]
     pages = [*(root / "templates").rglob("*.html"), *(root / "portal" / "web").rglob("*.py")]

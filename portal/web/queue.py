@@ -42,11 +42,12 @@ from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
-SPANS = {"6h": ("6 h", 6), "12h": ("12 h", 12), "3d": ("3 days", 72)}
+SPANS = {"6h": ("6 h", 6, 1), "12h": ("12 h", 12, 2), "3d": ("3 days", 72, 12)}
+"""Label, hours, and hours between ticks of the axis."""
 PAST_FRACTION = 0.15
 """Part of the plot before now."""
-TICKS = 6
-NOW_LABEL_MARGIN = 0.06
+NOW_LABEL_PERCENT = 6
+"""Part of the axis with the label "now"; it has no tick."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def queue(request: HttpRequest, user: User) -> HttpResponse:
     context = {
         "filters": query,
         "pools": list(pools.values()),
-        "spans": [(key, name) for key, (name, _) in SPANS.items()],
+        "spans": [(key, name) for key, (name, *_) in SPANS.items()],
         "page": listed,
         "rows": queue_tree(visibility, jobs, pools),
         "requested_milli": total_requested_milli(),
@@ -209,7 +210,7 @@ def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str
 
 def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery) -> dict[str, Any]:
     """Return lanes with positioned bars, axis ticks, and the page of nodes."""
-    hours = SPANS[query.span][1]
+    _, hours, tick_hours = SPANS[query.span]
     start = timezone.now() - dt.timedelta(hours=hours * PAST_FRACTION)
     span_s = hours * 3600.0
     gpus = Prefetch("gpus", queryset=Gpu.objects.filter(present=True).order_by("index"))
@@ -221,14 +222,13 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
     if query.filter.mine:
         for lane in lanes:
             lane.bars = [bar for bar in lane.bars if bar.is_own]
-    here = time_zone(user.timezone)
     form = "%a %H:%M" if hours > 24 else "%H:%M"
+    here = start.astimezone(time_zone(user.timezone))
+    tick = here.replace(hour=here.hour // tick_hours * tick_hours, minute=0, second=0, microsecond=0)
     ticks = []
-    for at in range(TICKS):
-        part = at / TICKS
-        if abs(part - PAST_FRACTION) < NOW_LABEL_MARGIN:
-            continue  # occupied by the label "now"
-        ticks.append((100 * part, f"{(start + dt.timedelta(seconds=span_s * part)).astimezone(here):{form}}"))
+    for _ in range(hours // tick_hours):
+        tick += dt.timedelta(hours=tick_hours)
+        ticks.append((_percent(tick, start, span_s), f"{tick:{form}}"))
     return {
         "lanes": [
             (
@@ -239,7 +239,9 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
             )
             for lane in lanes
         ],
-        "ticks": ticks,
+        "ticks": [each for each in ticks if not -1 < each[0] - 100 * PAST_FRACTION < NOW_LABEL_PERCENT],
+        "first_tick": ticks[0][0],
+        "tick_width": 100 * tick_hours / hours,
         "now": 100 * PAST_FRACTION,
         "nodes": page,
         "bars": sum(len(lane.bars) for lane in lanes),

@@ -9,7 +9,9 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Cycle, Job, JobVerdict
+from portal.models import Allocation, Cycle, Job, JobVerdict, Node, User
+from portal.selectors.scheduling.timeline import node_lanes
+from portal.visibility import visibility_of
 from tests import factories
 
 
@@ -110,6 +112,26 @@ def test_the_plot_has_running_and_predicted_bars_and_a_table_behind_it(ordered, 
     table = page[page.index("The same as a table") : page.index('id="o-h"')]
     assert table.count("<tr>") == 1 + 8 and "next in any pool" in table and "unknown" in table
     assert "unreachable" in page
+
+
+def test_bars_of_jobs_with_gpus_between_each_other_do_not_overlap(ordered, client_of):
+    node = Node.objects.get(name="h200-3")
+    gpus = {gpu.index: gpu for gpu in node.gpus.all()}
+    Allocation.objects.filter(gpu=gpus[3], ended_at__isnull=True).update(gpu=gpus[7])
+    (lane,) = node_lanes(visibility_of(ordered.people["r-castellan"]), [node])
+    names = [(bar.job.name, bar.line_index, bar.line_count) for bar in lane.bars]
+    assert names == [("moe-7b-sft", 0, 4), ("attn-probe", 4, 1), ("depth-eda", 5, 1)]
+    assert lane.lines == sum(bar.line_count for bar in lane.bars)
+
+
+@pytest.mark.parametrize(("span", "hours"), [("6h", 1), ("12h", 2), ("3d", 12)])
+def test_the_axis_has_whole_hours_of_the_users_time_zone(ordered, client_of, span, hours):
+    User.objects.update(timezone="Asia/Kolkata")
+    page = words(client_of("admin").get(reverse("queue"), {"span": span}))
+    axis = page[page.index("fw-gantt__ax") : page.index("fw-gantt__r")]
+    times = re.findall(r"(\d\d):(\d\d)<", axis)
+    assert len(times) >= 4
+    assert all(int(hour) % hours == 0 and minute == "00" for hour, minute in times)
 
 
 def test_a_long_queue_is_shown_page_by_page(dataset, client_of):

@@ -46,7 +46,7 @@ class ReservationBand:
 
 @dataclass
 class TimelineLane:
-    """A row of the plot: a node (its lines are GPUs), or a pool's next jobs (its lines are jobs)."""
+    """A row of the plot: a node (with a line for each GPU of a job), or a pool's next jobs (with a line each)."""
 
     name: str
     gpus: int | None
@@ -55,7 +55,7 @@ class TimelineLane:
     lines: int
     is_unreachable: bool = False
     free: int = 0
-    """Unallocated GPUs of a node; lines below the last allocated one are not drawn."""
+    """Unallocated GPUs of a node; they have no lines."""
     bars: list[TimelineBar] = field(default_factory=list)
     bands: list[ReservationBand] = field(default_factory=list)
 
@@ -66,11 +66,15 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
     for node in nodes:
         gpus = list(node.gpus.all())
         models = sorted({gpu.model for gpu in gpus})
-        lane = TimelineLane(node.name, len(gpus), models[0] if len(models) == 1 else "", 1)
+        lane = TimelineLane(node.name, len(gpus), models[0] if len(models) == 1 else "", 0)
         lane.free = sum(not gpu.used_milli for gpu in gpus)
         lane.is_unreachable = not node.reachable
         lanes[node.pk] = lane
     places = {gpu.pk: at for node in nodes for at, gpu in enumerate(node.gpus.all())}
+
+    def gpu_places(task: Task) -> list[int]:
+        return sorted(places[one.gpu_id] for one in task.allocations.all() if one.gpu_id in places)
+
     held = Allocation.objects.filter(ended_at__isnull=True).select_related("gpu")
     tasks = (
         Task.objects.filter(node__in=lanes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
@@ -78,12 +82,13 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
         .prefetch_related(Prefetch("allocations", queryset=held))
         .order_by("node_id", "rank")
     )
-    for task in tasks:
+    for task in sorted(tasks, key=lambda task: (task.node_id, gpu_places(task))):
         attempt, job = task.attempt, task.attempt.job
-        lines = sorted(places[one.gpu_id] for one in task.allocations.all() if one.gpu_id in places)
         limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
         lane = lanes[task.node_id]
-        lane.lines = max(lane.lines, lines[-1] + 1 if lines else 1)
+        # A job's GPUs need not be neighbours: bars follow each other instead of covering each other.
+        first_line, line_count = lane.lines, max(1, len(gpu_places(task)))
+        lane.lines += line_count
         lane.bars.append(
             TimelineBar(
                 "leaving" if attempt.stop_requested_at else "running",
@@ -92,8 +97,8 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
                 sum(one.milli for one in task.allocations.all()),
                 attempt.created_at,
                 (attempt.running_at or attempt.created_at) + limit if limit else None,
-                lines[0] if lines else 0,
-                lines[-1] - lines[0] + 1 if lines else 1,
+                first_line,
+                line_count,
             )
         )
     reserved = ReservationNode.objects.filter(node__in=lanes, live=True, period__endswith__gt=timezone.now())
@@ -101,6 +106,8 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
         lanes[one.node_id].bands.append(
             ReservationBand(one.reservation.name, one.period.lower, one.period.upper)
         )
+    for lane in lanes.values():
+        lane.lines = max(1, lane.lines)
     return list(lanes.values())
 
 
