@@ -1,9 +1,10 @@
-"""A log as a file over HTTP, whole or as a byte range (RFC 9110, section 14), for pages and REST."""
+"""Logs as files over HTTP: whole, as a byte range (RFC 9110, section 14), or several as a ZIP file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -59,12 +60,54 @@ def log_download_response(
     return answer
 
 
+def log_archive_response(request: HttpRequest, logs: Sequence[LogFile], *, job: str) -> HttpResponseBase:
+    """Return what is mirrored of each log so far as a ZIP file; ranks without a log are left out."""
+    present = [log for log in logs if log.path.is_file()]
+    if not present:
+        raise NotFound(
+            "No rank has a log here: none was written yet, or they were removed.", code="no_log_yet"
+        )
+    answer = _streaming_response(request, _zip_pieces(present), content_type="application/zip")
+    answer["Content-Disposition"] = f'attachment; filename="{job}-{present[0].attempt}.zip"'
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+class _Pieces:
+    """A file for ``ZipFile`` that cannot seek; ``take`` returns what was written since the last call."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._data += data
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def take(self) -> bytes:
+        data, self._data = bytes(self._data), bytearray()
+        return data
+
+
+def _zip_pieces(logs: Sequence[LogFile]) -> Iterator[bytes]:
+    written = _Pieces()
+    with ZipFile(written, "w", ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
+        for log in logs:
+            with archive.open(f"{log.label.replace(' ', '-')}.log", "w", force_zip64=True) as entry:
+                for piece in text.read_all(log, timestamps=False):
+                    entry.write(piece)
+                    yield written.take()
+    yield written.take()
+
+
 def _streaming_response(
-    request: HttpRequest, pieces: Iterator[bytes], status: int = 200
+    request: HttpRequest, pieces: Iterator[bytes], status: int = 200, content_type: str = PLAIN_TEXT
 ) -> StreamingHttpResponse:
     served = isinstance(request, ASGIRequest)
     return StreamingHttpResponse(
-        iterate_in_thread(pieces) if served else pieces, content_type=PLAIN_TEXT, status=status
+        iterate_in_thread(pieces) if served else pieces, content_type=content_type, status=status
     )
 
 

@@ -49,6 +49,22 @@ class GpuConstraints(NamedTuple):
         )
 
 
+def matching_gpu_models(requested: str, models: Iterable[str]) -> list[str]:
+    """Return the models that ``requested`` names: in full, or as some of their words ("h200" of "NVIDIA H200").
+
+    Letter case is ignored. Words in full come before parts of words ("A100" of "A100-SXM4-80GB").
+    """
+    wanted, known = requested.casefold(), sorted(set(models))
+    for matches in (
+        lambda model: model == wanted,
+        lambda model: f" {wanted} " in f" {model} ",
+        lambda model: wanted in model,
+    ):
+        if found := [model for model in known if matches(model.casefold())]:
+            return found
+    return []
+
+
 _values = attrgetter(*GpuConstraints._fields)
 
 

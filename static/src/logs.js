@@ -34,17 +34,22 @@ function follow(box) {
   const labels = new Map(list.dataset.labels.split(",").map((label, i) => [all[i], label]));
   const ranks = () => { const some = choice?.value || (many ? "" : box.dataset.rank || all[0]); return some ? some.split(",") : all; };
 
-  function matcher() {
+  // Text, or /pattern/. An invalid pattern hides nothing and is reported below the log.
+  let fault = "";
+  let test = () => true;
+  function readFilter() {
     const words = filter?.value.trim() ?? "";
-    if (!words) return null;
-    const found = words.match(/^\/(.+)\/$/);
-    try { return found ? new RegExp(found[1], "i") : null; } catch { return null; }
-  }
-  function matches(text) {
-    const words = filter?.value.trim() ?? "";
-    if (!words) return true;
-    const pattern = matcher();
-    return pattern ? pattern.test(text) : text.toLowerCase().includes(words.toLowerCase());
+    const pattern = words.match(/^\/(.+)\/$/);
+    fault = "";
+    test = (text) => text.toLowerCase().includes(words.toLowerCase());
+    if (!pattern) return;
+    try {
+      const found = new RegExp(pattern[1], "i");
+      test = (text) => found.test(text);
+    } catch (problem) {
+      fault = `The pattern is not a regular expression (${problem.message.split(": ").pop()})`;
+      test = () => true;
+    }
   }
 
   function row(rank, [at, text, isError]) {
@@ -63,7 +68,7 @@ function follow(box) {
     line.hidden = !isShown(line);
     return line;
   }
-  const isShown = (line) => (!stream?.value || ["", stream.value].includes(line.dataset.stream)) && matches(line.children[2].textContent);
+  const isShown = (line) => (!stream?.value || ["", stream.value].includes(line.dataset.stream)) && test(line.children[2].textContent);
 
   async function fetchRank(rank) {
     const known = state.get(rank) ?? { cursor: null, complete: false };
@@ -112,6 +117,7 @@ function follow(box) {
     const shown = list.querySelectorAll("li:not([hidden])").length;
     const done = ranks().every((rank) => state.get(rank)?.complete);
     const parts = [];
+    if (fault) parts.push(fault);
     if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "The log is empty.");
     else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
     const known = ranks().map((rank) => state.get(rank)).filter(Boolean);
@@ -127,6 +133,7 @@ function follow(box) {
   }
 
   const refilter = () => {
+    readFilter();
     for (const line of list.children) line.hidden = !isShown(line);
     tell();
   };
@@ -134,7 +141,7 @@ function follow(box) {
   stream?.addEventListener("change", refilter);
   choice?.addEventListener("change", () => {
     list.replaceChildren(); state.clear(); dropped = 0; version += 1;
-    if (save) { const url = new URL(save.href); url.searchParams.set("rank", ranks()[0]); save.href = url; }
+    if (save) { const url = new URL(save.href); url.searchParams.set("rank", ranks().join(",")); save.href = url; }
     look();
   });
   // continue from the found line, for its rank only

@@ -17,7 +17,9 @@ from tests.rig.needs import missing_for_rig
 
 # Every connection to port 40000 that starts before anyone listens can get 40000 as its own port.
 TWO_LOCAL_PORTS = "ip link set lo up; echo 40000 40001 >/proc/sys/net/ipv4/ip_local_port_range; "
-RANK_1_FIRST = TWO_LOCAL_PORTS + '"$0" "$1" 127.0.0.1 40000 1 2 20 & sleep 2; "$0" "$1" 127.0.0.1 40000 0 2 20; wait $!'
+RANK_1_FIRST = (
+    TWO_LOCAL_PORTS + '"$0" "$1" 127.0.0.1 40000 1 2 20 & sleep 2; "$0" "$1" 127.0.0.1 40000 0 2 20; wait $!'
+)
 
 
 def run_ranks(folder: Path, tasks: int, ranks: range, limit_s: int) -> list[subprocess.CompletedProcess[str]]:

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import connections
 
 from portal.engine_client import HEARTBEAT_KEY, HEARTBEAT_TTL_S
-from portal.models import EngineQuery, Job
+from portal.models import EngineQuery, Gpu, Job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs import submission
 from portal.services.jobs.submission import do_cancel_job
@@ -98,3 +98,16 @@ def test_without_an_engine_nothing_is_claimed():
     nothing = {"starts_now": None, "verdict": None, "interval": None, "interval_missing": None}
     empty = {"nodes": [], "victims": [], "scaling": [], "alternatives": [], "cheaper": None}
     assert reported == {"feasible": True, "lost_gpu_seconds": None, **nothing, **empty}
+
+
+def test_a_part_of_a_gpu_model_names_all_models_with_it() -> None:
+    fixture_data = worlds.make()
+    Gpu.objects.update(model="NVIDIA H200 NVL")
+    answer = fixture_data.client("anonymous").post(
+        "/api/v1/jobs/",
+        {**JOB, "gpu_model": "h200"},
+        content_type="application/json",
+        headers=fixture_data.bearer("member", Scope.JOBS),
+    )
+    assert answer.status_code == 201, answer.content
+    assert answer.json()["gpu_model"] == "NVIDIA H200 NVL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from portal.domain.feasibility import matching_gpu_models
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unsatisfiable
 from portal.models import Node, NodePool, OutboxMessage, Quota
 from portal.services.jobs.submission import do_cancel_job, do_resubmit_job
@@ -62,6 +63,21 @@ def test_a_limit_of_an_ancestor_is_named(dataset):
         submit(dataset, gpus_per_task=3)
     assert "limit of language in main is 2" in refusal.value.message
     assert submit(dataset, gpus_per_task=2).state == "PENDING"
+
+
+@pytest.mark.parametrize(
+    ("requested", "models"),
+    [
+        ("NVIDIA H200", ["NVIDIA H200"]),
+        ("nvidia h200", ["NVIDIA H200"]),
+        ("H200", ["NVIDIA H200", "NVIDIA H200 NVL"]),
+        ("a100", ["NVIDIA A100-SXM4-80GB"]),
+        ("RTX", []),
+    ],
+)
+def test_gpu_models_are_found_by_a_part_of_their_name(requested, models):
+    known = ["NVIDIA H200 NVL", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H200"]
+    assert matching_gpu_models(requested, known) == models
 
 
 def never(dataset, **fields):

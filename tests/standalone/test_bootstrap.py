@@ -114,7 +114,13 @@ def test_the_front_end_is_built_again_when_a_source_changes(tmp_path: Path) -> N
     for name, text in {"package.json": "{}", "static/src/app.js": "1", "static/build.mjs": "2"}.items():
         (tmp_path / name).write_text(text)
     seen = {inputs_fingerprint(tmp_path)}
-    changed = ("package.json", "static/src/app.js", "static/build.mjs", "static/src/new.css", "templates/page.html")
+    changed = (
+        "package.json",
+        "static/src/app.js",
+        "static/build.mjs",
+        "static/src/new.css",
+        "templates/page.html",
+    )
     for name in changed:
         (tmp_path / name).write_text("other")
         seen.add(inputs_fingerprint(tmp_path))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import html
+import io
 import re
 import time
+import zipfile
 
 import pytest
 from django.db import connection
@@ -243,6 +245,17 @@ def test_log_lines_go_on_from_their_cursor(dataset, client_of):
     whole = client.get(reverse("job-log-download", args=[job.public_id]), {"rank": "1"})
     assert b"".join(whole.streaming_content).startswith(b"step 66,000")
     assert "attachment" in whole["Content-Disposition"]
+
+
+def test_logs_of_all_ranks_are_one_zip_file(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
+    client, address = client_of("member"), reverse("job-log-download", args=[job.public_id])
+    answer = client.get(address, {"rank": ""})
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(answer.streaming_content)))
+    assert archive.testzip() is None
+    assert archive.namelist() == ["rank-0.log", "rank-1.log"]
+    assert archive.read("rank-1.log").startswith(b"step 66,000")
+    assert client.get(address, {"rank": "7,8"}).status_code == 404
 
 
 def test_charts_hold_only_the_jobs_own_gpus(dataset, client_of):

@@ -29,6 +29,7 @@ from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
 from portal.selectors.templates import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
+from portal.services.jobs.feasibility import known_gpu_models
 from portal.services.jobs.submission import JobRequest, do_submit_job, preview_start, validate_request
 from portal.services.jobs.templates import fill_template
 
@@ -254,6 +255,8 @@ def build_job_request(
     environment = get_referenced_row(visible_environments(user), values["environment"], "environment")
     pool = get_referenced_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in REFERENCE_FIELDS}
+    if rest.get("gpu_model"):
+        rest["gpu_model"] = known_gpu_models(rest["gpu_model"])
     after = _get_jobs(user, values.get("dependencies", []))
     request = JobRequest(
         **rest, project=project, environment=environment, pool=pool, template=template, dependencies=after

@@ -10,7 +10,13 @@ import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from portal.domain.feasibility import WHOLE_MILLI, GpuKind, gpu_constraints, tasks_on_node
+from portal.domain.feasibility import (
+    WHOLE_MILLI,
+    GpuKind,
+    gpu_constraints,
+    matching_gpu_models,
+    tasks_on_node,
+)
 from portal.domain.formatting import format_distinct_memories, format_memory
 from portal.domain.job_spec import JobSpec
 from portal.domain.project_tree import path_to_root
@@ -72,6 +78,12 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     if not possible:
         return _too_large_reason(request, capacities, pools, placements)
     return _over_limit_reason(request, possible)
+
+
+def known_gpu_models(requested: str) -> str:
+    """Return the models of the cluster that a request names, as "A|B", or the text itself if it names none."""
+    present = Gpu.objects.filter(present=True).order_by().values_list("model", flat=True).distinct()
+    return "|".join(matching_gpu_models(requested, present)) or requested
 
 
 def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
@@ -185,14 +197,15 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         return f"There is no GPU in {where}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
     models = sorted({gpu.model for gpu in here})
     known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
-    if request.gpu_model and request.gpu_model not in models:
+    accepted = set(request.gpu_model.split("|")) if request.gpu_model else set(models)
+    if not accepted & set(models):
         pool = next((each.node.pool for each in _nodes_elsewhere(request) if each.gpus), None)
-        missing = f"There is no {request.gpu_model} GPU in {where}"
+        missing = f"There is no {_gpus_text(request, 1)} in {where}"
         if pool is not None:
             return f"{missing}; the pool {pool.name} has some. {known}", {"pool": pool.public_id}
         alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
         return f"{missing}. {known}", {"gpu_model": alike[0]}
-    most = max(gpu.memory_mib for gpu in here if gpu.model == request.gpu_model or not request.gpu_model)
+    most = max(gpu.memory_mib for gpu in here if gpu.model in accepted)
     needed, largest = format_distinct_memories(request.min_gpu_memory_mib or 0, most)
     message = (
         f"Needs a {_gpus_text(request, 1)} with {needed} of memory; the largest in {where} has {largest}."
@@ -262,7 +275,7 @@ def _pool_text(request: ResourceRequest) -> str:
 def _gpus_text(request: ResourceRequest, count: int = 2) -> str:
     noun = f"{request.mig_profile} slice" if request.mig_profile else "GPU"
     noun += "" if count == 1 else "s"
-    return f"{request.gpu_model} {noun}" if request.gpu_model else noun
+    return f"{request.gpu_model.replace('|', ' or ')} {noun}" if request.gpu_model else noun
 
 
 def _cores_text(milli: int) -> str:

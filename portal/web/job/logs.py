@@ -10,7 +10,7 @@ from django.shortcuts import render
 
 from portal.access import AccessPolicy, Permission, require_permission
 from portal.errors import FairwayError
-from portal.log_download import log_download_response
+from portal.log_download import log_archive_response, log_download_response
 from portal.models import Attempt, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import lines as log_lines
@@ -65,8 +65,12 @@ def lines(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
 
 @page(AccessPolicy.SIGNED_IN)
 def download(request: HttpRequest, user: User, public_id: str) -> HttpResponseBase:
-    """Return one rank's log as a text file, whole or a range, without the engine's timestamps."""
-    return log_download_response(request, _get_log(request, user, public_id), job=public_id)
+    """Return one rank's log as a text file or a range of it; of several ranks (blank: all) a ZIP file."""
+    job, attempt = get_job(user, public_id), parse_whole_number(request.GET.get("attempt", ""))
+    logs = log_lines.list_logs(user, job, attempt, _ranks(request))
+    if len(logs) == 1:
+        return log_download_response(request, logs[0], job=public_id)
+    return log_archive_response(request, logs, job=public_id)
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -74,9 +78,7 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     """Return matching lines of one or all ranks; ``next`` is the next cursor, blank at the end."""
     job, query = get_job(user, public_id), request.GET
     attempt = parse_whole_number(query.get("attempt", ""))
-    given = [parse_whole_number(rank) for rank in query.get("rank", "").split(",")]
-    ranks = [rank for rank in given if rank is not None]
-    logs = log_lines.list_logs(user, job, attempt, ranks or None)
+    logs = log_lines.list_logs(user, job, attempt, _ranks(request))
     after = [parse_whole_number(part) for part in query.get("after", "").split(":")]
     start = SearchCursor(after[0] or 0, after[1] or 0) if len(after) == 2 else None
     pattern = LogSearchQuery(query.get("q", ""), query.get("regex") == "1", stream=query.get("stream", ""))
@@ -93,6 +95,12 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
 def _line_json(line: LogLine) -> list[Any]:
     """Return time, text, and whether it is an error message, as the page reads them."""
     return [line.at or "", displayed_text(line)[:MAX_LINE_CHARACTERS], line.stream == "stderr"]
+
+
+def _ranks(request: HttpRequest) -> list[int] | None:
+    """Return the ranks of the query, or None for all."""
+    given = [parse_whole_number(rank) for rank in request.GET.get("rank", "").split(",")]
+    return [rank for rank in given if rank is not None] or None
 
 
 def _get_log(request: HttpRequest, user: User, public_id: str) -> LogFile:
