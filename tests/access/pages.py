@@ -234,6 +234,7 @@ PAGES = [
     _admin("save-policy", "/policy/save/", status=400, writes=False),
     Page("users", "get", "/users/", ADMIN, hidden=403),
     _admin("invite", "/users/invite/", status=200),
+    Page("confirm-user-change", "get", "/users/{person}/change/close/", ADMIN, hidden=403),
     _admin("change-user", "/users/{person}/change/", {"act": "close"}),
     Page("revoke-invitation", "post", "/invitations/{invitation}/revoke/", MANAGERS, None, 302, denied=404),
     Page("add-node", "get", "/nodes/add/", ADMIN, hidden=403),

@@ -293,6 +293,19 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(dataset, client_of):
     assert client.post(reverse("invite"), {"email": "nonsense"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("act", "consequence"),
+    [("admin", "can then see and stop all jobs"), ("close", "cannot sign in any more"), ("no-admin", "can no longer")],
+)
+def test_changes_of_accounts_are_confirmed_with_their_consequence(dataset, client_of, act, consequence):
+    person, client = dataset.people["m-okafor"], client_of("admin")
+    address = reverse("confirm-user-change", args=[person.public_id, act])
+    assert f'href="{address}"' in client.get(reverse("users")).content.decode() or act == "no-admin"
+    page = client.get(address).content.decode()
+    assert consequence in page and f'name="act" value="{act}"' in page and "m-okafor" in page
+    assert client.get(reverse("confirm-user-change", args=[person.public_id, "link"])).status_code == 404
+
+
 def test_the_last_admin_cannot_close_their_own_door(dataset, client_of):
     admin = dataset.people["r-castellan"]
     page = client_of("admin").post(

@@ -26,6 +26,7 @@ urlpatterns = [
     path("users/", users.user_list, name="users"),
     path("users/invite/", users.invite, name="invite"),
     path("users/<slug:public_id>/change/", users.change_user, name="change-user"),
+    path("users/<slug:public_id>/change/<slug:act>/", users.confirm_change, name="confirm-user-change"),
     path("invitations/<slug:public_id>/revoke/", users.revoke_invitation, name="revoke-invitation"),
     path("nodes/add/", nodes.add_node, name="add-node"),
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),

@@ -9,7 +9,7 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
@@ -29,6 +29,24 @@ CHANGES: dict[str, dict[str, bool]] = {
     "no-admin": {"is_admin": False},
 }
 """Changed fields of a user, by the value of the button."""
+CONFIRMATIONS = {
+    "admin": (
+        "Make {user} administrator",
+        "{user} can then see and stop all jobs, and change quotas, scheduling policy, nodes, projects and users, "
+        "including the rights of other administrators.",
+    ),
+    "no-admin": (
+        "Revoke administrator rights of {user}",
+        "{user} can no longer change the cluster or see other people's jobs. Their projects and jobs remain.",
+    ),
+    "close": (
+        "Deactivate account of {user}",
+        "{user} cannot sign in any more. Their sessions and tokens end at once, and open workspaces are closed within "
+        "seconds. If they have queued or running jobs, you choose next what happens to them. You can activate the "
+        "account again.",
+    ),
+}
+"""Title and consequence of the changes that are confirmed first."""
 
 
 @page(AccessPolicy.ADMIN)
@@ -65,6 +83,16 @@ def revoke_invitation(request: HttpRequest, user: User, public_id: str) -> HttpR
     return redirect("users")
 
 
+@page(AccessPolicy.ADMIN)
+def confirm_change(request: HttpRequest, user: User, public_id: str, act: str) -> HttpResponse:
+    account = find_row(User.objects, public_id=public_id)
+    if act not in CONFIRMATIONS:
+        raise NotFound
+    title, consequence = (text.format(user=account.username) for text in CONFIRMATIONS[act])
+    context = {"account": account, "act": act, "title": title, "consequence": consequence}
+    return render(request, "admin/confirm_user_change.html", context)
+
+
 @action(AccessPolicy.ADMIN)
 def change_user(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Change activation or administrator rights of a user, or create a one-time sign-in link."""
@@ -83,8 +111,8 @@ def change_user(request: HttpRequest, user: User, public_id: str) -> HttpRespons
             users.do_change_user(user, account, **CHANGES[act], choice=parse_choice(request))
             messages.success(request, f"Saved for {account.username}.")
     except ChoiceRequired as needed:
-        name = "Deactivate account of" if act == "close" else "Revoke administrator rights of"
-        return render_choice(request, needed, change=f"{name} {account.username}", back=reverse("users"))
+        title = CONFIRMATIONS[act][0].format(user=account.username)
+        return render_choice(request, needed, change=title, back=reverse("users"))
     return redirect("users")
 
 
