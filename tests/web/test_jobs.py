@@ -234,6 +234,20 @@ def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(dataset, client_o
     assert admin.status_code == 403
 
 
+def test_the_terminal_tab_comes_and_goes_with_the_state_of_the_job(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
+    terminal = f'href="{reverse("job-terminal", args=[job.public_id])}"'
+
+    def tabs() -> str:
+        part = client_of("member").get(reverse("job", args=[job.public_id]), headers={"HX-Request": "true"})
+        page = part.content.decode()
+        return page[page.index('<nav id="job-tabs" hx-swap-oob="innerHTML">') : page.index("</nav>")]
+
+    assert terminal in tabs()
+    Job.objects.filter(pk=job.pk).update(state="SUSPENDED")
+    assert terminal not in tabs() and "Metrics" in tabs()
+
+
 def test_log_lines_go_on_from_their_cursor(dataset, client_of):
     job = dataset.jobs["vit-h-pretrain"]
     client = client_of("member")
