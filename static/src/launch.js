@@ -59,6 +59,7 @@ export function startLaunch(root) {
 
   startRankTable(form.querySelector("[data-rank-overrides]"), form.elements.rank_overrides, ask);
 
+  document.addEventListener("htmx:afterSwap", () => markFields(form));
   document.addEventListener("input", (event) => { if (event.target.form === form) ask(); });
   document.addEventListener("change", (event) => { if (event.target.form === form) { shape(); ask(); } });
   document.addEventListener("click", (event) => {
@@ -73,6 +74,28 @@ export function startLaunch(root) {
   addEventListener("pageshow", () => { delete form.dataset.sent; });
   shape();
   ask(); // the page itself did not wait for the engine
+}
+
+// Writes what the preview refuses next to each field. A blank field is only missing, and the preview says so.
+function markFields(form) {
+  const errors = JSON.parse(document.getElementById("field-errors")?.dataset.errors ?? "{}");
+  for (const field of form.querySelectorAll(".form-control[id], .form-select[id]")) {
+    const message = (field.value.trim() && errors[field.name]) || "";
+    const id = `${field.id}_error`;
+    let note = document.getElementById(id);
+    if (!note && !message) continue;
+    if (!note) {
+      note = document.createElement("p");
+      note.id = id;
+      note.className = "fw-hint fw-fail-t";
+      field.after(note);
+    }
+    note.textContent = message;
+    note.hidden = !message;
+    if (message) field.setAttribute("aria-invalid", "true"); else field.removeAttribute("aria-invalid");
+    const others = (field.getAttribute("aria-describedby") ?? "").split(" ").filter((each) => each && each !== id);
+    field.setAttribute("aria-describedby", [...others, ...(message ? [id] : [])].join(" "));
+  }
 }
 
 // Shows the lines "RANK NAME=value" of a text area as a table; the text area is what is sent.

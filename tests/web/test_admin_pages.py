@@ -295,7 +295,11 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(dataset, client_of):
 
 @pytest.mark.parametrize(
     ("act", "consequence"),
-    [("admin", "can then see and stop all jobs"), ("close", "cannot sign in any more"), ("no-admin", "can no longer")],
+    [
+        ("admin", "can then see and stop all jobs"),
+        ("close", "cannot sign in any more"),
+        ("no-admin", "can no longer"),
+    ],
 )
 def test_changes_of_accounts_are_confirmed_with_their_consequence(dataset, client_of, act, consequence):
     person, client = dataset.people["m-okafor"], client_of("admin")

@@ -125,7 +125,14 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "Approvals", "approvals", "inbox", "x", active_views=("decide-extension", "revoke-exemption")
         ),
         NavItem("Scheduling policy", "policy", "gear", "k", active_views=("save-policy",)),
-        NavItem("Users", "users", "users", "u", active_views=("invite", "change-user", "confirm-user-change"), admin_only=True),
+        NavItem(
+            "Users",
+            "users",
+            "users",
+            "u",
+            active_views=("invite", "change-user", "confirm-user-change"),
+            admin_only=True,
+        ),
         NavItem("Audit", "audit", "report", "a", admin_only=True),
     ),
 }

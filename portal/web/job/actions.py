@@ -32,7 +32,7 @@ from portal.web.views import action, refusals_as_messages
 def cancel(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = do_cancel_job(user, get_job(user, public_id))
     _report_end(request, job.name, "stopped" if job.state == JobState.CANCELLED else "stopping")
-    return redirect("job", public_id)
+    return redirect("home") if request.POST.get("from") == "home" else redirect("job", public_id)
 
 
 @action(AccessPolicy.SIGNED_IN)

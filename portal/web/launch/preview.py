@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +53,10 @@ class LaunchPreview:
         return total_lost_gpu_seconds(self.victims)
 
     @property
+    def field_errors_json(self) -> str:
+        return json.dumps(self.field_errors)
+
+    @property
     def hidden_victims(self) -> int:
         """Number of preempted jobs that the reader may not see."""
         return sum(one.job is None for one in self.victims)
@@ -71,7 +76,8 @@ def preview_launch(
     except Unsatisfiable as never:
         return preview_unsatisfiable(never)
     except InvalidRequest as wrong:
-        return LaunchPreview("wrong", "Not ready yet", wrong.message, field_errors=wrong.fields)
+        errors = errors_by_form_field(wrong.fields)
+        return LaunchPreview("wrong", "Not ready yet", wrong.message, field_errors=errors)
     except FairwayError as refusal:
         return LaunchPreview("wrong", "Not allowed", refusal.message)
     answer = (
@@ -84,6 +90,12 @@ def preview_launch(
     return replace(
         _preview_from_engine(answer), victims=preemption_candidates(user, answer.get("victims") or [])
     )
+
+
+def errors_by_form_field(errors: dict[str, str]) -> dict[str, str]:
+    """Return the messages of a service with the form's names of the fields."""
+    rules = job_fields()
+    return {rules[name].form_name if name in rules else name: message for name, message in errors.items()}
 
 
 def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:

@@ -53,7 +53,12 @@ from portal.web.launch.initial_values import (
     initial_from_service,
     initial_from_template,
 )
-from portal.web.launch.preview import LaunchPreview, preview_launch, preview_unsatisfiable
+from portal.web.launch.preview import (
+    LaunchPreview,
+    errors_by_form_field,
+    preview_launch,
+    preview_unsatisfiable,
+)
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
@@ -101,6 +106,7 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         except InvalidRequest as wrong:
             if form.cleaned_data["searcher"] and (fault := wrong.fields.pop("parameters", None)):
                 wrong.fields["sweep_parameters"] = fault
+            wrong.fields = errors_by_form_field(wrong.fields)
             add_service_errors(form, wrong)
         except Unsatisfiable as never:
             refusal = preview_unsatisfiable(never)

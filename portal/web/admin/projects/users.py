@@ -41,9 +41,9 @@ CONFIRMATIONS = {
     ),
     "close": (
         "Deactivate account of {user}",
-        "{user} cannot sign in any more. Their sessions and tokens end at once, and open workspaces are closed within "
-        "seconds. If they have queued or running jobs, you choose next what happens to them. You can activate the "
-        "account again.",
+        "{user} cannot sign in any more. Their sessions and tokens end at once, and open workspaces are closed "
+        "within seconds. If they have queued or running jobs, you choose next what happens to them. "
+        "You can activate the account again.",
     ),
 }
 """Title and consequence of the changes that are confirmed first."""

@@ -1,0 +1,26 @@
+"""The launch form in a browser: what is wrong is said at its field while the form is filled in."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+OPEN_FOLDS = "() => document.querySelectorAll('#launch details').forEach((fold) => { fold.open = true; })"
+PATIENCE_MS = 20_000
+
+
+def test_an_invalid_time_limit_is_marked_at_its_field_until_it_is_corrected(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training")
+    page.evaluate(OPEN_FOLDS)
+    field, note = page.locator("[name=time_limit_s]"), page.locator("#id_time_limit_s_error")
+    field.fill("a while")
+    expect(field).to_have_attribute("aria-invalid", "true", timeout=PATIENCE_MS)
+    expect(note).to_be_visible()
+    assert "id_time_limit_s_error" in (field.get_attribute("aria-describedby") or "")
+    assert note.inner_text()
+    field.fill("4h")
+    expect(note).to_be_hidden(timeout=PATIENCE_MS)
+    expect(field).not_to_have_attribute("aria-invalid", "true")
