@@ -4,7 +4,7 @@ import { startKeys } from "./keyboard_shortcuts.js";
 import { updateSubscriptions, startLive } from "./live.js";
 import { openPalette, startPalette } from "./command_palette.js";
 import { applyProperties } from "./css_properties.js";
-import { startAutoSubmit, startBulk, startCopy, keepFocus, keepScrollAndOpenState, startRunLinks, startTabs } from "./page_behaviors.js";
+import { startAutoSubmit, startBulk, startCopy, keepFocus, keepFiltersInAddress, keepScrollAndOpenState, startRunLinks, startTabs } from "./page_behaviors.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./relative_times.js";
 import { startTips } from "./tooltips.js";
@@ -41,6 +41,7 @@ initialize(document.body);
 startLive();
 keepFocus();
 keepScrollAndOpenState();
+keepFiltersInAddress();
 document.addEventListener("htmx:load", (event) => {
   if (event.target === document.body) return;
   initialize(event.target);

@@ -105,3 +105,18 @@ export function keepScrollAndOpenState() { // nor close what was opened, nor scr
     open = scrolled = [];
   });
 }
+
+// Filters of a list stand in the address. htmx's own history is off: it would keep copies of pages in the browser.
+export function keepFiltersInAddress() {
+  let shown = location.search;
+  document.addEventListener("htmx:afterRequest", ({ detail }) => {
+    if (!detail.successful || !detail.elt.matches("form[data-filters]")) return;
+    const url = new URL(location.pathname, location.href);
+    for (const [name, value] of new FormData(detail.elt)) if (value) url.searchParams.append(name, value);
+    if (url.search === location.search) return;
+    const typed = detail.requestConfig.triggeringEvent?.type === "input"; // one entry for a word, not for each letter
+    if (typed && history.state?.typed) history.replaceState({ typed }, "", url); else history.pushState({ typed }, "", url);
+    shown = url.search;
+  });
+  addEventListener("popstate", () => { if (location.search !== shown) location.reload(); });
+}
