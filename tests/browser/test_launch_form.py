@@ -24,3 +24,20 @@ def test_an_invalid_time_limit_is_marked_at_its_field_until_it_is_corrected(open
     field.fill("4h")
     expect(note).to_be_hidden(timeout=PATIENCE_MS)
     expect(field).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_a_job_is_launched_with_few_tabs(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/")
+    skip = page.get_by_role("link", name="Skip to preview and launch")
+    tabs = 0
+    while not skip.evaluate("(link) => link === document.activeElement"):
+        page.keyboard.press("Tab")
+        tabs += 1
+        assert tabs < 5
+    page.keyboard.press("Enter")
+    launch = page.locator("#rail button[type=submit]").first
+    while not launch.evaluate("(button) => button === document.activeElement"):
+        page.keyboard.press("Tab")
+        tabs += 1
+        assert tabs < 15
