@@ -26,7 +26,7 @@ from typing import Any
 from bench.cpu_time import cpu_ms
 from bench.report import print_figure
 from bench.slurm import TUNED, missing_slurm, slurm
-from bench.start import client_of, enter_portal, prepare_node
+from bench.start import client_of, enter_portal, prepare_nodes
 
 COMMAND = ("true",)
 CLIENTS = 4
@@ -121,7 +121,7 @@ def _with_podman(jobs: int) -> None:
     with (
         Rig(1, image_stores=[image.store]) as rig,
         StoryPortal("--no-local-node") as portal,
-        client_of(portal.url, prepare_node(portal, rig.nodes[0], image.name)) as client,
+        client_of(portal.url, prepare_nodes(portal, [rig.nodes[0]], image.name)) as client,
     ):
         _ours(client, 2)
         ours = _ours(client, jobs)

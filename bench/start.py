@@ -55,8 +55,8 @@ def _measure(jobs: int, until_s: float, verbose: bool) -> None:
     image = rig_image("tiny")
     with Rig(1, image_stores=[image.store]) as rig, StoryPortal("--no-local-node") as portal:
         machine = rig.nodes[0]
-        token = prepare_node(portal, machine, image.name)
-        with _root_shell(machine) as shell, client_of(portal.url, token) as client:
+        token = prepare_nodes(portal, [machine], image.name)
+        with root_shell(machine) as shell, client_of(portal.url, token) as client:
             _run_one(client, shell, machine, "warm")  # warm-up: imports, connections and caches
             rows: list[dict[str, float]] = []
             for number in range(jobs):
@@ -99,7 +99,7 @@ def _print_rows(rows: list[dict[str, float]]) -> None:
 # -- one job ---------------------------------------------------------------------------------------
 
 
-def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, float]:
+def _run_one(client: Any, shell: RootShell, machine: Any, name: str) -> dict[str, float]:
     from portal.models import Attempt, Cycle, Job, JobEvent
 
     request = {
@@ -157,7 +157,7 @@ def _timeline(job: str) -> str:
     return "\n".join(f"{event.at:%T.%f} {event.before}>{event.after} {event.message}" for event in events)
 
 
-def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
+def _start_manually(shell: RootShell, machine: Any, job: str) -> tuple[float, float]:
     """Return seconds of podman's create and start with this job's arguments under other names.
 
     The second figure is the time for a separate network, which every job has and a manual start would not.
@@ -223,28 +223,30 @@ def enter_portal(portal: Any) -> Any:
     return User.objects.get(is_admin=True)
 
 
-def prepare_node(portal: Any, machine: Any, image: str) -> str:
-    """Add the machine as a node of this Fairway; return an API token of its first administrator."""
+def prepare_nodes(portal: Any, machines: list[Any], image: str) -> str:
+    """Add the machines as nodes of this Fairway; return an API token of its first administrator."""
     admin = enter_portal(portal)
     from portal.models import Environment, Node
     from portal.services.accounts.tokens import Scope, do_create_token
     from portal.services.nodes.enrolment import get_script
     from portal.services.nodes.nodes import do_create_node, do_create_pool
 
-    machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
-    do_create_node(
-        admin,
-        name=machine.name,
-        pool=do_create_pool(admin, "bench"),
-        host=machine.address,
-        port=machine.port,
-        host_key=machine.host_key(),
-    )
+    pool = do_create_pool(admin, "bench")
+    for machine in machines:
+        machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
+        do_create_node(
+            admin,
+            name=machine.name,
+            pool=pool,
+            host=machine.address,
+            port=machine.port,
+            host_key=machine.host_key(),
+        )
     Environment.objects.create(name="bench", title="Bench", runtime="podman", image=image)
     deadline_s = time.monotonic() + 60
-    while not Node.objects.filter(state="ready", reachable=True).exists():
+    while Node.objects.filter(state="ready", reachable=True).count() < len(machines):
         if time.monotonic() > deadline_s:
-            raise SystemExit("the node does not become ready:\n" + portal.tail())
+            raise SystemExit("a node does not become ready:\n" + portal.tail())
         time.sleep(0.2)
     time.sleep(3)  # wait for the first reconciliation and the first samples
     return do_create_token(admin, name="bench", scopes=list(Scope))[1]
@@ -259,15 +261,15 @@ def client_of(url: str, token: str) -> Iterator[Any]:
         yield client
 
 
-class _Shell:
+class RootShell:
     """A root shell on the node over an open SSH session."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._heard = b""
 
-    def run(self, command: str) -> None:
-        """Run a command; raise when it fails."""
+    def run(self, command: str) -> str:
+        """Run a command and return its output; raise when it fails."""
         mark = f"done-{secrets.token_hex(4)}"
         self._channel.sendall(f"{{ {command}\n}} 2>&1; code=$?; echo; echo {mark} $code\n".encode())
         end = f"\n{mark} ".encode()
@@ -280,10 +282,11 @@ class _Shell:
         self._heard = b""
         if code.strip() != b"0":
             raise SystemExit(f"{command}\n{said.decode()}")
+        return said.decode()
 
 
 @contextlib.contextmanager
-def _root_shell(machine: Any) -> Iterator[_Shell]:
+def root_shell(machine: Any) -> Iterator[RootShell]:
     import paramiko
 
     password = secrets.token_urlsafe(12)
@@ -301,6 +304,6 @@ def _root_shell(machine: Any) -> Iterator[_Shell]:
         channel = ssh.get_transport().open_session()
         channel.exec_command("sudo -S -p '' sh")
         channel.sendall(f"{password}\n".encode())
-        shell = _Shell(channel)
+        shell = RootShell(channel)
         shell.run("podman network create --driver bridge --disable-dns --opt isolate=true hand")
         yield shell

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.report import percentile, print_figure
-from bench.start import client_of, prepare_node
+from bench.start import client_of, prepare_nodes
 
 TARGET_MS = 50.0
 WITHIN_S = 60.0
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     image = rig_image("tiny")
     with Rig(1, image_stores=[image.store]) as rig, StoryPortal("--no-local-node") as portal:
-        token = prepare_node(portal, rig.nodes[0], image.name)
+        token = prepare_nodes(portal, [rig.nodes[0]], image.name)
         with (
             client_of(portal.url, token) as client,
             _web(portal, client) as ours,
