@@ -34,9 +34,13 @@ def launch_mpi(gang: GangShape, rank: RankNetwork, command: Sequence[str], optio
     words = ["mpirun", "-np", str(total), "--hostfile", f"{SECRETS_PLACEHOLDER}/{HOSTFILE}"]
     arguments = f"-F {SECRETS_PLACEHOLDER}/{CONFIG_FILE}"
     variables = {"OMPI_MCA_plm_rsh_args": arguments, "PRTE_MCA_plm_ssh_args": arguments}
-    found = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include", "PRTE_MCA_prte_if_include")
-    interfaces = dict.fromkeys(found, rank.interface) if rank.interface else {}
-    return LaunchSpec(run_command([*words, *placed, *command]), variables, interfaces, files)
+    return LaunchSpec(run_command([*words, *placed, *command]), variables, interface_parameters(rank), files)
+
+
+def interface_parameters(rank: RankNetwork) -> dict[str, str]:
+    """Return the variables that select the interface of Open MPI 4 and 5; empty when unknown."""
+    names = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include", "PRTE_MCA_prte_if_include")
+    return dict.fromkeys(names, rank.interface) if rank.interface else {}
 
 
 MPI = Launcher(

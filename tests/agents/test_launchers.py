@@ -155,8 +155,7 @@ LINES: dict[str, tuple[str, GangShape, int, dict[str, object], str]] = {
     "horovod": (
         "horovod", gang(2, 4), 0, {},
         f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo -np 8 -H 10.1.2.3:4,10.1.2.4:4 -p 32010 "
-        f"-i {SECRETS}/ssh_key --network-interface ib0 --start-timeout 60 --fusion-threshold-mb 128 "
-        "--cycle-time-ms 1 python train.py --epochs 3",
+        f"-i {SECRETS}/ssh_key --network-interface ib0 --start-timeout 60 python train.py --epochs 3",
     ),
     "horovod tuned, with MPI, where two tasks share a node": (
         "horovod",
@@ -168,7 +167,8 @@ LINES: dict[str, tuple[str, GangShape, int, dict[str, object], str]] = {
             "controller": "mpi", "fusion_threshold_mb": 32, "cycle_time_ms": 3.5, "autotune": True,
             "autotune_log_file": "/tmp/tune.csv", "timeline_filename": "/tmp/timeline.json",
         },
-        f"/bin/sh {SECRETS}/launch.sh first horovodrun --mpi -np 2 -H rank-0:1,rank-1:1 -i {SECRETS}/ssh_key "
+        f"/bin/sh {SECRETS}/launch.sh first python3 {SECRETS}/with_artifact.py /tmp/timeline.json "
+        f"horovodrun --mpi -np 2 -H rank-0:1,rank-1:1 -i {SECRETS}/ssh_key "
         "--network-interface ib0 --start-timeout 60 --fusion-threshold-mb 32 --cycle-time-ms 3.5 --autotune "
         "--autotune-log-file /tmp/tune.csv --timeline-filename /tmp/timeline.json python train.py --epochs 3",
     ),
@@ -176,13 +176,11 @@ LINES: dict[str, tuple[str, GangShape, int, dict[str, object], str]] = {
         "horovod", gang(3, 2, min_tasks=2, max_tasks=4), 0, {"blacklist_cooldown_max_s": 100},
         f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo -np 4 --min-np 4 --max-np 8 --host-discovery-script "
         f"discover_hosts.sh --blacklist-cooldown-range 10 100 -i {SECRETS}/ssh_key "
-        "--network-interface ib0 --start-timeout 60 --fusion-threshold-mb 128 --cycle-time-ms 1 "
-        "python train.py --epochs 3",
+        "--network-interface ib0 --start-timeout 60 python train.py --epochs 3",
     ),
     "horovod in one task": (
         "horovod", GangShape(equal_members(1, 2)), 0, {},
-        "horovodrun --gloo -np 2 -H localhost:2 --start-timeout 60 --fusion-threshold-mb 128 --cycle-time-ms 1 "
-        "python train.py --epochs 3",
+        "horovodrun --gloo -np 2 -H localhost:2 --start-timeout 60 python train.py --epochs 3",
     ),
     "a worker of horovod": ("horovod", gang(2, 4), 1, {}, f"/bin/sh {SECRETS}/launch.sh serve"),
     "mpi": (
@@ -249,6 +247,29 @@ def test_golden_lines(case: str) -> None:
     name, shape, rank, options, line = LINES[case]
     assert not option_errors(LAUNCHERS[name].options, options)
     assert " ".join(launch_rank(name, shape, RankNetwork(rank, "ib0"), TRAIN, options).command) == line
+
+
+def test_horovod_refuses_what_it_cannot_do_while_tasks_come_and_go() -> None:
+    shape = gang(2, 1, min_tasks=1, max_tasks=2)
+    for options, message in (
+        ({"controller": "mpi"}, "the controller gloo"),
+        ({"cycle_time_ms": 2.0}, "cannot change cycle_time_ms in an elastic job"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            launch_rank("horovod", shape, RankNetwork(0), TRAIN, options)
+    tuned = launch_rank("horovod", shape, RankNetwork(0), TRAIN, {"fusion_threshold_mb": 0}).command
+    assert " ".join(tuned).endswith("--start-timeout 60 --fusion-threshold-mb 0 python train.py --epochs 3")
+
+
+def test_open_mpi_uses_the_interface_of_the_node_with_either_launcher() -> None:
+    expected = {
+        "OMPI_MCA_btl_tcp_if_include": "ib0",
+        "OMPI_MCA_oob_tcp_if_include": "ib0",
+        "PRTE_MCA_prte_if_include": "ib0",
+    }
+    for name, options in (("mpi", {}), ("horovod", {"controller": "mpi"})):
+        assert launch_rank(name, gang(2, 2), RankNetwork(0, "ib0"), TRAIN, options).defaults == expected
+    assert launch_rank("horovod", gang(2, 2), RankNetwork(0, "ib0"), TRAIN, {}).defaults == {}
 
 
 def tf_config(shape: GangShape, rank: int, **options) -> dict[str, object]:

@@ -221,6 +221,10 @@ def test_what_is_asked_for_is_checked(dataset) -> None:
         ({"launcher": "torchrun", "launcher_options": {"max_restarts": 101}}, "between 0 and 100"),
         ({"launcher": "torchrun", "launcher_options": {"max_restarts": True}}, "of the type integer"),
         ({"launcher": "horovod", "launcher_options": {"controller": "nccl"}}, "Choose one of gloo, mpi"),
+        (
+            {"launcher": "horovod", "min_tasks": 1, "launcher_options": {"cycle_time_ms": 2.0}},
+            "Horovod cannot change cycle_time_ms in an elastic job",
+        ),
         ({"launcher": "tensorflow", "launcher_options": {"strategy": "mirrored"}}, "has one task"),
         (
             {"launcher": "tensorflow", "launcher_options": {"strategy": "parameter_server"}},
