@@ -24,17 +24,27 @@ def launch_mpi(gang: GangShape, rank: RankNetwork, command: Sequence[str], optio
     https://www.open-mpi.org/faq/?category=rsh: the arguments of ssh are the parameter plm_rsh_args (plm_ssh_args of
     PRRTE in version 5). Raise ValueError when the tasks cannot reach each other.
     """
-    placed = ["--map-by", str(options["map_by"]), "--bind-to", str(options["bind_to"])]
+    words = [
+        *mpirun(gang, ["--map-by", str(options["map_by"]), "--bind-to", str(options["bind_to"])]),
+        *command,
+    ]
     if gang.is_single:
-        return LaunchSpec(("mpirun", "-np", str(slots(gang.members[0])), *placed, *command))
+        return LaunchSpec(tuple(words))
     files = ssh_files(gang, rank.number)
     if rank.number != gang.members[0].rank:
         return LaunchSpec(serve_command(), files=files)
-    total = sum(slots(member) for member in gang.members)
-    words = ["mpirun", "-np", str(total), "--hostfile", f"{SECRETS_PLACEHOLDER}/{HOSTFILE}"]
-    arguments = f"-F {SECRETS_PLACEHOLDER}/{CONFIG_FILE}"
-    variables = {"OMPI_MCA_plm_rsh_args": arguments, "PRTE_MCA_plm_ssh_args": arguments}
-    return LaunchSpec(run_command([*words, *placed, *command]), variables, interface_parameters(rank), files)
+    return LaunchSpec(run_command(words), SSH_PARAMETERS, interface_parameters(rank), files)
+
+
+_SSH_ARGUMENTS = f"-F {SECRETS_PLACEHOLDER}/{CONFIG_FILE}"
+SSH_PARAMETERS = {"OMPI_MCA_plm_rsh_args": _SSH_ARGUMENTS, "PRTE_MCA_plm_ssh_args": _SSH_ARGUMENTS}
+"""Variables by which Open MPI 4 and 5 log in to the other tasks."""
+
+
+def mpirun(gang: GangShape, arguments: Sequence[str]) -> list[str]:
+    """Return ``mpirun`` with a process per GPU of each task and more arguments."""
+    hosts = [] if gang.is_single else ["--hostfile", f"{SECRETS_PLACEHOLDER}/{HOSTFILE}"]
+    return ["mpirun", "-np", str(sum(slots(member) for member in gang.members)), *hosts, *arguments]
 
 
 def interface_parameters(rank: RankNetwork) -> dict[str, str]:

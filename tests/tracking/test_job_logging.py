@@ -95,7 +95,7 @@ def test_a_job_logs_by_its_environment_and_its_token_ends_with_it(
 
 HOROVODRUN = """#!/bin/sh
 echo '[{"name": "ALLREDUCE"}]' > timeline.json
-shift 9  # its own arguments
+shift 7  # its own arguments
 exec "$@"
 """
 """In place of Horovod, which the long suite runs: writes a timeline as it does."""
@@ -106,7 +106,7 @@ def test_the_timeline_of_horovod_is_downloaded_from_the_run_of_its_job(
     tracking: TrackingWorld, harness: EngineHarness, job_with: Callable[..., Job], logs_itself: bool
 ) -> None:
     command = [str(_world_readable_python()), "-c", SCRIPT] if logs_itself else ["true"]
-    with TemporaryDirectory(dir="/tmp") as folder:  # noqa: S108 - which the account of the job may read
+    with TemporaryDirectory(dir="/tmp") as folder:
         program = Path(folder) / "horovodrun"
         program.write_text(HOROVODRUN)
         for path in (program.parent, program):
