@@ -13,6 +13,7 @@ from agents.node.spec.task_spec import SECRETS_PLACEHOLDER
 _SCRIPT_FILE = "with_artifact.py"
 
 SCRIPT = r'''"""Runs a command, then logs a file that it wrote: with_artifact.py FILE COMMAND..."""
+import http.client
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import time
 import urllib.parse
 import urllib.request
 
-LIMIT_S = 30
+LIMIT_S, UPLOAD_LIMIT_S = 10, 90
 path, command = sys.argv[1], sys.argv[2:]
 address, token = os.environ.get("MLFLOW_TRACKING_URI"), os.environ.get("MLFLOW_TRACKING_TOKEN")
 
@@ -33,8 +34,9 @@ def call(method, name, data=None):
         data, headers["Content-Type"] = json.dumps(data).encode(), "application/json"
     elif data is not None:
         headers["Content-Length"] = str(os.fstat(data.fileno()).st_size)
+    limit_s = UPLOAD_LIMIT_S if method == "PUT" else LIMIT_S
     request = urllib.request.Request(address + "/api/2.0/" + name, data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+    with urllib.request.urlopen(request, timeout=limit_s) as answer:
         return json.loads(answer.read() or b"{}")
 
 
@@ -72,7 +74,7 @@ if token:
     try:
         with open(path, "rb") as file:
             print("fairway: %s is a file of the run %s." % (path, log_artifact(file)), flush=True)
-    except (OSError, ValueError, KeyError) as error:  # urllib's errors are OSErrors
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         print("fairway: %s is not in MLflow: %s" % (path, error), file=sys.stderr, flush=True)
 sys.exit(status if status >= 0 else 128 - status)
 '''
