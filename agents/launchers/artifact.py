@@ -66,12 +66,19 @@ def log_artifact(file):
     return run["run_name"]
 
 
+def written_ns():
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
+
+
+before_ns = written_ns()  # a file of an earlier attempt is not logged again
 child = subprocess.Popen(command)
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, _: child.send_signal(number))
 status = child.wait()
 if token:
     try:
+        if written_ns() == before_ns:
+            raise OSError("the command has not written it")
         with open(path, "rb") as file:
             print("fairway: %s is a file of the run %s." % (path, log_artifact(file)), flush=True)
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
