@@ -17,7 +17,13 @@ from tests.rig.wheels import OPEN_MPI, horovod_wheel, source_wheel
 from tests.scheduler.test_launchers_over_ssh import finish
 from tests.two_rig_nodes import submit, two_rig_nodes, wait_until
 
-pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.rig,
+    pytest.mark.long,
+    pytest.mark.timeout(1500),  # the first use of an image builds it
+    pytest.mark.django_db(transaction=True),
+]
+RUN_LIMIT_S = 600
 
 SHIPPED = {each.name: each for each in shipped_templates()}
 
@@ -47,7 +53,7 @@ def start(dataset, name: str, parameters: dict | None = None, **fields) -> Job:
 
 def done(dataset, job: Job) -> list[str]:
     """Return what the ranks of a completed job printed when they were done, sorted."""
-    logs = finish(dataset, job, within_s=240)
+    logs = finish(dataset, job, within_s=RUN_LIMIT_S)
     assert not any("loss nan" in log for log in logs), logs
     return sorted(
         line.partition("done:")[2].strip() for log in logs for line in log.splitlines() if "done:" in line
@@ -76,7 +82,7 @@ def test_pipeline_schedules_have_equal_losses(torch) -> None:
     losses = {}
     for schedule in ("gpipe", "1f1b"):
         logs = finish(
-            torch, start(torch, "torch-pipeline", {"schedule": schedule, "steps": 20}), within_s=240
+            torch, start(torch, "torch-pipeline", {"schedule": schedule, "steps": 20}), within_s=RUN_LIMIT_S
         )
         steps = [
             json.loads(line[line.index("{") :])
@@ -120,7 +126,7 @@ def test_torchrun_elastic_grows_while_it_runs(torch) -> None:
 def test_the_all_reduce_before_the_command_uses_torch_of_the_image(torch) -> None:
     NodePool.objects.update(policy={"gang_all_reduce_limit_s": 30})
     job = start(torch, "torch-ddp", {"epochs": 1, "images": 512}, gpus_per_task=2)
-    logs = finish(torch, job, within_s=240)
+    logs = finish(torch, job, within_s=RUN_LIMIT_S)
     assert "fairway: all-reduce of 2 tasks by Gloo in " in logs[0], logs
     assert all("done: rank" in log for log in logs)
 
