@@ -211,7 +211,7 @@ def _submit(admin: Any, count: int) -> None:
                 command=["sleep", "86400"],
                 gpus_per_task=GPUS,
             )
-            job_control.record_submitted(job, actor=admin.username)
+            job_control.record_submitted([job], actor=admin.username)
 
 
 def _until(portal: Any, count: Callable[[], int], wanted: int, began: float) -> float:

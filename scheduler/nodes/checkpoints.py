@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from django.utils import timezone
 
@@ -88,14 +88,18 @@ def list_checkpoints(connection: NodeConnection, task: Task) -> None:
         checkpoints.record_listing_problem(task.attempt, refusal.message, asked_at=timezone.now())
 
 
-def list_checkpoints_at_end(connection: NodeConnection, task_id: int) -> None:
-    """List the checkpoints of an attempt that is about to end; a failure never delays the end."""
-    task = Task.objects.select_related("node", "attempt__job__owner", "attempt__job__project").get(pk=task_id)
-    if listing_applies(connection, task) and task.running_at is not None and not task.container_removed:
-        try:
-            list_checkpoints(connection, task)
-        except OutcomeUnknownError as error:
-            log.warning("the checkpoints of task %s are not listed: %s", task_id, error)
+def list_checkpoints_at_end(connection: NodeConnection, ids: Collection[int]) -> None:
+    """List the checkpoints of the attempts of tasks (ids) that are about to end.
+
+    A failure never delays the end.
+    """
+    rows = Task.objects.filter(pk__in=ids, running_at__isnull=False, container_removed=False)
+    for task in rows.select_related("attempt__job__owner", "attempt__job__project").order_by("pk"):
+        if listing_applies(connection, task):
+            try:
+                list_checkpoints(connection, task)
+            except OutcomeUnknownError as error:
+                log.warning("the checkpoints of task %s are not listed: %s", task.pk, error)
 
 
 def listing_applies(connection: NodeConnection, task: Task) -> bool:

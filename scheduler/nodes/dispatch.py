@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 
+from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, QuerySet
 
 from agents.engines.interface import AgentError, Container, OutcomeUnknownError, TaskKey
@@ -19,17 +21,19 @@ from portal.domain.node_breaker import STUCK_AFTER_KILL_S, IncidentKind
 from portal.domain.policy_settings import TASK_DISK_LIMIT
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
+from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node, Task
 from portal.selectors.jobs.rights import job_denial
 from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
-from portal.selectors.scheduling.settings import cluster_settings, pool_settings
+from portal.selectors.scheduling.settings import pool_settings
 from portal.services.images.pins import pin_job
 from portal.services.jobs.launching import attempt_gang, attempt_keys
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.jobs.retries import exclude_node
 from portal.services.jobs.tracking import TRACKING_TOKEN
 from portal.services.lifecycle import elastic, job_control
+from portal.services.lifecycle.job_control import TaskEnd
 from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
 from portal.services.sweeps.reports import record_reports
@@ -131,7 +135,7 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     is_workspace = job.kind == JobKind.WORKSPACE.value
     secret = decrypt_attempt_secret(attempt) if attempt.secret and is_workspace else ""
-    cluster = ClusterSettings.objects.get(id=1).cluster_id
+    cluster = ClusterSettings.objects.get(id=1)
     assignment = RankAssignment(
         attempt.number,
         task.rank,
@@ -143,7 +147,9 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     capabilities = connection.engine.hello.get("capabilities", ())
     try:
         volumes = read_job_volumes(job)
-        spec = build_task_spec(cluster, job, assignment, task.node, volumes, secret, read_job_secrets(job))
+        spec = build_task_spec(
+            cluster.cluster_id, job, assignment, task.node, volumes, secret, read_job_secrets(job)
+        )
     except RendezvousUnknownError as error:
         raise AgentError(
             "rendezvous_unknown", f"{error}; the node of rank 0 reports none. Upgrade its agent."
@@ -163,7 +169,7 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     if task.world_size_at_start is not None:
         labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
     # not part of the digest, so that tasks started before an agent knew these fields still match
-    settings = pool_settings(attempt.pool, cluster_settings())
+    settings = pool_settings(attempt.pool, cluster.policy)
     if settings[TASK_DISK_LIMIT]:
         labels["disk_mib"] = int(settings[TASK_DISK_LIMIT])
     labels |= checkpoint_fields(task, volumes)
@@ -231,9 +237,9 @@ def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
     ended = _stop(connection, attempt, "stop")
     if ended is None:
         return False
-    for task in attempt.task_rows.filter(node=connection.node, container_removed=False).order_by("rank"):
-        record_task_end(connection, task.pk, ended.get(task.rank))
-        failpoint("stop.recorded")
+    rows = attempt.task_rows.filter(node=connection.node, container_removed=False).order_by("rank")
+    record_task_ends(connection, {pk: ended.get(rank) for pk, rank in rows.values_list("pk", "rank")})
+    failpoint("stop.recorded")
     return True
 
 
@@ -249,7 +255,7 @@ def stop_task(connection: NodeConnection, task: Task) -> bool:
     ended = _stop(connection, task.attempt, "evict", task.rank)
     if ended is None:
         return False
-    record_task_end(connection, task.pk, ended.get(task.rank))
+    record_task_ends(connection, {task.pk: ended.get(task.rank)})
     failpoint("evict.recorded")
     return True
 
@@ -295,37 +301,57 @@ def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[
 # -- the end ---------------------------------------------------------------------------------------
 
 
-def record_task_end(connection: NodeConnection | None, task_id: int, container: Container | None) -> None:
-    """Record that a task is gone from its node, and how it ended as far as known.
+def record_task_ends(connection: NodeConnection | None, ended: Mapping[int, Container | None]) -> None:
+    """Record that tasks (ids) are gone from their node, and how they ended as far as known.
 
-    The node lists the checkpoints of its job first, so that the end books only work that is really lost.
+    The node lists the checkpoints of their jobs first, so that an end books only work that is really lost.
     """
     if connection is not None:
-        list_checkpoints_at_end(connection, task_id)
+        list_checkpoints_at_end(connection, ended)
     failpoint("end.before_record")
-    reason = EndReason.CONTAINER_LOST if container is None else end_reason(container)
-    if container is None:
-        failed = job_control.record_task_ended(task_id, exit_code=None, reason=reason)
-    else:
-        if container.metrics:
+    for task_id, container in ended.items():
+        if container is not None and container.metrics:
             record_reports(
                 Job.objects.values_list("pk", flat=True).get(attempts__task_rows=task_id), container.metrics
             )
-        failed = job_control.record_task_ended(
-            task_id,
-            exit_code=container.exit_code,
-            reason=reason,
-            details=_disk_details(container),
-            oom=container.oom,
-            peak_memory_mib=container.peak_memory_mib,
-            proof="rebooted" if container.rebooted else "gone",
-        )
-        failpoint("end.recorded")
-    if failed:
-        quarantine.record_task_failure(task_id, reason)
-        task = Task.objects.select_related("attempt__job", "node").get(pk=task_id)
+    failed = _record_ends([_task_end(task_id, container) for task_id, container in ended.items()])
+    failpoint("end.recorded")
+    for end in failed:
+        quarantine.record_task_failure(end.task, end.reason)
+        task = Task.objects.select_related("attempt__job", "node").get(pk=end.task)
         if task.attempt.job.exclude_failed_node:
             exclude_node(task.attempt.job, task.node)
+
+
+def _record_ends(ends: Sequence[TaskEnd]) -> list[TaskEnd]:
+    """Record ends together; one by one if that fails, so that an invalid row does not delay other tasks."""
+    try:
+        return job_control.record_tasks_ended(ends)
+    except (FairwayError, IntegrityError):
+        if len(ends) == 1:
+            raise
+        log.exception("the ends of %s tasks are recorded one by one", len(ends))
+    failed = []
+    for end in ends:
+        try:
+            failed += job_control.record_tasks_ended([end])
+        except (FairwayError, IntegrityError):
+            log.exception("the end of task %s was not recorded", end.task)
+    return failed
+
+
+def _task_end(task_id: int, container: Container | None) -> TaskEnd:
+    if container is None:
+        return TaskEnd(task_id, EndReason.CONTAINER_LOST)
+    return TaskEnd(
+        task_id,
+        end_reason(container),
+        container.exit_code,
+        oom=container.oom,
+        peak_memory_mib=container.peak_memory_mib,
+        proof="rebooted" if container.rebooted else "gone",
+        details=_disk_details(container),
+    )
 
 
 def end_reason(container: Container) -> EndReason:
@@ -388,14 +414,16 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
     return False
 
 
-def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
-    """Remove an ended attempt from the node, once all its tasks there have ended."""
-    failpoint("remove.before_send")
-    try:
-        connection.engine.remove(connection.epoch(), job, attempt)
-    except AgentError as refusal:
-        log.info("%s could not remove %s/%s yet: %s", connection.node.name, job, attempt, refusal.message)
-    failpoint("remove.answered")
+def remove_ended(connection: NodeConnection, attempts: Iterable[tuple[str, int]]) -> None:
+    """Remove ended attempts from the node, once all their tasks there have ended."""
+    epoch = connection.epoch()
+    for job, attempt in attempts:
+        failpoint("remove.before_send")
+        try:
+            connection.engine.remove(epoch, job, attempt)
+        except AgentError as refusal:
+            log.info("%s could not remove %s/%s yet: %s", connection.node.name, job, attempt, refusal.message)
+        failpoint("remove.answered")
 
 
 # -- queries -----------------------------------------------------------------------------------------
@@ -415,6 +443,7 @@ def active_tasks_with_details(node: Node) -> list[Task]:
     return list(
         _active_tasks(node).select_related(
             "node",
+            "attempt__pool",
             "attempt__progress",
             "attempt__observation",
             "attempt__rendezvous__node",

@@ -12,7 +12,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from django.db import Error as DatabaseError
@@ -22,6 +22,7 @@ from django.utils import timezone
 from agents.connect_limiter import ConnectLimiter
 from agents.engines.interface import (
     AgentError,
+    Container,
     EngineEvent,
     GpuFaultReported,
     GpuHealthChanged,
@@ -205,7 +206,7 @@ class NodeActor(threading.Thread):
             self._connect_at_s if self._connection is None else min(self._next_poll_s, self._reconcile_at_s)
         )
         wait_s = min(MAX_WAIT_S, max(0.0, due_s - time.monotonic()))
-        due = False
+        due, exits = False, list[Container]()
         try:
             release_connection()
             item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
@@ -215,10 +216,14 @@ class NodeActor(threading.Thread):
                     self._requested.add(item)
                     if item == RECONCILE:
                         self._reconcile_soon()
+                elif isinstance(item, TaskExited):
+                    exits.append(item.container)
                 else:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
         except queue.Empty:
+            if exits:
+                self._on_exits(exits)
             return due
 
     def _reconcile_soon(self) -> None:
@@ -323,8 +328,6 @@ class NodeActor(threading.Thread):
 
     def _on_event(self, event: EngineEvent) -> None:
         match event:
-            case TaskExited(container):
-                self._on_exit(container.key, event)
             case GpuHealthChanged(uuid, health, message, fatal):
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
                 if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), message, fatal=fatal):
@@ -337,18 +340,19 @@ class NodeActor(threading.Thread):
                 message = f"{times} events could not be parsed. The last: {problem}."
                 quarantine.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
 
-    def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
-        task = Task.objects.filter(
-            node_id=self.node_id,
-            attempt__job__public_id=key.job,
-            attempt__number=key.attempt,
-            rank=key.task,
-        ).first()
-        if task is None:
+    def _on_exits(self, exits: Sequence[Container]) -> None:
+        rows = Task.objects.filter(
+            node_id=self.node_id, attempt__job__public_id__in={each.key.job for each in exits}
+        )
+        columns = ("attempt__job__public_id", "attempt__number", "rank", "pk")
+        known = {TaskKey(*key): pk for *key, pk in rows.values_list(*columns)}
+        ended = {known[each.key]: each for each in exits if each.key in known}
+        if any(each.key not in known for each in exits):
             # an unknown container ended: reconcile, but not after every such message
             soon_s = self._reconciled_s + MIN_RECONCILE_INTERVAL_S
             self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
-            return
-        dispatch.record_task_end(self._connection, task.pk, event.container)
-        if self._connection is not None:
-            collect_and_remove(self._connection, key.job, key.attempt)
+        if ended:
+            dispatch.record_task_ends(self._connection, ended)
+        if ended and self._connection is not None:
+            attempts = {(each.key.job, each.key.attempt) for each in ended.values()}
+            collect_and_remove(self._connection, sorted(attempts))

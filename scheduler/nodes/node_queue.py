@@ -210,7 +210,7 @@ class NodeQueue:
     def _end(self, connection: NodeConnection, task: Task, stop: Callable[[], bool]) -> None:
         try:
             if stop():
-                collect_and_remove(connection, task.attempt.job.public_id, task.attempt.number)
+                collect_and_remove(connection, [(task.attempt.job.public_id, task.attempt.number)])
         except AgentError as refusal:
             if refusal.code == "stale_epoch":
                 raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch

@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 from django.utils import timezone
 
@@ -24,7 +25,7 @@ from portal.services.sweeps.reports import record_reports
 from scheduler.nodes.dispatch import (
     active_tasks,
     collect_log,
-    record_task_end,
+    record_task_ends,
     remove_ended,
     stop_attempt,
     stop_orphan,
@@ -39,6 +40,11 @@ log = logging.getLogger(__name__)
 
 MAX_ORPHANS = 100
 """Unknown attempts stopped per reconciliation; the next one continues."""
+_COLLECTED_COLUMNS = (
+    *("rank", "container_removed", "log_bytes", "log_complete"),
+    *("attempt__number", "attempt__state", "attempt__stop_requested_at"),
+    *("attempt__job__public_id", "attempt__job__tasks", "attempt__job__min_tasks"),
+)
 MISSING_RECHECK_S = 1.0
 """A missing container is polled again after this time before its task is recorded as lost."""
 
@@ -106,8 +112,8 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
         log.info("adopting %s on %s", container.name, connection.node.name)
         job_control.record_task_running(recorded.id, container=container.name, ports=container.ports)
         failpoint("reconcile.adopted")
-    for recorded, container in found.finish:
-        record_task_end(connection, recorded.id, container)
+    if found.finish:
+        record_task_ends(connection, {task.id: container for task, container in found.finish})
     if found.lost:
         _record_lost_tasks(connection, found.lost)
     for job, attempt in sorted(found.stop):
@@ -116,8 +122,7 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
         _evict_task(connection, recorded, held)
     attempts = {(c.key.job, c.key.attempt) for task, c in (*found.collect, *found.finish) if task is not None}
     orphans = {(c.key.job, c.key.attempt) for task, c in found.collect if task is None}
-    for job, attempt in [*sorted(attempts), *sorted(orphans)[:MAX_ORPHANS]]:
-        collect_and_remove(connection, job, attempt)
+    collect_and_remove(connection, [*sorted(attempts), *sorted(orphans)[:MAX_ORPHANS]])
 
 
 def _record_reports(
@@ -197,30 +202,35 @@ def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) ->
     """End tasks whose containers disappeared, once a second poll confirms it."""
     time.sleep(MISSING_RECHECK_S)
     there = {container.key for container in connection.engine.poll().containers}
-    for recorded in missing:
-        if recorded.key not in there:
-            log.warning("the container of %s vanished from %s", recorded.key, connection.node.name)
-            record_task_end(connection, recorded.id, None)
+    lost = [recorded for recorded in missing if recorded.key not in there]
+    if lost:
+        names = ", ".join(map(str, (recorded.key for recorded in lost)))
+        log.warning("the containers of %s vanished from %s", names, connection.node.name)
+        record_task_ends(connection, {recorded.id: None for recorded in lost})
 
 
-def collect_and_remove(connection: NodeConnection, job: str, attempt: int) -> bool:
-    """Fetch the remaining logs of an ended attempt, then remove it from the node; return True when done.
+def collect_and_remove(connection: NodeConnection, attempts: Collection[tuple[str, int]]) -> None:
+    """Fetch the remaining logs of ended attempts (job, number), then remove those that are done from the node.
 
     An elastic attempt that continues is not removed: the node would refuse new tasks of a removed attempt.
     """
-    rows = list(
-        Task.objects.filter(node=connection.node, attempt__job__public_id=job, attempt__number=attempt)
-        .select_related("attempt__job")
-        .order_by("rank")
-    )
-    survives = any(_survives_task_end(task.attempt) for task in rows)
-    if any(not task.container_removed for task in rows) and not survives:
+    found: dict[tuple[str, int], list[Task]] = {each: [] for each in attempts}
+    rows = Task.objects.filter(node=connection.node, attempt__job__public_id__in={job for job, _ in found})
+    for task in rows.select_related("attempt__job").only(*_COLLECTED_COLUMNS).order_by("rank"):
+        if (tasks := found.get((task.attempt.job.public_id, task.attempt.number))) is not None:
+            tasks.append(task)
+    done = [each for each, tasks in found.items() if _collect_logs(connection, tasks)]
+    if done:
+        remove_ended(connection, done)
+
+
+def _collect_logs(connection: NodeConnection, tasks: Sequence[Task]) -> bool:
+    """Fetch the remaining logs of an attempt; return True when it may be removed."""
+    survives = any(_survives_task_end(task.attempt) for task in tasks)
+    if any(not task.container_removed for task in tasks) and not survives:
         return False
-    ended = [task for task in rows if task.container_removed]
-    if not all(collect_log(connection, task, TaskKey(job, attempt, task.rank)) for task in ended) or survives:
-        return False
-    remove_ended(connection, job, attempt)
-    return True
+    ended = [task for task in tasks if task.container_removed]
+    return all(collect_log(connection, task, _key(task)) for task in ended) and not survives
 
 
 def _key(task: Task) -> TaskKey:

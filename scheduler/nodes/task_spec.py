@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from django.db.models import Q
+
 from agents.launchers import GangShape, LaunchSpec
 from agents.launchers.preflight import with_all_reduce
 from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
@@ -19,7 +21,7 @@ from portal.services.images.process_environment import SECRET_FILE
 from portal.services.jobs.launching import launch_task, rank_network
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
-from portal.services.projects.volumes import declared_volumes, usable_volumes
+from portal.services.projects.volumes import usable_volumes
 
 SECRET_NAME = SECRET_FILE
 PIDS = 8192
@@ -65,9 +67,12 @@ def is_basic_mount(mount: Mapping[str, Any]) -> bool:
 
 
 def read_job_volumes(job: Job) -> JobVolumes:
-    """Return the volumes of a job in at most four queries. Raise VolumeNotAllowedError."""
-    home = Volume.objects.filter(owner_id=job.owner_id, kind=VolumeKind.HOME.value).first()
-    homes = declared_volumes().filter(kind=VolumeKind.HOME.value).first()
+    """Return the volumes of a job in at most three queries. Raise VolumeNotAllowedError."""
+    declared = Volume.objects.filter(
+        Q(owner_id=job.owner_id) | Q(owner__isnull=True), kind=VolumeKind.HOME.value
+    )
+    found = {row.owner_id is not None: row for row in declared.order_by("-pk")}
+    home, homes = found.get(True), found.get(False)
     names = {each["volume"] for each in job.volumes}
     rows = {row.name: row for row in usable_volumes(job.project).filter(name__in=names)} if names else {}
     for name in sorted(names - rows.keys()):

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, JobState
 from portal.errors import Conflict
-from portal.models import Allocation, Attempt, Gpu, Job, JobEvent, UsageInterval
+from portal.models import Allocation, Attempt, AttemptWork, Gpu, Job, JobEvent, UsageInterval
 from portal.services.lifecycle import job_control
-from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.job_control import RankPlacement, TaskEnd
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -160,6 +161,60 @@ def test_an_end_told_twice_counts_once(dataset):
         job_control.record_task_ended(task, exit_code=0, reason=EndReason.COMPLETED)
     assert used(dataset)[0] == 0
     assert JobEvent.objects.filter(job=job, after="COMPLETED", kind="job_state").count() == 1
+
+
+def test_ends_of_several_jobs_are_recorded_in_as_many_statements_as_one_end(dataset):
+    def end(count: int) -> int:
+        gpus = list(dataset["node"].gpus.all())
+        jobs = [submit(dataset) for _ in range(count)]
+        tasks = [
+            task
+            for job, gpu in zip(jobs, gpus, strict=False)
+            for task in run(place(dataset, job, gpus=[gpu]))
+        ]
+        with CaptureQueriesContext(connection) as queries:
+            job_control.record_tasks_ended([TaskEnd(task, EndReason.COMPLETED, 0) for task in tasks])
+        assert {Job.objects.get(pk=job.pk).state for job in jobs} == {JobState.COMPLETED}
+        assert all(job.events.filter(kind="job_state", after="COMPLETED").count() == 1 for job in jobs)
+        return len(queries)
+
+    assert end(4) == end(1)
+    assert used(dataset) == [0, 0, 0, 0]
+
+
+def test_ends_of_different_kinds_are_recorded_together(dataset):
+    done, failing, cancelled, gang = (
+        submit(dataset),
+        submit(dataset),
+        submit(dataset),
+        submit(dataset, tasks=2),
+    )
+    gpus = list(dataset["node"].gpus.all())
+    tasks = [
+        run(place(dataset, job, gpus=gpus[number : number + 1], milli=500))
+        for number, job in enumerate((done, failing, cancelled))
+    ]
+    chief, other = run(place(dataset, gang, gpus=gpus[2:], milli=500))
+    job_control.cancel_job(cancelled.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    ends = [
+        TaskEnd(tasks[0][0], EndReason.COMPLETED, 0),
+        TaskEnd(tasks[1][0], EndReason.EXIT_CODE, 3),
+        TaskEnd(tasks[2][0], EndReason.EXIT_CODE, 143),
+        TaskEnd(chief, EndReason.EXIT_CODE, 1),
+        TaskEnd(other, EndReason.EXIT_CODE, 143),
+    ]
+    failed = job_control.record_tasks_ended([*ends, ends[0]])  # an end that is reported twice
+    assert [end.task for end in failed] == [tasks[1][0], chief]
+    states = [Job.objects.get(pk=job.pk) for job in (done, failing, cancelled, gang)]
+    assert [(job.state, job.exit_code) for job in states] == [
+        (JobState.COMPLETED, 0),
+        (JobState.FAILED, 3),
+        (JobState.CANCELLED, None),
+        (JobState.FAILED, 1),
+    ]
+    assert used(dataset) == [0, 0, 0, 0] and not job_control.record_tasks_ended(ends)
+    assert not UsageInterval.objects.filter(ended_at=None).exists()
+    assert AttemptWork.objects.filter(attempt__job__in=states).count() == 4
 
 
 def test_a_gang_fails_as_one(dataset):

@@ -78,17 +78,9 @@ def validate_request(user: User, request: JobRequest) -> None:
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
-    workspace = request.kind == JobKind.WORKSPACE.value
-    wrong = field_errors(request) | _text_errors(request) | _number_errors(request)
-    wrong |= role_errors(request, workspace=workspace)
-    if fault := launcher_error(request.launcher, workspace=workspace, elastic=request.is_elastic):
-        wrong["launcher"] = fault
-    elif fault := launcher_options_error(request):
-        wrong["launcher_options"] = fault
+    wrong = value_errors(request)
     if request.topology_constraint and (fault := topology_constraint_error(request.topology_constraint)):
         wrong["topology_constraint"] = fault
-    if fault := secrets.secret_references_error(request.env, request.secrets):
-        wrong["secrets"] = fault
     if fault := volumes.volume_references_error(user, request.environment.runtime, request.volumes):
         wrong["volumes"] = fault
     if not {"volumes", "secrets"} & wrong.keys():
@@ -117,6 +109,20 @@ def validate_request(user: User, request: JobRequest) -> None:
     if found is not None:
         message, facts = found
         raise Unsatisfiable(message, code="unsatisfiable", details=facts)
+
+
+def value_errors(request: JobRequest) -> dict[str, str]:
+    """Return what is wrong with the values of a request, by field, as far as no rows are needed."""
+    workspace = request.kind == JobKind.WORKSPACE.value
+    wrong = field_errors(request) | _text_errors(request) | _number_errors(request)
+    wrong |= role_errors(request, workspace=workspace)
+    if fault := launcher_error(request.launcher, workspace=workspace, elastic=request.is_elastic):
+        wrong["launcher"] = fault
+    elif fault := launcher_options_error(request):
+        wrong["launcher_options"] = fault
+    if fault := secrets.secret_references_error(request.env, request.secrets):
+        wrong["secrets"] = fault
+    return wrong
 
 
 def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
@@ -190,20 +196,34 @@ def do_submit_job(user: User, request: JobRequest) -> Job:
 
 def create_job(user: User, request: JobRequest, *, image_digest: str = "") -> Job:
     """Create the PENDING job of a validated request, with another image than that of its environment if given."""
+    return create_jobs(user, [request], image_digest=image_digest)[0]
+
+
+def create_jobs(user: User, requests: Sequence[JobRequest], *, image_digest: str = "") -> list[Job]:
+    """Create the PENDING jobs of validated requests, as ``create_job``: all or none."""
     with transaction.atomic():
-        dependencies = lock_dependencies(
-            user, request.dependencies, any_end=request.ignore_dependency_failure
+        dependencies = [
+            lock_dependencies(user, each.dependencies, any_end=each.ignore_dependency_failure)
+            for each in requests
+        ]
+        jobs = Job.objects.bulk_create(
+            Job(
+                owner=user,
+                image_digest=image_digest or each.environment.image_digest,
+                **_job_columns(each),
+            )
+            for each in requests
         )
-        pin = image_digest or request.environment.image_digest
-        job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
-        if job.resume_from:
-            checkpoints.pin_for_resume(user, job.resume_from)
-        Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in dependencies)
-        job.avoid_nodes.add(*request.avoid_nodes)
-        if PROFILE_VARIABLE in job.env:
-            ProfileRun.objects.create(job=job, name=job.env[PROFILE_VARIABLE].strip()[:100] or job.name)
-        job_control.record_submitted(job, actor=user.username)
-        return job
+        for job, request, awaited in zip(jobs, requests, dependencies, strict=True):
+            if job.resume_from:
+                checkpoints.pin_for_resume(user, job.resume_from)
+            Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in awaited)
+            if request.avoid_nodes:
+                job.avoid_nodes.add(*request.avoid_nodes)
+            if PROFILE_VARIABLE in job.env:
+                ProfileRun.objects.create(job=job, name=job.env[PROFILE_VARIABLE].strip()[:100] or job.name)
+        job_control.record_submitted(jobs, actor=user.username)
+        return jobs
 
 
 def do_cancel_job(user: User, job: Job) -> Job:

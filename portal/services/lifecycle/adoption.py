@@ -11,7 +11,7 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, Attem
 from portal.errors import Conflict
 from portal.models import Attempt, Job, JobVerdict, OrphanContainer, Task
 from portal.services.lifecycle.allocations import allocate_running_gpus, create_allocations
-from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
+from portal.services.lifecycle.transitions import AttemptChange, transition_attempts, transition_job
 
 Gpus = Sequence[tuple[int, int]]
 """GPUs by id, with milli."""
@@ -46,7 +46,7 @@ def adopt_attempt(
         job.exit_code = None
         JobVerdict.objects.filter(job=job).delete()
         transition_job(job, JobState.RUNNING, reason="kept", message=message, attempt=attempt, actor=actor)
-        transition_attempt(attempt, AttemptState.RUNNING, "kept", message, actor)
+        transition_attempts([AttemptChange(attempt, AttemptState.RUNNING, "kept", message, actor)])
     elif attempt.state not in LIVE_ATTEMPT_STATES:
         message = f"Attempt {number} of {job.name} has already ended; the container can only be stopped."
         raise Conflict(message, code="attempt_ended")
@@ -56,11 +56,11 @@ def adopt_attempt(
             attempt=attempt,
             rank=row.rank,
             node=row.node,
+            state=AttemptState.RUNNING.value,
             container=row.name,
             ports=row.ports,
             running_at=row.started_at or row.first_seen_at,
         )
-        transition_task(task, AttemptState.RUNNING)
         create_allocations([(task, attempt.pool, gpus)], now)
     return attempt
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from django.db.models import F
 from django.utils import timezone
@@ -107,20 +107,24 @@ def create_allocations(
     )
 
 
-def release_gpus(task: Task, proof: str) -> None:
-    """End a task's allocations with their proof and free its GPUs."""
+def release_gpus(proofs: Mapping[Task, str]) -> None:
+    """End the allocations of tasks, each with its proof, and free their GPUs."""
     now = timezone.now()
-    rows = list(task.allocations.filter(ended_at__isnull=True).order_by("gpu_id"))
-    list(
-        Gpu.objects.select_for_update(no_key=True).filter(pk__in=[row.gpu_id for row in rows]).order_by("pk")
+    rows = Allocation.objects.filter(task__in=proofs, ended_at__isnull=True).values_list(
+        "pk", "task_id", "gpu_id", "milli"
     )
-    for row in rows:
-        Gpu.objects.filter(pk=row.gpu_id).update(used_milli=F("used_milli") - row.milli)
-        row.ended_at, row.proof = now, proof
-        row.save(update_fields=["ended_at", "proof"])
-        UsageInterval.objects.filter(allocation=row).update(ended_at=now)
-    task.container_removed = True
-    task.save(update_fields=["container_removed"])
+    held = list(rows)
+    freed = _milli_by_gpu((gpu, -milli) for _, _, gpu, milli in held)
+    list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=freed).order_by("pk").values_list("pk"))
+    _add_used_milli(freed)
+    by_proof: dict[str, list[int]] = defaultdict(list)
+    proof_of = {task.pk: proof for task, proof in proofs.items()}
+    for allocation, task, _, _ in held:
+        by_proof[proof_of[task]].append(allocation)
+    for proof, ids in by_proof.items():
+        Allocation.objects.filter(pk__in=ids).update(ended_at=now, proof=proof)
+    UsageInterval.objects.filter(allocation__in=[row[0] for row in held]).update(ended_at=now)
+    Task.objects.filter(pk__in=proof_of).update(container_removed=True)
 
 
 def _milli_by_gpu(shares: Iterable[tuple[int, int]]) -> Counter[int]:

@@ -6,7 +6,7 @@ Also what follows when one task ends: an elastic attempt continues while enough 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from django.utils import timezone
 
@@ -24,37 +24,56 @@ from portal.models import Attempt, Job, Task
 from portal.outbox import trigger_cycle
 from portal.services.lifecycle.rendezvous import release_rendezvous
 from portal.services.lifecycle.state_events import record_event
-from portal.services.lifecycle.transitions import transition_attempt, transition_job, transition_task
+from portal.services.lifecycle.transitions import (
+    AttemptChange,
+    JobChange,
+    save_fields,
+    set_task_state,
+    transition_attempts,
+    transition_jobs,
+)
 from portal.services.lifecycle.work_ledger import record_work
 
 
-def finish_attempt(attempt: Attempt, job: Job) -> None:
-    """End an attempt without live tasks, and set the next state of its job."""
-    reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.COMPLETED
-    state = END_STATES[reason]
-    message = attempt.message or end_message(reason)
-    for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
-        if task.state in LIVE_ATTEMPT_STATES:
-            task.ended_at = timezone.now()
-            # the end of other tasks completed the job
-            transition_task(task, AttemptState.CANCELLED if reason is EndReason.COMPLETED else state)
-    attempt.ended_at = timezone.now()
-    if reason is EndReason.COMPLETED:
-        attempt.exit_code = 0
-    record_work(attempt, job, reason)
-    release_rendezvous(attempt)
-    changed = ("ended_at", "exit_code")
-    transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by, changed)
+def finish_attempts(ended: Mapping[Attempt, Sequence[Task]]) -> None:
+    """End attempts whose tasks (all of them, locked) are gone, and set the next states of their jobs."""
+    left: list[Task] = []
+    work: list[tuple[Attempt, EndReason]] = []
+    changes: list[AttemptChange] = []
+    now = timezone.now()
+    for attempt, tasks in ended.items():
+        reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.COMPLETED
+        state = END_STATES[reason]
+        for task in tasks:
+            if task.state in LIVE_ATTEMPT_STATES:
+                task.ended_at = now
+                # the end of other tasks completed the job
+                set_task_state(task, AttemptState.CANCELLED if reason is EndReason.COMPLETED else state)
+                left.append(task)
+        attempt.ended_at = now
+        if reason is EndReason.COMPLETED:
+            attempt.exit_code = 0
+        message = attempt.message or end_message(reason)
+        changes.append(AttemptChange(attempt, state, reason.value, message, attempt.stop_requested_by))
+        work.append((attempt, reason))
+        release_rendezvous(attempt)
+    save_fields(left, "state", "ended_at")
+    record_work(work)
+    transition_attempts(changes, ("ended_at", "exit_code"))
+    transition_jobs([_job_change(each, reason) for each, (_, reason) in zip(changes, work, strict=True)])
+    if changes:
+        trigger_cycle("ended")
+
+
+def _job_change(ended: AttemptChange, reason: EndReason) -> JobChange:
+    attempt, job, message = ended.attempt, ended.attempt.job, ended.message
     job.exit_code = attempt.exit_code
-    after = _next_job_state(job, attempt, reason, state)
+    after = _next_job_state(job, attempt, reason, ended.to)
     if after is JobState.PENDING and not message.endswith("is pending again."):
         message = f"{message} It is pending again."
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
         message = end_message(EndReason.SUSPENDED)  # suspended while it stopped for another reason
-    transition_job(
-        job, after, reason=reason, message=message, attempt=attempt, actor=attempt.stop_requested_by
-    )
-    trigger_cycle("ended")
+    return JobChange(job, after, reason, message, attempt, ended.actor)
 
 
 def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:

@@ -34,12 +34,12 @@ from portal.services.lifecycle.job_control import (
     StopRequest,
     allocate_placements,
     create_tasks,
-    lock_live_attempts,
+    lock_attempts,
     request_stops,
 )
 from portal.services.lifecycle.rendezvous import join_rendezvous
 from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event, record_event
-from portal.services.lifecycle.transitions import transition_task
+from portal.services.lifecycle.transitions import save_fields, set_task_state
 
 _PREEMPTOR_TEXT = {
     EndReason.PREEMPTED: "for {job}, which has a higher priority",
@@ -134,9 +134,8 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
     wanted = {leave.attempt: leave for leave in evictions}
     kept: list[int] = []
     with transaction.atomic():
-        live, tasks = _lock_attempts(wanted)
-        for attempt in live:
-            leave, mine = wanted.pop(attempt.pk), tasks[attempt.pk]
+        for attempt, mine in lock_attempts(wanted).items():
+            leave = wanted.pop(attempt.pk)
             going = [task for task in mine if task.rank in leave.ranks and is_staying(task)]
             if not going or not survives_without(attempt, attempt.job, mine, {task.pk for task in going}):
                 kept.append(attempt.pk)
@@ -156,10 +155,9 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
     """End tasks (ids) that cannot continue: alone if the others can, else with their whole attempt."""
     lost = set(ids)
     with transaction.atomic():
-        live, tasks = _lock_attempts(Task.objects.filter(pk__in=lost).values_list("attempt_id", flat=True))
         stops = []
-        for attempt in live:
-            mine = tasks[attempt.pk]
+        ids = Task.objects.filter(pk__in=lost).values_list("attempt_id", flat=True)
+        for attempt, mine in lock_attempts(ids).items():
             if not survives_without(attempt, attempt.job, mine, lost):
                 stops.append(StopRequest(attempt.pk, reason, message))
                 continue
@@ -173,23 +171,15 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
             request_stops(stops, actor=actor)
 
 
-def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task]]]:
-    """Lock the live ones of these attempts (ids) with their jobs and tasks, in order, and return them."""
-    live = lock_live_attempts(attempts)
-    tasks: dict[int, list[Task]] = defaultdict(list)
-    rows = Task.objects.select_for_update(of=("self",), no_key=True).select_related("node")
-    for task in rows.filter(attempt__in=live).order_by("pk"):
-        tasks[task.attempt_id].append(task)
-    return live, tasks
-
-
 def _request_eviction(attempt: Attempt, leaving: Sequence[Task], reason: EndReason) -> None:
     """Mark locked tasks as evicted and notify their nodes; a task without a start command is gone at once."""
+    now = timezone.now()
     for task in leaving:
-        task.eviction_requested_at, task.eviction_reason = timezone.now(), reason.value
+        task.eviction_requested_at, task.eviction_reason = now, reason.value
         if attempt.start_sent_at is None:
-            task.ended_at = timezone.now()
-            transition_task(task, END_STATES[reason])
-            release_gpus(task, "never_started")
-    Task.objects.bulk_update(leaving, ["eviction_requested_at", "eviction_reason"])
+            task.ended_at = now
+            set_task_state(task, END_STATES[reason])
+    save_fields(leaving, "eviction_requested_at", "eviction_reason", "ended_at", "state")
+    if attempt.start_sent_at is None:
+        release_gpus(dict.fromkeys(leaving, "never_started"))
     notify_nodes({task.node.public_id: ("stop", attempt.job.public_id) for task in leaving})

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Case, F, Value, When
@@ -34,12 +35,12 @@ from portal.errors import Conflict
 from portal.live_events import publish_all_on_commit, publish_on_commit
 from portal.models import Attempt, Job, JobEvent, JobVerdict, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes, trigger_cycle
-from portal.selectors.jobs.rights import job_denial
+from portal.selectors.jobs.rights import USAGE_COLUMNS, job_denial
 from portal.services.lifecycle import rendezvous
 from portal.services.lifecycle.allocations import allocate_gpus, create_allocations, release_gpus
 from portal.services.lifecycle.attempt_end import (
     bump_job_version,
-    finish_attempt,
+    finish_attempts,
     gang_outcome,
     record_lost_tasks,
     survives_without,
@@ -50,15 +51,16 @@ from portal.services.lifecycle.state_events import (
     attempt_topic_event,
     job_event,
     job_topic_events,
-    publish_job_state,
     record_event,
 )
 from portal.services.lifecycle.transitions import (
+    AttemptChange,
     announce_replica,
+    save_fields,
     set_attempt_state,
-    transition_attempt,
+    set_task_state,
+    transition_attempts,
     transition_job,
-    transition_task,
 )
 
 
@@ -105,6 +107,23 @@ class StopRequest:
     reason: EndReason
     message: str = ""
     for_job: Job | None = None
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """The proof that the container of a task (id) is gone: ``proof`` is gone, rebooted or fenced.
+
+    ``reason`` applies if no stop was requested, with ``details`` for its message unless there is a ``message``.
+    """
+
+    task: int
+    reason: EndReason
+    exit_code: int | None = None
+    message: str = ""
+    oom: bool = False
+    peak_memory_mib: int | None = None
+    proof: str = "gone"
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 _STOP_FIELDS = (
@@ -259,7 +278,7 @@ def mark_task_sent(task: Task) -> bool:
         task.refresh_from_db(fields=["state", "eviction_requested_at", "start_sent_at", "prepared_at"])
         if not should_start(task, attempt):
             return False
-        if denial := job_denial(Job.objects.get(pk=attempt.job_id)):
+        if denial := job_denial(Job.objects.only(*USAGE_COLUMNS).get(pk=attempt.job_id)):
             raise OwnerNotPermittedError(str(denial))
         if attempt.start_sent_at is None:
             attempt.start_sent_at = timezone.now()
@@ -376,7 +395,8 @@ def record_task_running(
         if task.state != AttemptState.CONFIGURING:
             return
         task.container, task.ports, task.running_at, task.status_message = container, ports, now, ""
-        transition_task(task, AttemptState.RUNNING)
+        set_task_state(task, AttemptState.RUNNING)
+        task.save(update_fields=["state", "container", "ports", "running_at", "status_message"])
         release_gang_start(attempt, tasks)
         if attempt.gang_start and (task.rank == 0 or attempt.job.has_start_order):
             _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
@@ -387,9 +407,8 @@ def record_task_running(
         )
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.required_tasks:
             attempt.running_at = now
-            transition_attempt(
-                attempt, AttemptState.RUNNING, "started", "Its containers run.", changed=("running_at",)
-            )
+            change = AttemptChange(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+            transition_attempts([change], ("running_at",))
 
 
 def record_task_problem(task_id: int, message: str) -> None:
@@ -427,80 +446,98 @@ def request_stops(requests: Sequence[StopRequest], *, actor: str = "") -> None:
     """
     wanted = {stop.attempt: stop for stop in requests}
     with transaction.atomic():
-        live = lock_live_attempts(wanted)
-        _request_stops_locked([(attempt, wanted[attempt.pk]) for attempt in live], actor)
-        for attempt in live:
-            if attempt.start_sent_at is None or attempt.gang_start:
-                tasks = list(attempt.task_rows.select_for_update(no_key=True).order_by("pk"))
-                _release_unsent_tasks(attempt, tasks)
-                if all(task.container_removed for task in tasks):
-                    finish_attempt(attempt, attempt.job)
+        attempts = lock_attempts(wanted)
+        _request_stops_locked([(attempt, wanted[attempt.pk]) for attempt in attempts], actor)
+        proofs: dict[Task, str] = {}
+        for attempt, tasks in attempts.items():
+            _add_unsent_tasks(proofs, attempt, tasks)
+        _release_and_finish(proofs, attempts)
 
 
-def record_task_ended(
-    task_id: int,
-    *,
-    exit_code: int | None,
-    reason: EndReason,
-    message: str = "",
-    oom: bool = False,
-    peak_memory_mib: int | None = None,
-    proof: str = "gone",
-    details: Mapping[str, object] | None = None,
-) -> bool:
-    """Record the proof that a task's container is gone: release its GPUs, and stop its gang.
+def record_task_ended(task_id: int, *, reason: EndReason, exit_code: int | None, **details: Any) -> bool:
+    """Record the end of a single task, as ``record_tasks_ended``; return True if it failed by itself."""
+    return bool(record_tasks_ended([TaskEnd(task_id, reason, exit_code, **details)]))
 
-    ``reason`` applies if no stop was requested, with ``details`` for its message; ``proof`` is gone, rebooted
-    or fenced. Return True if this is new and the task failed by itself.
+
+def record_tasks_ended(ends: Sequence[TaskEnd]) -> list[TaskEnd]:
+    """Record the proof that containers of tasks are gone: release their GPUs, and stop their gangs.
+
+    Repeatable. Return the ends that are new and of tasks that failed by themselves.
     """
+    by_task = {end.task: end for end in ends}
+    proofs: dict[Task, str] = {}
+    failed: list[TaskEnd] = []
+    now = timezone.now()
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
-        attempt, tasks, task = lock_attempt_of_task(task_id)
-        if task.container_removed:
-            return False
-        asked, leaves = attempt.stop_requested_at is not None, task.eviction_requested_at is not None
-        failed = not asked and not leaves and reason is not EndReason.COMPLETED
-        task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
-        if task.state in LIVE_ATTEMPT_STATES:
-            cause = EndReason(attempt.stop_reason or task.eviction_reason) if asked or leaves else reason
-            task.ended_at = timezone.now()
-            stopped = asked and cause is EndReason.COMPLETED and exit_code != 0
-            transition_task(task, AttemptState.CANCELLED if stopped else END_STATES[cause])
-        release_gpus(task, proof)
-        if leaves:
-            bump_job_version(job)
-        elif failed:
-            memory = format_memory(job.memory_of(task.rank))
-            known = {"exit_code": exit_code, "memory": memory, "node": task.node.name}
-            message = message or end_message(reason, **known, **(details or {}))
-            if job.roles:
-                message = f"{job.task_label(task.rank)}: {message}"
-            if survives_without(attempt, job, tasks):
-                record_lost_tasks(attempt, job, 1, surviving_tasks(tasks), reason, message)
-            else:
-                if exit_code is not None:
-                    attempt.exit_code = exit_code
-                    attempt.save(update_fields=["exit_code"])
-                _request_stops_locked([(attempt, StopRequest(attempt.pk, reason, message))], "")
-                _release_unsent_tasks(attempt, tasks)
-        if not asked and not job.is_elastic:
-            _stop_completed_gang(attempt, job, tasks)
-        if job.has_start_order:
-            _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
-        if all(row.container_removed for row in tasks):
-            finish_attempt(attempt, job)
-        return failed
+        attempts = lock_attempts(Task.objects.filter(pk__in=by_task).values_list("attempt_id", flat=True))
+        for attempt, tasks in attempts.items():
+            for task in tasks:
+                end = by_task.get(task.pk)
+                if end is None or task.container_removed:
+                    continue
+                proofs[task], task.ended_at = end.proof, task.ended_at or now
+                if _end_task(attempt, tasks, task, end, proofs):
+                    failed.append(end)
+        save_fields(list(proofs), "state", "ended_at", "exit_code", "oom", "peak_memory_mib")
+        _release_and_finish(proofs, attempts)
+    return failed
 
 
-def _stop_completed_gang(attempt: Attempt, job: Job, tasks: Sequence[Task]) -> None:
-    """Stop the tasks that still run once those that decide about the job have succeeded."""
+def _end_task(
+    attempt: Attempt, tasks: Sequence[Task], task: Task, end: TaskEnd, proofs: dict[Task, str]
+) -> bool:
+    """Set the state of a task without saving it, and stop its gang if required; return True if it failed by itself.
+
+    Tasks that will not start any more are added to ``proofs``.
+    """
+    job = attempt.job
+    asked, leaves = attempt.stop_requested_at is not None, task.eviction_requested_at is not None
+    failed = not asked and not leaves and end.reason is not EndReason.COMPLETED
+    task.exit_code, task.oom, task.peak_memory_mib = end.exit_code, end.oom, end.peak_memory_mib
+    if task.state in LIVE_ATTEMPT_STATES:
+        cause = EndReason(attempt.stop_reason or task.eviction_reason) if asked or leaves else end.reason
+        stopped = asked and cause is EndReason.COMPLETED and end.exit_code != 0
+        set_task_state(task, AttemptState.CANCELLED if stopped else END_STATES[cause])
+    task.container_removed = True
+    if leaves:
+        bump_job_version(job)
+    elif failed:
+        memory = format_memory(job.memory_of(task.rank))
+        known = {"exit_code": end.exit_code, "memory": memory, "node": task.node.name}
+        message = end.message or end_message(end.reason, **known, **end.details)
+        if job.roles:
+            message = f"{job.task_label(task.rank)}: {message}"
+        if survives_without(attempt, job, tasks):
+            record_lost_tasks(attempt, job, 1, surviving_tasks(tasks), end.reason, message)
+        else:
+            if end.exit_code is not None:
+                attempt.exit_code = end.exit_code
+                attempt.save(update_fields=["exit_code"])
+            _request_stops_locked([(attempt, StopRequest(attempt.pk, end.reason, message))], "")
+            _add_unsent_tasks(proofs, attempt, tasks)
+    if not asked and not job.is_elastic and _stop_completed_gang(attempt, job, tasks):
+        _add_unsent_tasks(proofs, attempt, tasks)
+    if job.has_start_order:
+        _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
+    return failed
+
+
+def _release_and_finish(proofs: Mapping[Task, str], attempts: Mapping[Attempt, Sequence[Task]]) -> None:
+    """Release the GPUs of tasks that are gone, and end those of the attempts that have no others."""
+    release_gpus(proofs)
+    done = [each for each, tasks in attempts.items() if all(task.container_removed for task in tasks)]
+    finish_attempts({attempt: attempts[attempt] for attempt in done})
+
+
+def _stop_completed_gang(attempt: Attempt, job: Job, tasks: Sequence[Task]) -> bool:
+    """Stop the tasks that still run once those that decide about the job have succeeded; return True if so."""
     if all(task.container_removed for task in tasks) or gang_outcome(job, tasks) is not True:
-        return
+        return False
     message = "Enough of its tasks have succeeded."
     if job.completion_role:
         message = f"The role {job.completion_role} has completed."
     _request_stops_locked([(attempt, StopRequest(attempt.pk, EndReason.COMPLETED, message))], "")
-    _release_unsent_tasks(attempt, tasks)
+    return True
 
 
 # -- job level -------------------------------------------------------------------------------------
@@ -560,17 +597,14 @@ def _set_held(jobs: Sequence[Job], held: bool, messages: Mapping[int, str], acto
     trigger_cycle("hold")
 
 
-def record_submitted(job: Job, *, actor: str) -> None:
-    """Write the first event of a job, in the transaction that inserts it."""
-    JobEvent.objects.create(
-        job=job,
-        kind="submitted",
-        after=JobState.PENDING.value,
-        actor=actor,
-        message=f"Submitted by {actor}.",
+def record_submitted(jobs: Sequence[Job], *, actor: str) -> None:
+    """Write the first events of jobs, in the transaction that inserts them."""
+    after, message = JobState.PENDING.value, f"Submitted by {actor}."
+    JobEvent.objects.bulk_create(
+        JobEvent(job=job, kind="submitted", after=after, actor=actor, message=message) for job in jobs
     )
     trigger_cycle("submit")
-    publish_job_state(job)
+    publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
 
 
 def lock_live_attempt(job: Job) -> Attempt | None:
@@ -579,16 +613,24 @@ def lock_live_attempt(job: Job) -> Attempt | None:
     return rows.filter(job=job, state__in=LIVE_ATTEMPT_STATES).first()
 
 
-def lock_live_attempts(ids: Iterable[int]) -> list[Attempt]:
-    """Return the live ones of these attempts (ids) with their jobs, all locked in order."""
-    wanted = Attempt.objects.filter(pk__in=list(ids))
+def lock_attempts(ids: Iterable[int]) -> dict[Attempt, list[Task]]:
+    """Return the live ones of these attempts (ids, or a query for them) with all their tasks.
+
+    Their jobs, they and the tasks are locked in order.
+    """
+    wanted = Attempt.objects.filter(pk__in=ids)
     rows = Job.objects.select_for_update(of=("self",), no_key=True).filter(pk__in=wanted.values("job_id"))
     jobs = {job.pk: job for job in rows.select_related("owner", "project").order_by("pk")}
     live = wanted.select_for_update(no_key=True).filter(state__in=LIVE_ATTEMPT_STATES).order_by("job_id")
-    attempts = list(live)
-    for attempt in attempts:
+    attempts = {attempt.pk: attempt for attempt in live}
+    found: dict[Attempt, list[Task]] = {attempt: [] for attempt in attempts.values()}
+    for attempt in found:
         attempt.job = jobs[attempt.job_id]
-    return attempts
+    tasks = Task.objects.select_for_update(of=("self",), no_key=True).select_related("node")
+    for task in tasks.filter(attempt__in=attempts).order_by("pk"):
+        task.attempt = attempts[task.attempt_id]
+        found[task.attempt].append(task)
+    return found
 
 
 def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task], Task]:
@@ -600,12 +642,12 @@ def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task], Task]:
     return attempt, tasks, next(task for task in tasks if task.pk == task_id)
 
 
-def _release_unsent_tasks(attempt: Attempt, tasks: Sequence[Task]) -> None:
-    """Release the GPUs of tasks of an ending attempt for which no command was sent."""
+def _add_unsent_tasks(proofs: dict[Task, str], attempt: Attempt, tasks: Iterable[Task]) -> None:
+    """Add the tasks of an ending attempt for which no command was sent, with the proof for their GPUs."""
     for task in tasks:
         reported = task.start_sent_at if attempt.gang_start else attempt.start_sent_at
         if reported is None and not task.container_removed:
-            release_gpus(task, "never_started")
+            proofs[task], task.container_removed = "never_started", True
 
 
 def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor: str) -> None:

@@ -6,8 +6,12 @@ that the tables do not allow.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from django.db import models
 from django.utils import timezone
 
 from portal.domain.states import (
@@ -21,21 +25,53 @@ from portal.domain.states import (
     JobState,
 )
 from portal.errors import Conflict
-from portal.models import Attempt, Job, Service, Task, Trial
+from portal.live_events import publish_all_on_commit
+from portal.models import Attempt, Dependency, Job, JobEvent, Service, Sweep, Task
 from portal.outbox import enqueue_task, trigger_cycle
-from portal.services.lifecycle.state_events import job_event, publish_job_state, record_event
+from portal.services.lifecycle.state_events import (
+    attempt_event,
+    attempt_topic_event,
+    job_event,
+    job_topic_events,
+)
+
+_JOB_FIELDS = ("state", "desired_state", "reason", "message", "version", "exit_code")
+_FIELDS_BY_JOB_STATE = {
+    JobState.PENDING: ("pending_since",),
+    JobState.RUNNING: ("attempt_count", "started_at"),
+    **dict.fromkeys(TERMINAL_JOB_STATES, ("ended_at",)),
+}
 
 
-def transition_task(task: Task, to: AttemptState) -> None:
-    """Set the task's state and save the whole row, also if the state does not change."""
+@dataclass(frozen=True)
+class AttemptChange:
+    """The next state of an attempt; a terminal state stores reason and message."""
+
+    attempt: Attempt
+    to: AttemptState
+    reason: str
+    message: str
+    actor: str = ""
+
+
+@dataclass(frozen=True)
+class JobChange:
+    """The next state of a job, and the attempt that caused it, if any."""
+
+    job: Job
+    to: JobState
+    reason: str
+    message: str
+    attempt: Attempt | None = None
+    actor: str = ""
+
+
+def set_task_state(task: Task, to: AttemptState) -> None:
+    """Set the state of a task without saving; it may stay the same."""
     old = AttemptState(task.state)
-    if old is to:
-        task.save()
-        return
-    if to not in ATTEMPT_TRANSITIONS[old]:
+    if old is not to and to not in ATTEMPT_TRANSITIONS[old]:
         raise Conflict(f"A task cannot move from {old} to {to}.", code="invalid_transition")
     task.state = to.value
-    task.save()
 
 
 def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
@@ -47,52 +83,71 @@ def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
     return old
 
 
-def transition_attempt(
-    attempt: Attempt,
-    to: AttemptState,
-    reason: str,
-    message: str,
-    actor: str = "",
-    changed: Sequence[str] = (),
-) -> None:
-    """Set the attempt's state, save it and write the event; a terminal state stores reason and message.
-
-    ``changed`` are other fields to save.
-    """
-    old = set_attempt_state(attempt, to)
-    if to in TERMINAL_ATTEMPT_STATES:
-        attempt.reason = reason
-        attempt.message = message[:1000]
-    attempt.save(update_fields=["state", "reason", "message", *changed])
-    record_event(attempt, "attempt_state", reason, message, actor, before=old.value, after=to.value)
+def transition_attempts(changes: Sequence[AttemptChange], changed: Sequence[str] = ()) -> None:
+    """Set the states of attempts, save them with the other fields ``changed``, and write their events."""
+    events, news = [], []
+    for each in changes:
+        attempt, old = each.attempt, set_attempt_state(each.attempt, each.to)
+        if each.to in TERMINAL_ATTEMPT_STATES:
+            attempt.reason, attempt.message = each.reason, each.message[:1000]
+        states = {"before": old.value, "after": each.to.value}
+        events.append(
+            attempt_event(attempt, "attempt_state", each.reason, each.message, each.actor, **states)
+        )
+        news.append(attempt_topic_event(attempt, "attempt_state", each.message))
+    save_fields([each.attempt for each in changes], "state", "reason", "message", *changed)
+    JobEvent.objects.bulk_create(events)
+    publish_all_on_commit(news)
 
 
 def transition_job(
     job: Job, to: JobState, *, reason: str, message: str, attempt: Attempt | None = None, actor: str = ""
 ) -> None:
-    """Set the job's state, save the whole row, write and publish the event, and trigger follow-up work."""
-    old = JobState(job.state)
-    if to not in JOB_TRANSITIONS[old]:
-        raise Conflict(f"A job cannot move from {old} to {to}.", code="invalid_transition")
-    now = timezone.now()
-    job.state, job.reason, job.message = to.value, str(reason), message[:1000]
-    job.version += 1
-    if to in TERMINAL_JOB_STATES:
-        job.ended_at = now
-    elif to is JobState.PENDING:
-        job.pending_since = now
-    job.save()
-    job_event(job, old, attempt, actor).save()
-    publish_job_state(job)
-    if to in LIVE_JOB_STATES and to is not JobState.RUNNING:
+    """Set the state of a single job, as ``transition_jobs``."""
+    transition_jobs([JobChange(job, to, reason, message, attempt, actor)])
+
+
+def transition_jobs(changes: Sequence[JobChange]) -> None:
+    """Set the states of jobs, save them, write and publish their events, and trigger follow-up work."""
+    now, events, news = timezone.now(), [], []
+    for each in changes:
+        job, old = each.job, JobState(each.job.state)
+        if each.to not in JOB_TRANSITIONS[old]:
+            raise Conflict(f"A job cannot move from {old} to {each.to}.", code="invalid_transition")
+        job.state, job.reason, job.message = each.to.value, str(each.reason), each.message[:1000]
+        job.version += 1
+        if each.to in TERMINAL_JOB_STATES:
+            job.ended_at = now
+        elif each.to is JobState.PENDING:
+            job.pending_since = now
+        events.append(job_event(job, old, each.attempt, each.actor))
+        news += job_topic_events(job)
+    for state in dict.fromkeys(each.to for each in changes):
+        fields = (*_JOB_FIELDS, *_FIELDS_BY_JOB_STATE.get(state, ()))
+        save_fields([each.job for each in changes if each.to is state], *fields)
+    JobEvent.objects.bulk_create(events)
+    publish_all_on_commit(news)
+    if any(each.to in LIVE_JOB_STATES and each.to is not JobState.RUNNING for each in changes):
         trigger_cycle("requeue")
-    if to in TERMINAL_JOB_STATES and job.dependents.exists():
+    ended = [each.job for each in changes if each.to in TERMINAL_JOB_STATES]
+    if ended and Dependency.objects.filter(depends_on__in=ended).exists():
         enqueue_task("scheduler.dependents", [], "cycle")
-    if to is not JobState.RUNNING and "FAIRWAY_TRIAL" in job.env:
-        for sweep in Trial.objects.filter(job=job).values_list("sweep__public_id", flat=True):
+    stopped = [each.job for each in changes if each.to is not JobState.RUNNING]
+    if trials := [job for job in stopped if "FAIRWAY_TRIAL" in job.env]:
+        sweeps = Sweep.objects.filter(trials__job__in=trials).distinct()
+        for sweep in sweeps.values_list("public_id", flat=True):
             enqueue_task("scheduler.advance_sweep", [sweep], "nodes")
-    if to is not JobState.RUNNING:
+    for job in stopped:
         announce_replica(job)
+
+
+def save_fields(rows: Sequence[models.Model], *names: str) -> None:
+    """Save these fields of rows of one table, with one query for all rows that have the same values."""
+    same: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for row in rows:
+        same[tuple(getattr(row, name) for name in names)].append(row.pk)
+    for values, ids in same.items():
+        type(rows[0])._default_manager.filter(pk__in=ids).update(**dict(zip(names, values, strict=True)))
 
 
 def announce_replica(job: Job) -> None:

@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
+from collections.abc import Sequence
 
 from portal.domain.checkpoints import Validity
 from portal.domain.lost_work import HeldGpu, loss_cause, split_work
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
-from portal.models import Allocation, Attempt, AttemptWork, Checkpoint, Job
+from portal.models import Allocation, Attempt, AttemptWork, Checkpoint
 
 
-def record_work(attempt: Attempt, job: Job, reason: EndReason) -> None:
-    """Write the row of an attempt that ends now, in the caller's transaction; none for a job without GPUs.
+def record_work(ended: Sequence[tuple[Attempt, EndReason]]) -> None:
+    """Write the rows of attempts that end now, in the caller's transaction; none for jobs without GPUs.
 
     All time of a workspace or service since its start is useful.
     """
-    ended_at = attempt.ended_at
-    if not job.total_gpus or ended_at is None:
-        return
-    completed = reason is EndReason.COMPLETED or job.kind != JobKind.TRAINING.value
-    rows = Allocation.objects.filter(task__attempt=attempt).values_list("milli", "started_at", "ended_at")
-    held = [HeldGpu(milli, start, max(start, end or ended_at)) for milli, start, end in rows]
-    saved_at = ended_at if completed else last_saved_at(attempt)
-    split = split_work(held, attempt.running_at, saved_at)
-    AttemptWork.objects.create(
-        attempt=attempt,
-        project_id=job.project_id,
-        user_id=job.owner_id,
-        pool_id=attempt.pool_id,
-        ended_at=ended_at,
-        cause="" if completed else loss_cause(reason).value,
-        startup_gpu_s=split.startup,
-        useful_gpu_s=split.useful,
-        lost_gpu_s=split.lost,
-    )
+    ended_at = {each.pk: each.ended_at for each, _ in ended if each.job.total_gpus and each.ended_at}
+    held: dict[int, list[HeldGpu]] = defaultdict(list)
+    rows = Allocation.objects.filter(task__attempt__in=ended_at)
+    columns = ("task__attempt_id", "milli", "started_at", "ended_at")
+    for attempt_id, milli, start, end in rows.values_list(*columns):
+        held[attempt_id].append(HeldGpu(milli, start, max(start, end or ended_at[attempt_id])))
+    work = []
+    for attempt, reason in ended:
+        if attempt.pk not in ended_at:
+            continue
+        job = attempt.job
+        completed = reason is EndReason.COMPLETED or job.kind != JobKind.TRAINING.value
+        saved_at = attempt.ended_at if completed else last_saved_at(attempt)
+        split = split_work(held[attempt.pk], attempt.running_at, saved_at)
+        work.append(
+            AttemptWork(
+                attempt=attempt,
+                project_id=job.project_id,
+                user_id=job.owner_id,
+                pool_id=attempt.pool_id,
+                ended_at=ended_at[attempt.pk],
+                cause="" if completed else loss_cause(reason).value,
+                startup_gpu_s=split.startup,
+                useful_gpu_s=split.useful,
+                lost_gpu_s=split.lost,
+            )
+        )
+    AttemptWork.objects.bulk_create(work)
 
 
 def last_saved_at(attempt: Attempt) -> dt.datetime | None:

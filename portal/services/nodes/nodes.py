@@ -395,6 +395,7 @@ def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
     # unsent starts cannot be lost with the node; they are sent later
     ids = list(tasks.filter(attempt__start_sent_at__isnull=False).values_list("pk", flat=True))
     message = end_message(reason, node=node.name)
-    for task in ids:
-        job_control.record_task_ended(task, exit_code=None, reason=reason, message=message, proof=proof)
+    job_control.record_tasks_ended(
+        [job_control.TaskEnd(task, reason, message=message, proof=proof) for task in ids]
+    )
     return len(ids)

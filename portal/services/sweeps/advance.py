@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from itertools import takewhile
 
 from django.db import Error as DatabaseError
 from django.db import transaction
@@ -23,7 +24,7 @@ from portal.domain.sweeps import (
 from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import Job, Sweep, Trial, TrialReport
-from portal.services.jobs.submission import create_job, validate_request
+from portal.services.jobs.submission import JobRequest, create_jobs, validate_request, value_errors
 from portal.services.lifecycle import job_control
 from portal.services.sweeps.optuna_search import TrialRecord
 from portal.services.sweeps.search import AT_RUNG, SearchDecision, decide, needs_history
@@ -40,6 +41,8 @@ from portal.services.sweeps.trial_jobs import base_request, trial_request
 
 log = logging.getLogger(__name__)
 
+MAX_NEW_JOBS = 100
+"""Jobs created in one transaction."""
 _JOB_COLUMNS = [each.name for each in Job._meta.concrete_fields if not each.primary_key]
 _FOLLOWED_COLUMNS = frozenset({"state", "desired_state", "message"})
 ENDED_STATES = {
@@ -78,7 +81,7 @@ def advance_sweep(public_id: str) -> None:
         if sweep.state == SweepState.RUNNING:
             _apply(sweep, rows, _decide(sweep, rows))
     failpoint("sweep.decided")
-    while _start_waiting_trial(sweep.pk):
+    while _start_waiting_trials(sweep.pk):
         failpoint("sweep.job_created")
 
 
@@ -150,30 +153,41 @@ def _apply(sweep: Sweep, rows: list[Trial], decision: SearchDecision) -> None:
         end_sweep(sweep, SweepState.COMPLETED, "All trials have ended.")
 
 
-def _start_waiting_trial(pk: int) -> bool:
-    """Create the job of the first waiting trial; return False if there is none.
+def _start_waiting_trials(pk: int) -> bool:
+    """Create the jobs of the next waiting trials; return False if there are none.
 
-    Trial and job are written in one transaction, so that a crash leaves both or neither. If the owner may
-    not submit it any more, the sweep is paused.
+    Trials and jobs are written in one transaction, so that a crash leaves both or neither. If the owner may
+    not submit the first one any more, the sweep is paused.
     """
     with transaction.atomic():
         sweep = lock_sweep(pk)
         waiting = sweep.trials.filter(state=TrialState.WAITING.value).select_related("parent__job")
-        trial = waiting.order_by("number").first()
-        if trial is None or sweep.state != SweepState.RUNNING:
+        trials = list(waiting.order_by("number")[:MAX_NEW_JOBS])
+        if not trials or sweep.state != SweepState.RUNNING:
             return False
-        parent = trial.parent.job if trial.parent else None
-        request = trial_request(
-            base_request(sweep), trial.number, trial.parameters, max_steps=sweep.max_steps, parent=parent
+        # these differ from the first one in values that need no rows to validate
+        similar = takewhile(lambda each: each.parent is None, [] if trials[0].parent else trials[1:])
+        base = base_request(sweep)
+        requests = [_request(sweep, base, trials[0])]
+        valid = takewhile(
+            lambda each: not value_errors(each), (_request(sweep, base, each) for each in similar)
         )
         try:
             with transaction.atomic():
-                validate_request(sweep.owner, request)
-                trial.job = create_job(sweep.owner, request)
+                validate_request(sweep.owner, requests[0])
+                requests += valid
+                jobs = create_jobs(sweep.owner, requests)
         except FairwayError as refusal:
-            pause_sweep(sweep, f"Trial {trial.number} could not be submitted: {refusal.message}")
+            pause_sweep(sweep, f"Trial {trials[0].number} could not be submitted: {refusal.message}")
             return False
         failpoint("sweep.before_commit")
-        trial.state = TrialState.RUNNING.value
-        trial.save(update_fields=["job", "state"])
+        started = trials[: len(jobs)]
+        for trial, job in zip(started, jobs, strict=True):
+            trial.job, trial.state = job, TrialState.RUNNING.value
+        Trial.objects.bulk_update(started, ["job", "state"])
     return True
+
+
+def _request(sweep: Sweep, base: JobRequest, trial: Trial) -> JobRequest:
+    parent = trial.parent.job if trial.parent else None
+    return trial_request(base, trial.number, trial.parameters, max_steps=sweep.max_steps, parent=parent)
