@@ -12,10 +12,13 @@ from typing import Any
 
 import django
 from celery import bootsteps
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from portal.config.celery import app
 
 django.setup()
+# workers repeat the same statements: the server plans each once per connection
+connections.settings[DEFAULT_DB_ALIAS]["OPTIONS"] |= {"server_side_binding": True, "prepare_threshold": 5}
 
 from agents.connect_limiter import SWITCH_INTERVAL_S  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
