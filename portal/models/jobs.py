@@ -86,6 +86,9 @@ class Job(models.Model):
         blank=True,
         help_text="Topology constraint: {topology, required, preferred}; a level or null each.",
     )
+    preferred_nodes = models.JSONField(
+        default=list, db_default=[], help_text="The name of a node for each task; empty: no preference."
+    )
     cpu_milli = models.PositiveIntegerField(default=JobSpec.cpu_milli, help_text="Per task.")
     memory_mib = models.PositiveIntegerField(default=JobSpec.memory_mib, help_text="Per task.")
     shm_mib = models.PositiveIntegerField(default=JobSpec.shm_mib)
