@@ -29,14 +29,46 @@ def save(step, write, suffix=".pt"):
 
 
 def log(step, **metrics):
-    """Print metrics; the first one is the value of a trial, and all go to MLflow where it is installed."""
+    """Print and report metrics."""
     print("step", step, *("%s %.5g" % item for item in metrics.items()), flush=True)
+    report(step, **metrics)
+
+
+def report(step, **metrics):
+    """Report metrics: the first one is the value of a trial, and all go to MLflow where it is installed."""
     if "FAIRWAY_METRIC_FILE" in os.environ:
         with open(os.environ["FAIRWAY_METRIC_FILE"], "a") as reports:
             reports.write("%d %r\n" % (step, float(next(iter(metrics.values())))))
-    if "MLFLOW_TRACKING_URI" in os.environ:
-        try:
-            import mlflow
-        except ImportError:
-            return
+    mlflow = current_run()
+    if mlflow:
         mlflow.log_metrics({name: float(value) for name, value in metrics.items()}, step=step)
+
+
+def current_run():
+    """Return mlflow with the run of this job, which a restarted job continues; None where it is not installed."""
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        return None
+    try:
+        import mlflow
+    except ImportError:
+        return None
+    if mlflow.active_run() is None:
+        folder = os.environ.get("FAIRWAY_CHECKPOINT_DIR", "")
+        path = os.path.join(folder, ".run")
+        if os.path.isfile(path):
+            with open(path) as file:
+                mlflow.start_run(run_id=file.read())
+        else:
+            run = mlflow.start_run()
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+                with open(path, "w") as file:
+                    file.write(run.info.run_id)
+    return mlflow
+
+
+def store_model(path):
+    """Store a file as the artifact ``model`` of the run, from which the model can be registered."""
+    mlflow = current_run()
+    if mlflow and path:
+        mlflow.log_artifact(path, "model")
