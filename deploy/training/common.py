@@ -67,6 +67,13 @@ def current_run():
     return mlflow
 
 
+def record_parameters(parameters):
+    """Record parameters in the run, unless an earlier attempt did."""
+    mlflow = current_run()
+    if mlflow and not mlflow.get_run(mlflow.active_run().info.run_id).data.params:
+        mlflow.log_params(parameters)
+
+
 def store_model(path):
     """Store a file as the artifact ``model`` of the run, from which the model can be registered."""
     mlflow = current_run()

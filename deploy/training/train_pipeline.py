@@ -22,7 +22,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import newest_checkpoint, report, save, store_model
+from common import newest_checkpoint, record_parameters, report, save, store_model
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
 
@@ -110,6 +110,8 @@ def main(words):
     if world > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
     trainer = Trainer(model, plan, rank, device, arguments)
+    if rank == 0:
+        record_parameters(vars(arguments))
     first = trainer.load()
     done, began = 0, time.perf_counter()
     data = batches(arguments.input, arguments.classes, arguments.steps, device, words=not arguments.model)

@@ -201,6 +201,7 @@ def test_a_model_is_profiled_planned_trained_compared_registered_and_served(
     page.get_by_role("button", name="Compare selected runs").click()
     expect(page.get_by_role("heading", name=re.compile("Compare 2"))).to_be_visible()
     expect(page.locator("canvas").first).to_be_visible(timeout=20_000)
+    expect(page.locator("tr", has_text="learning_rate").locator(".fw-diff")).to_have_text(["0.2", "0.05"])
     picture(page, "14-compare")
 
     # -- registered ------------------------------------------------------------------------------------------
