@@ -84,8 +84,17 @@ def portal(torch_rig: Rig) -> Iterator[StoryPortal]:
 
 
 def picture(page: Page, name: str) -> None:
-    if PICTURES:
-        page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
+    """Take a picture as on a desk, and one as on a telephone at night."""
+    if not PICTURES:
+        return
+    page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.emulate_media(color_scheme="dark")
+    page.screenshot(path=Path(PICTURES) / f"{name}-narrow.png", full_page=True)
+    page.emulate_media(color_scheme="light")
+    if size is not None:
+        page.set_viewport_size(size)
 
 
 def launch(page: Page) -> str:
