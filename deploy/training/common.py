@@ -53,18 +53,25 @@ def current_run():
     except ImportError:
         return None
     if mlflow.active_run() is None:
-        folder = os.environ.get("FAIRWAY_CHECKPOINT_DIR", "")
-        path = os.path.join(folder, ".run")
-        if os.path.isfile(path):
-            with open(path) as file:
-                mlflow.start_run(run_id=file.read())
-        else:
-            run = mlflow.start_run()
-            if folder:
-                os.makedirs(folder, exist_ok=True)
-                with open(path, "w") as file:
-                    file.write(run.info.run_id)
+        folder = os.environ.get("FAIRWAY_CHECKPOINT_DIR")
+        if not (folder and continue_run(mlflow, os.path.join(folder, ".run"))):
+            mlflow.start_run()
     return mlflow
+
+
+def continue_run(mlflow, path):
+    """Continue the run that the file names, or start one and name it there; return False if it is gone."""
+    if os.path.isfile(path):
+        with open(path) as file:
+            try:
+                mlflow.start_run(run_id=file.read())
+            except mlflow.exceptions.MlflowException:
+                return False
+    else:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(mlflow.start_run().info.run_id)
+    return True
 
 
 def record_parameters(parameters):
