@@ -10,8 +10,9 @@ from django.db import transaction
 from portal.access import Permission, require_permission
 from portal.database.pool_middleware import release_connection
 from portal.domain.tracking import MODEL_STAGES, NOTE_TAG, RESERVED_TAG_PREFIX
-from portal.errors import FairwayError, InvalidRequest, NotFound
+from portal.errors import FairwayError, InvalidRequest
 from portal.models import Project, User
+from portal.selectors.experiments import quoted
 from portal.services.audit import record_action
 from portal.tracking.client import call
 
@@ -71,9 +72,8 @@ def do_register_model(actor: User, project: Project, run: str, path: str, name: 
     if not path:
         raise InvalidRequest(fields={"path": "Choose a file or folder of the run."})
     info = call(project.public_id, "GET", "runs/get", run_id=run)["run"]["info"]
-    try:
-        call(project.public_id, "GET", "registered-models/get", name=name)
-    except NotFound:
+    known = call(project.public_id, "GET", "registered-models/search", filter=f"name = {quoted(name)}")
+    if not known.get("registered_models"):
         _change(actor, project, "model.create", {"model": name}, "registered-models/create", {"name": name})
     after = {"model": name, "run": run, "path": path}
     body = {"name": name, "source": f"{info['artifact_uri']}/{path}", "run_id": run}

@@ -81,12 +81,14 @@ def register_model(request: HttpRequest, user: User, project_id: str, run_id: st
     """Register an artifact of a run as a version of a model."""
     project = selectors.get_visible_project(user, project_id)
     given = posted_values(request, "path", "model")
+    version = ""
     with refusals_as_messages(request):
         version = do_register_model(user, project, run_id, given["path"], given["model"])
         messages.success(request, f"Version {version} of {given['model']} is registered.")
-        shown = {"project": project.public_id, "model": given["model"].strip(), "version": version}
-        return redirect(f"{reverse('models')}?{urlencode(shown)}")
-    return redirect("run", project_id, run_id)
+    if not version:
+        return redirect("run", project_id, run_id)
+    shown = {"project": project.public_id, "model": given["model"], "version": version}
+    return redirect(f"{reverse('models')}?{urlencode(shown)}")
 
 
 @action(AccessPolicy.SIGNED_IN)
