@@ -237,7 +237,7 @@ class JobSpec:
     preferred_nodes: Sequence[str] = declare(
         (),
         JobField(
-            max_length=63, pattern=r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", error="Enter names of nodes.",
+            pattern=r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", error="Enter names of nodes.",
             label="Preferred nodes", affects_placement=True, jobs_only=True,
             help="The name of a node for each task, in the order of ranks. They are used if they can take all "
             "tasks when the job starts; otherwise it starts on other nodes.",

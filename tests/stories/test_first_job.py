@@ -22,8 +22,8 @@ from portal.services.images.process_environment import TOOL_PORT, jupyterlab_com
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
-from tests.stories.people import Person, add_node, eventually, invite, set_quota
 from tests.stories.portal import StoryPortal
+from tests.stories.users import Person, add_node, eventually, invite, set_quota
 
 pytestmark = [pytest.mark.rig, pytest.mark.browser, pytest.mark.early, pytest.mark.timeout(600)]
 

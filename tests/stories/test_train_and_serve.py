@@ -20,8 +20,8 @@ from tests.rig.images import RigImage, rig_image
 from tests.rig.needs import missing_for_rig
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
-from tests.stories.people import POOL, Person, add_node, eventually, invite
 from tests.stories.portal import StoryPortal
+from tests.stories.users import POOL, Person, add_node, eventually, invite
 
 pytestmark = [pytest.mark.rig, pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(1500)]
 

@@ -27,6 +27,7 @@ from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
 from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
+from portal.models.public_id import MAX_NAME_LENGTH
 from portal.selectors.templates import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
 from portal.services.jobs.feasibility import known_gpu_models
@@ -92,7 +93,7 @@ def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
         if rule.choices:
             child = serializers.ChoiceField(rule.choices)
         elif rule.pattern:
-            child = StrictCharField(max_length=rule.max_length)
+            child = StrictCharField(max_length=MAX_NAME_LENGTH)
         else:
             child = StrictIntegerField(min_value=int(rule.minimum or 0), max_value=int(rule.maximum or 0))
         return serializers.ListField(child=child, max_length=MAX_LIST_ITEMS, **options)

@@ -1,4 +1,4 @@
-"""People at a browser, and what administrators set up by the pages."""
+"""Users at a browser, and what administrators set up by the pages."""
 
 from __future__ import annotations
 
