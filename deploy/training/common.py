@@ -48,6 +48,7 @@ def current_run():
     """Return mlflow with the run of this job, which a restarted job continues; None where it is not installed."""
     if "MLFLOW_TRACKING_URI" not in os.environ:
         return None
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # the image need not have git
     try:
         import mlflow
     except ImportError:
