@@ -44,6 +44,7 @@ def main(words):
     profile = {
         "model": arguments.model,
         "units": {"fwd_ms": "ms per minibatch", "activation_bytes": "bytes per minibatch"},
+        "input": arguments.input,
         "batch_size": arguments.input[0],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "nodes": nodes,

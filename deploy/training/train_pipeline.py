@@ -11,7 +11,7 @@ Needs torch 2.6 or newer.
 With equally many replicas of all stages, pipeline p has the p-th rank of every stage, and
 torch.distributed.pipelining runs each. Otherwise micro-batches go round the replicas of each stage, and the schedule
 is GPipe. Weights are updated after all micro-batches of a step (GPipe, or 1F1B with a flush): losses are those of a
-run without a pipeline.
+run without a pipeline. Rank 0 saves checkpoints of the whole model, from which any division can continue.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from common import newest_checkpoint, record_parameters, report, save, store_model
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
 
@@ -48,6 +49,7 @@ parser.add_argument(
     action="store_true",
     help="compute activations again in the backward pass, to save memory",
 )
+parser.add_argument("--save_every", type=int, default=20, help="steps between checkpoints")
 parser.add_argument("--seed", type=int, default=0)
 
 
@@ -100,22 +102,32 @@ def main(words):
     local = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     torch.manual_seed(arguments.seed)  # all processes begin with the same weights
     model = load_model(arguments.model) if arguments.model else example_model(arguments.classes)
     plan = read_plan(len(model), arguments.input[0], world, arguments.micro_batches)
     if world > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
     trainer = Trainer(model, plan, rank, device, arguments)
+    if rank == 0:
+        record_parameters(vars(arguments))
+    first = trainer.load()
     done, began = 0, time.perf_counter()
     data = batches(arguments.input, arguments.classes, arguments.steps, device, words=not arguments.model)
-    for step, (inputs, targets) in enumerate(data):
+    for step, (inputs, targets) in enumerate(data, 1):
+        if step <= first:  # it was trained before the checkpoint
+            continue
         loss = trainer.step(inputs, targets)
         done += len(inputs)
         if rank == 0:
-            report_progress(done)
-        if loss is not None:
-            print(json.dumps({"step": step + 1, "loss": loss}), flush=True)
-            report_metric(step + 1, loss)
+            report_progress(first * len(inputs) + done)
+            print(json.dumps({"step": step, "loss": loss}), flush=True)
+            report(step, loss=loss)
+        if step % arguments.save_every == 0 or step == arguments.steps:
+            trainer.save(step)
+    if rank == 0:
+        store_model(newest_checkpoint())
     trainer.report(done, time.perf_counter() - began)
     if world > 1:
         dist.barrier()
@@ -274,6 +286,7 @@ class Trainer:
         part = Recomputed(self.part) if arguments.recompute else self.part
         self.forward, self.twins, self.schedule = part, None, None
         # every process makes all groups, in the same order
+        self.everyone = dist.new_group(backend="gloo") if dist.is_initialized() else None
         groups = [dist.new_group(each) if len(each) > 1 else None for each in ranks]
         self.twins = groups[self.stage]
         self.busy, chunks = BusyTime(), None
@@ -289,7 +302,7 @@ class Trainer:
         self.step_s, self.busy_s = [], []
 
     def step(self, inputs, targets):
-        """Train one step; return the mean loss in the first process of the last stage, else None."""
+        """Train one step and return the mean loss."""
         if self.equal:
             share = len(inputs) // self.replicas
             mine = slice(self.replica * share, (self.replica + 1) * share)
@@ -319,19 +332,43 @@ class Trainer:
                 dist.all_reduce(each.grad, group=self.twins)
                 each.grad /= self.replicas if self.equal else 1
         self.optimizer.step()
-        if not self.is_last:
-            return None
-        mean = torch.stack([loss.detach() for loss in losses]).sum()
-        if self.twins is not None:
-            dist.all_reduce(mean, group=self.twins)
-        mean /= self.total
-        return float(mean) if self.replica == 0 else None
+        mean = torch.zeros(1, dtype=torch.float64)
+        if self.is_last:
+            mean += torch.stack([loss.detach() for loss in losses]).sum().item() / self.total
+        if self.everyone is not None:
+            dist.all_reduce(mean, group=self.everyone)
+        return float(mean)
+
+    def save(self, step):
+        """Save the layers of all stages in one file; a stage names them as the whole model does."""
+        mine = {name: value.cpu() for name, value in self.part.state_dict().items()}
+        parts = [mine]
+        if self.everyone is not None:
+            parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+            dist.gather_object(mine if self.replica == 0 else {}, parts, group=self.everyone)
+        if parts is not None:
+            model = {name: value for part in parts for name, value in part.items()}
+            save(step, lambda path: torch.save({"step": step, "model": model}, path))
+
+    def load(self):
+        """Load the newest checkpoint, which rank 0 reads; return its step, 0 without one."""
+        path = newest_checkpoint() if self.everyone is None or dist.get_rank() == 0 else None
+        states = [torch.load(path, map_location="cpu") if path else None]
+        if self.everyone is not None:
+            dist.broadcast_object_list(states, group=self.everyone)
+        if states[0] is None:
+            return 0
+        if self.everyone is None or dist.get_rank() == 0:
+            print("continues after step %d" % states[0]["step"], file=sys.stderr, flush=True)
+        names = self.part.state_dict()
+        self.part.load_state_dict({name: states[0]["model"][name] for name in names})
+        return states[0]["step"]
 
     def report(self, samples, seconds):
         """Print the rate, and the measured bubble next to the prediction."""
         line = {"samples_per_s": samples / seconds}
         count = len(self.stages)
-        if self.schedule is not None:
+        if self.schedule is not None and self.step_s:
             everyone = [None] * dist.get_world_size()
             dist.all_gather_object(everyone, list(zip(self.step_s, self.busy_s)))
             # the fastest step, which other processes of the machine disturbed least
@@ -342,13 +379,6 @@ class Trainer:
             line["bubble_measured"] = 1 - busy_s / len(everyone) / step_s
         if self.is_last and self.replica == 0:
             print(json.dumps(line), flush=True)
-
-
-def report_metric(step, loss):
-    """Report the loss as the value of a trial, if this is one."""
-    if "FAIRWAY_METRIC_FILE" in os.environ:
-        with open(os.environ["FAIRWAY_METRIC_FILE"], "a") as file:
-            file.write("%d %r\n" % (step, loss))
 
 
 def report_progress(samples):

@@ -71,8 +71,8 @@ class JobField:
 
     @property
     def is_list(self) -> bool:
-        """True for lists of choices or of numbers."""
-        return self.value_type is Sequence and bool(self.choices or self.minimum is not None)
+        """True for lists of choices, numbers or texts of a pattern."""
+        return self.value_type is Sequence and bool(self.choices or self.pattern or self.minimum is not None)
 
     @property
     def is_number(self) -> bool:
@@ -97,6 +97,8 @@ class JobField:
     def _item_error(self, value: Any) -> str | None:
         if self.choices and value not in self.choices:
             return self.error or f"Choose among {', '.join(self.choices)}."
+        if self.pattern and not (isinstance(value, str) and re.fullmatch(self.pattern, value)):
+            return self.error
         return self._bounds_error(value, int)
 
     def _bounds_error(self, value: Any, accepted: Any) -> str | None:
@@ -232,6 +234,15 @@ class JobSpec:
         ),
     )  # fmt: skip
     topology_constraint: Mapping[str, str | None] | None = declare(None, JobField(affects_placement=True))
+    preferred_nodes: Sequence[str] = declare(
+        (),
+        JobField(
+            pattern=r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", error="Enter names of nodes.",
+            label="Preferred nodes", affects_placement=True, jobs_only=True,
+            help="The name of a node for each task, in the order of ranks. They are used if they can take all "
+            "tasks when the job starts; otherwise it starts on other nodes.",
+        ),
+    )  # fmt: skip
     cpu_milli: int = declare(
         1000,
         JobField(

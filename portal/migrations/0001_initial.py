@@ -1872,4 +1872,9 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.AddField(
+            model_name='job',
+            name='preferred_nodes',
+            field=models.JSONField(db_default=[], default=list, help_text='The name of a node for each task; empty: no preference.'),
+        ),
     ]

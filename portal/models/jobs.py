@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.db.models.fields.json import KeyTransform
 from django.db.models.functions import Coalesce
 
 from portal.domain.job_spec import MAX_PROGRAM_LENGTH, JobRole, JobSpec, parse_roles
-from portal.domain.pipeline_plans import PLAN_VARIABLE
+from portal.domain.pipeline_plans import PLAN_VARIABLE, PROFILE_VARIABLE
 from portal.domain.roles import CompletionPolicy, role_at, task_label
 from portal.domain.states import FAILED_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
 from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
@@ -85,6 +86,9 @@ class Job(models.Model):
         null=True,
         blank=True,
         help_text="Topology constraint: {topology, required, preferred}; a level or null each.",
+    )
+    preferred_nodes = models.JSONField(
+        default=list, db_default=[], help_text="The name of a node for each task; empty: no preference."
     )
     cpu_milli = models.PositiveIntegerField(default=JobSpec.cpu_milli, help_text="Per task.")
     memory_mib = models.PositiveIntegerField(default=JobSpec.memory_mib, help_text="Per task.")
@@ -221,6 +225,17 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return self.public_id
+
+    @property
+    def pipeline_plan_id(self) -> str:
+        """Public id of the pipeline plan from which it was launched; blank for none."""
+        named = self.env.get(PLAN_VARIABLE, "")
+        return named if re.fullmatch(r"[a-z0-9]{1,16}", named) else ""
+
+    @property
+    def measures_layers(self) -> bool:
+        """True if it measures a layer profile."""
+        return PROFILE_VARIABLE in self.env
 
     @property
     def total_gpus(self) -> int:

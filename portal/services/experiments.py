@@ -12,10 +12,12 @@ from portal.database.pool_middleware import release_connection
 from portal.domain.tracking import MODEL_STAGES, NOTE_TAG, RESERVED_TAG_PREFIX
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import Project, User
+from portal.selectors.experiments import quoted
 from portal.services.audit import record_action
 from portal.tracking.client import call
 
 MAX_NOTE_LENGTH = 5000
+MAX_MODEL_NAME_LENGTH = 256
 MAX_TAG_VALUE_LENGTH = 1000
 TAG_NAME = re.compile(r"[\w.:/-][\w.:/ -]{0,99}")
 
@@ -60,9 +62,28 @@ def do_set_alias(actor: User, project: Project, model: str, version: str, alias:
     _change(actor, project, "model.alias", after, "registered-models/alias", body)
 
 
+def do_register_model(actor: User, project: Project, run: str, path: str, name: str) -> str:
+    """Register an artifact of a run as the next version of a model, which is created if needed; return its number."""
+    require_permission(actor, Permission.SUBMIT, project)
+    name, path = name.strip(), path.strip().strip("/")
+    if not 0 < len(name) <= MAX_MODEL_NAME_LENGTH or set(name) & set("/:"):
+        message = f"A name of at most {MAX_MODEL_NAME_LENGTH} characters without / and :."
+        raise InvalidRequest(fields={"name": message})
+    if not path:
+        raise InvalidRequest(fields={"path": "Choose a file or folder of the run."})
+    info = call(project.public_id, "GET", "runs/get", run_id=run)["run"]["info"]
+    known = call(project.public_id, "GET", "registered-models/search", filter=f"name = {quoted(name)}")
+    if not known.get("registered_models"):
+        _change(actor, project, "model.create", {"model": name}, "registered-models/create", {"name": name})
+    after = {"model": name, "run": run, "path": path}
+    body = {"name": name, "source": f"{info['artifact_uri']}/{path}", "run_id": run}
+    found = _change(actor, project, "model.register", after, "model-versions/create", body)
+    return str(found["model_version"]["version"])
+
+
 def _change(
     actor: User, project: Project, action: str, after: dict[str, Any], endpoint: str, body: dict[str, Any]
-) -> None:
+) -> dict[str, Any]:
     """Write the audit row, then call the tracking server outside of a transaction, as that may take seconds.
 
     A call that fails adds a second row, so that no change is without one.
@@ -72,7 +93,7 @@ def _change(
         record_action(actor, action, project, after=after)
     release_connection()
     try:
-        call(project.public_id, "POST", endpoint, body)
+        return call(project.public_id, "POST", endpoint, body)
     except FairwayError as refusal:
         with transaction.atomic():
             record_action(actor, f"{action}.failed", project, after=after | {"message": refusal.message})

@@ -169,7 +169,10 @@ def _address_settings(url: str) -> dict[str, str]:
     """Return the URL settings of every process, where the environment does not set them."""
     public = urlsplit(url)
     host = public.hostname or "localhost"
-    hosts = ",".join(dict.fromkeys([host, "localhost", "127.0.0.1", "[::1]"]))
+    tracking = urlsplit(os.environ.get("FAIRWAY_TRACKING_URL", "")).hostname
+    hosts = ",".join(
+        dict.fromkeys([host, *([tracking] if tracking else []), "localhost", "127.0.0.1", "[::1]"])
+    )
     # workspaces are below the portal's host by default; browsers resolve *.localhost without DNS
     defaults = {"FAIRWAY_APPS_DOMAIN": public.netloc, "FAIRWAY_ALLOWED_HOSTS": hosts}
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}

@@ -39,7 +39,7 @@ from portal.selectors.jobs.pipeline_plans import (
     plan_runs,
 )
 from portal.selectors.lookup import get_first
-from portal.selectors.nodes.free_nodes import FreeNode, fitting_nodes, free_nodes
+from portal.selectors.nodes.free_nodes import FreeNode, fitting_nodes, free_nodes, plan_nodes
 from portal.services.jobs.launching import training_program
 from portal.services.jobs.pipeline_plans import (
     MIB,
@@ -141,10 +141,12 @@ def _plans_page(
     status: int = 200,
 ) -> HttpResponse:
     nodes = free_nodes(user)
+    measurements = list(list_profile_runs(user)[:RUNS_SHOWN])
     context = {
         "profile_form": profile_form or ProfileForm(user),
         "plan_form": plan_form or PlanForm(user, initial=_initial_topology(request, user, nodes)),
-        "measurements": list_profile_runs(user)[:RUNS_SHOWN],
+        "measurements": measurements,
+        "measuring": any(not run.done for run in measurements),
         "profiles": Paginator(list_profiles(user), ROWS_PER_PAGE).get_page(request.GET.get("profiles")),
         "plans": Paginator(list_plans(user), ROWS_PER_PAGE).get_page(request.GET.get("plans")),
         "projects": {row.pk for row in launchable_projects(user)},
@@ -272,7 +274,7 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     asked = request.GET.get("choice", "best")
     chosen = next((one for one in rows if one.choice == asked and one.plan), rows[0])
     division = chosen.plan or row.answer
-    free = fitting_nodes(free_nodes(user), row.pool_id, row.gpus_per_node)[: row.nodes]
+    free = plan_nodes(user, row)
     context = {
         "plan": row,
         "rows": rows,
@@ -331,8 +333,6 @@ def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
                 "compute_ms": 1000 * layer["compute_s"],
                 "forward_ms": None if forward is None else 1000 * forward,
                 "backward_ms": None if layer["backward_s"] is None else 1000 * layer["backward_s"],
-                "activation_mib": layer["activation_bytes"] / MIB,
-                "parameter_mib": layer["parameter_bytes"] / MIB,
             }
         )
     return {
@@ -347,10 +347,10 @@ def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
             for index, stage in enumerate(chosen["stages"])
         ],
         "total_ms": 1000 * sum(layer["compute_s"] for layer in row.profile.layers),
-        "parameter_mib": sum(layer["parameter_bytes"] for layer in row.profile.layers) / MIB,
+        "parameter_bytes": sum(layer["parameter_bytes"] for layer in row.profile.layers),
         "max_ms": 1000 * largest["compute_s"],
-        "max_activation_mib": largest["activation_bytes"] / MIB,
-        "max_parameter_mib": largest["parameter_bytes"] / MIB,
+        "max_activation_bytes": largest["activation_bytes"],
+        "max_parameter_bytes": largest["parameter_bytes"],
     }
 
 

@@ -66,6 +66,9 @@ urlpatterns = [
     path("experiments/<slug:project_id>/<slug:run_id>/", experiments.run, name="run"),
     path("experiments/<slug:project_id>/<slug:run_id>/edit/", experiments.edit_run, name="edit-run"),
     path("experiments/<slug:project_id>/<slug:run_id>/file/", experiments.artifact, name="run-file"),
+    path(
+        "experiments/<slug:project_id>/<slug:run_id>/register/", models.register_model, name="register-model"
+    ),
     path("models/", models.models, name="models"),
     path("models/<slug:project_id>/version/", models.change_version, name="change-version"),
     path("jobs/<slug:public_id>/ranks/", ranks.ranks, name="job-ranks"),

@@ -143,6 +143,11 @@ def _read_volumes(job: Job) -> JobVolumes:
 
 
 def is_lowest_rank(task: Task) -> bool:
-    """Return True for the task that stands for its attempt."""
+    """Return True for the task that stands for its attempt: rank 0, or the lowest that is left of an elastic job.
+
+    The node of another rank may have another home, and would list no checkpoints.
+    """
+    if not task.attempt.job.is_elastic:
+        return task.rank == 0
     lower = Task.objects.filter(attempt=task.attempt_id, rank__lt=task.rank, container_removed=False)
-    return task.attempt.job.tasks == 1 or not lower.exists()
+    return not lower.exists()

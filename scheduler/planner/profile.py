@@ -32,7 +32,7 @@ SUM_TOLERANCE = 0.01
 
 _PROFILE_KEYS = frozenset(
     {
-        "model", "source", "licence", "units", "nodes", "edges", "totals", "chain", "chain_is_linear",
+        "model", "input", "source", "licence", "units", "nodes", "edges", "totals", "chain", "chain_is_linear",
         "chain_predecessors", "batch_size", "device",
     }
 )  # fmt: skip

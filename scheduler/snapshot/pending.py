@@ -88,7 +88,13 @@ def _read_avoided_nodes(jobs: QuerySet[Job] | Collection[int]) -> defaultdict[in
 
 def _without_json(row: dict[str, Any]) -> dict[str, Any]:
     """Return the columns with JSON values blanked, for a row with invalid JSON."""
-    return row | {"topology_constraint": None, "volumes": [], "nominated_placement": None, "roles": []}
+    return row | {
+        "topology_constraint": None,
+        "volumes": [],
+        "nominated_placement": None,
+        "roles": [],
+        "preferred_nodes": [],
+    }
 
 
 def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -165,6 +171,7 @@ def build_pending_row(
         nominated_tasks=parse_nomination(row["nominated_placement"], rank_amounts(row)),
         topology_constraint=parse_topology_constraint(row["topology_constraint"]),
         launcher=gang_launcher(row["tasks"], row["launcher"]),
+        preferred_nodes=tuple(row["preferred_nodes"]),
         **pending_values(row),
     )
     return (

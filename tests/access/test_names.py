@@ -50,6 +50,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
             "parameters",
             "launcher_options",
             "volumes",
+            "preferred_nodes",
             "topology_constraint",
             "image_digest",
             "checkpoint_dir",
@@ -311,7 +312,10 @@ def _owner_of(fixture_data: FixtureData, row: Any) -> str:
 def _text_for(column: str, row: Any, word: str) -> Any:
     texts: dict[str, Any] = {
         "env": {word.upper(): word},
-        **{name: [word] for name in ("tags", "packages", "conda_packages", "untracked_files")},
+        **{
+            name: [word]
+            for name in ("tags", "packages", "conda_packages", "untracked_files", "preferred_nodes")
+        },
         "launcher_options": {"autotune_log_file": word},
         "rank_overrides": {"0": {"WORD": word}},
         "roles": roles_as_json(

@@ -278,6 +278,7 @@ def _drawn_pending(
         ),
         ignore_dependency_failure=draw(st.booleans()),
         layout_speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
+        preferred_nodes=tuple(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=3))),
     )  # fmt: skip
 
 

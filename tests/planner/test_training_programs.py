@@ -154,6 +154,26 @@ def test_recomputed_activations_give_the_same_losses(torch_python: str, folder: 
     assert [one["loss"] for one in piped] == pytest.approx([one["loss"] for one in plain], rel=1e-5)
 
 
+def test_a_pipeline_continues_from_a_checkpoint_in_another_division(
+    torch_python: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *plain, _ = train(torch_python, folder, 1, None)
+    monkeypatch.setenv("FAIRWAY_CHECKPOINT_DIR", str(folder / "checkpoints"))
+    monkeypatch.setenv("FAIRWAY_CHECKPOINT_FILE", str(folder / "saved"))
+    plan = {"stages": [[0, 2], [2, 5]], "ranks": [[0], [1]], "micro_batches": 4}
+    *before, _ = train(torch_python, folder, 2, plan, "--steps", "4", "--save_every", "3")
+    assert (folder / "saved").read_text() == "4"
+    (folder / "checkpoints/step-4.pt").unlink()  # as if it had been cut off
+    (folder / "checkpoints/step-4.pt.complete").unlink()
+    other = {"stages": [[0, 3], [3, 5]], "ranks": [[0, 1], [2]], "micro_batches": 2}
+    *after, _ = train(torch_python, folder, 3, other, "--save_every", "3")
+    assert [one["step"] for one in after] == [4, 5, 6]
+    losses = [one["loss"] for one in (*before[:3], *after)]
+    assert losses == pytest.approx([one["loss"] for one in plain], rel=1e-5)
+    again = train(torch_python, folder, 2, plan)
+    assert [one.get("step") for one in again] == [None], "it had completed"
+
+
 def test_two_pipelines_share_their_gradients(torch_python: str, folder: Path) -> None:
     *plain, _ = train(torch_python, folder, 1, None)
     plan = {"stages": [[0, 2], [2, 5]], "ranks": [[0, 1], [2, 3]], "micro_batches": 2}

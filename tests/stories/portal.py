@@ -23,13 +23,13 @@ STOP_LIMIT_S = 40
 class StoryPortal:
     """``manage.py up`` in a folder of its own; a context manager that leaves nothing behind."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, **environment: str) -> None:
         # PostgreSQL's account and the jobs' accounts must pass through it, which pytest's folders forbid
         self.folder = Path(tempfile.mkdtemp(prefix="fairway-story-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         self.port = _free_port()
         self.url = f"http://localhost:{self.port}"
-        self.options = options
+        self.options, self.environment = options, environment
         self.lines: list[str] = []
         self.took_s = 0.0
         self._process: subprocess.Popen[str] | None = None
@@ -48,7 +48,7 @@ class StoryPortal:
             name: value
             for name, value in os.environ.items()
             if not name.startswith("FAIRWAY_") and name not in {"DATABASE_URL", "REDIS_URL"}
-        }
+        } | self.environment
         began = time.monotonic()
         self._process = subprocess.Popen(
             [

@@ -131,6 +131,23 @@ def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: 
     assert member.get(f"{at}&model=other").status_code == 404
 
 
+def test_an_artifact_is_registered_on_the_page_of_its_run(tracking: TrackingWorld, runs: list[str]) -> None:
+    member, at = browser(tracking.member), f"/experiments/{tracking.project.public_id}/{runs[0]}/"
+    assert "Register model" in member.get(at).content.decode()
+    for number in ("1", "2"):
+        answer = member.post(f"{at}register/", {"path": "report", "model": "depth"}, follow=True)
+        assert f"Version {number} of depth is registered." in answer.content.decode()
+    version = tracking.client().get_model_version("depth", "2")
+    assert version.run_id == runs[0] and version.source.endswith(f"{runs[0]}/artifacts/report")
+    refused = member.post(f"{at}register/", {"path": "report", "model": "a/b"}, follow=True)
+    assert "without / and :" in refused.content.decode()
+    viewer = browser(tracking.viewer)
+    assert "Register model" not in viewer.get(at).content.decode()
+    answer = viewer.post(f"{at}register/", {"path": "report", "model": "other"}, follow=True)
+    assert "lack the permission" in answer.content.decode()
+    assert [each.name for each in tracking.client().search_registered_models()] == ["depth"]
+
+
 def test_a_job_page_shows_the_runs_of_the_job(tracking: TrackingWorld, runs: list[str]) -> None:
     factories.node(factories.pool())
     job = factories.job(tracking.member, tracking.project, factories.environment(tool=False))

@@ -19,13 +19,18 @@ from portal.models import (
     LayerProfile,
     Node,
     NodeLink,
+    NodePool,
     PipelinePlan,
+    Topology,
 )
+from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
+from portal.web.launch.initial_values import initial_from_job
 from scheduler.plan_query import answer_plan_query
 from scheduler.profile_pass import store_measured_profiles
+from tests import factories
 from tests.factories import LAYERS, layer_profile, pipeline_plan
 
 
@@ -222,6 +227,42 @@ def test_a_plan_with_unequal_replicas_is_launched(profile, client_of):
     assert form.initial["command"] == 'python "$FAIRWAY_SECRETS/train_pipeline.py"'
 
 
+def test_a_plan_prefers_the_nodes_that_its_page_draws(dataset, profile, client_of):
+    """Of the free nodes those of one rack are drawn, and the job that is launched prefers them."""
+    pool, client = factories.pool(), client_of("member")
+    Topology.objects.create(name="a-fabric", levels=["rack"])
+    _, *near = [
+        factories.node(pool, gpus=gpus, labels={"rack": rack}).name
+        for gpus, rack in ((4, "b"), (2, "a"), (2, "a"))
+    ]
+    plan = pipeline_plan(profile, pool, nodes=2, gpus_per_node=1, link_bandwidth=1e9)
+    text = words(client.get(reverse("plan", args=[plan.public_id])))
+    assert "A job that you launch now prefers these nodes." in text
+    given = {"plan": plan.public_id, "choice": "best", "m": "4"}
+    form = client.get(reverse("launch"), given).context["form"]
+    assert form.initial["preferred_nodes"] == " ".join(sorted(near))
+    assert form.initial["pool"] == pool.public_id
+    Node.objects.filter(name=near[0]).update(slow_network=True)
+    assert near[0] not in [one.name for one in plan_nodes(dataset.people["m-okafor"], plan)]
+    plan = pipeline_plan(profile, pool, nodes=60, gpus_per_node=1, link_bandwidth=1e9)
+    assert "must become free" in words(client.get(reverse("plan", args=[plan.public_id])))
+    form = client.get(reverse("launch"), given | {"plan": plan.public_id}).context["form"]
+    assert not form.initial.get("preferred_nodes")
+
+
+def test_a_measured_profile_names_model_and_input_of_the_run(profile, client_of):
+    profile.content |= {"model": "models:mlp", "input": [32, 64]}
+    profile.save()
+    plan = pipeline_plan(profile)
+    given = {"plan": plan.public_id, "choice": "straight", "m": "4"}
+    form = client_of("member").get(reverse("launch"), given).context["form"]
+    assert form.initial["command"].endswith('train_pipeline.py" --model models:mlp --input 128,64')
+    profile.content |= {"input": ["a", 64]}
+    profile.save()
+    form = client_of("member").get(reverse("launch"), given).context["form"]
+    assert form.initial["command"].endswith('train_pipeline.py"')
+
+
 @pytest.fixture
 def profile_job(dataset, client_of, typed) -> Job:
     client = client_of("member")
@@ -312,3 +353,44 @@ def test_the_programs_can_be_downloaded(client_of):
     answer = client_of("member").get(reverse("plan-program", args=["profile_layers.py"]))
     assert b"torch.nn.Sequential" in b"".join(answer.streaming_content)
     assert client_of("member").get(reverse("plan-program", args=["settings.py"])).status_code == 404
+
+
+def test_preferred_nodes_are_checked_submitted_and_reported(dataset, client_of, typed):
+    """Form and REST; the timeline says whether the job started on them."""
+    client, pool, other = client_of("member"), dataset.pools["h200"], dataset.pools["a100"]
+    NodePool.objects.update(allow_host_network=True)
+    names = list(pool.nodes.order_by("name").values_list("name", flat=True)[:2])
+    body = {
+        "name": "pinned", "project": "vision", "environment": dataset.environments["batch"].name, "tasks": 2,
+        "gpus_per_task": 1, "command": ["true"], "pool": pool.name, "preferred_nodes": names,
+    }  # fmt: skip
+
+    def refused(**changed: object) -> str:
+        answer = client.post("/api/v1/jobs/", body | changed, content_type="application/json")
+        assert answer.status_code == 422, answer.content
+        return answer.content.decode()
+
+    assert "for each of the 2 tasks; there are 1 names" in refused(preferred_nodes=names[:1])
+    assert "no node missing" in refused(preferred_nodes=[names[0], "missing"])
+    assert "request this pool, too" in refused(pool=None)
+    away = other.nodes.values_list("name", flat=True).first()
+    assert "different pools" in refused(preferred_nodes=[names[0], away])
+    sent = client.post("/api/v1/jobs/", body, content_type="application/json")
+    assert sent.status_code == 201 and sent.json()["preferred_nodes"] == names
+    filled = {"pool": pool.public_id, "tasks": "2", "gpus_per_task": "1", "preferred_nodes": ", ".join(names)}
+    review = client.post(reverse("launch-check"), typed | filled)
+    assert f"preferred_nodes: {json.dumps(names)}" in words(review).replace("&quot;", '"')
+    assert client.post(reverse("launch"), typed | filled).status_code == 302
+    job = Job.objects.get(name="my run")
+    assert job.preferred_nodes == names and initial_from_job(job.owner, job)["preferred_nodes"] == " ".join(
+        names
+    )
+    first, second = (Node.objects.get(name=name) for name in names)
+    job.tasks = 2
+    start_attempt(job, pool, [RankPlacement(first, ()), RankPlacement(second, ())], epoch=1, secret=b"")
+    page = words(client.get(reverse("job", args=[job.public_id])))
+    assert f"Starting on {names[0]}, {names[1]}, as preferred." in page
+    late = Job.objects.get(name="pinned")
+    start_attempt(late, pool, [RankPlacement(second, ()), RankPlacement(second, ())], epoch=1, secret=b"")
+    page = words(client.get(reverse("job", args=[late.public_id])))
+    assert f"Starting on {names[1]}; its preferred nodes {names[0]}, {names[1]} could not take all" in page

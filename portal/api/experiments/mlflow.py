@@ -23,7 +23,7 @@ from portal.access import AccessPolicy, Permission, access_policy, require_permi
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
 from portal.artifact_download import artifact_response
 from portal.database.pool_middleware import release_connection
-from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, USER_TAG
+from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, RUN_NAME_TAG, USER_TAG
 from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from portal.models import ApiToken, Job, Project, User
 from portal.selectors.lookup import get_first
@@ -163,7 +163,10 @@ def _ensure_default_experiment(project: Project, name: str) -> None:
 
 
 def _checked_body(body: bytes, caller: RequestIdentity, endpoint: Endpoint) -> bytes:
-    """Return the body. A new run gets its user and the job that creates it; nobody else may set such tags."""
+    """Return the body. A new run gets its user, and the job that creates it, whose name it has if it has none.
+
+    Nobody else may set such tags.
+    """
     creates_run = endpoint.name == "runs/create"
     if not creates_run and b'"fairway.' not in body and b"\\u" not in body:
         return body
@@ -181,6 +184,8 @@ def _checked_body(body: bytes, caller: RequestIdentity, endpoint: Endpoint) -> b
         given["tags"].append({"key": USER_TAG, "value": caller.user.username})
         if caller.job is not None:
             given["tags"].append({"key": JOB_TAG, "value": caller.job.public_id})
+            if not any(tag.get("key") == RUN_NAME_TAG for tag in tags):
+                given["run_name"] = given.get("run_name") or caller.job.name
         return json.dumps(given).encode()
     if reserved or str(given.get("key", "")).startswith(RESERVED_TAG_PREFIX):
         raise Forbidden(f"Names that start with {RESERVED_TAG_PREFIX} are set by Fairway.")

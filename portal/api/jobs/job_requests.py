@@ -27,6 +27,7 @@ from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
 from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
+from portal.models.public_id import MAX_NAME_LENGTH
 from portal.selectors.templates import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
 from portal.services.jobs.feasibility import known_gpu_models
@@ -88,11 +89,13 @@ def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
     texts = [rule.help, f"null: {rule.if_null}." if rule.if_null else ""]
     options |= {"help_text": " ".join(filter(None, texts)) or None}
     if rule.is_list:
-        child = (
-            serializers.ChoiceField(rule.choices)
-            if rule.choices
-            else StrictIntegerField(min_value=int(rule.minimum or 0), max_value=int(rule.maximum or 0))
-        )
+        child: serializers.Field[Any, Any, Any, Any]
+        if rule.choices:
+            child = serializers.ChoiceField(rule.choices)
+        elif rule.pattern:
+            child = StrictCharField(max_length=MAX_NAME_LENGTH)
+        else:
+            child = StrictIntegerField(min_value=int(rule.minimum or 0), max_value=int(rule.maximum or 0))
         return serializers.ListField(child=child, max_length=MAX_LIST_ITEMS, **options)
     if rule.choices:
         return serializers.ChoiceField(rule.choices, **options)

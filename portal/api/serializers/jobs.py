@@ -563,6 +563,10 @@ class JobDetail(Job):
         source="context.private.rank_overrides",
         help_text="Variables of single ranks; null unless you may control the job.",
     )
+    preferred_nodes = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="The name of a node for each task, in the order of ranks; empty without a preference.",
+    )
     retry_on = serializers.ListField(
         child=serializers.ChoiceField([each.value for each in FailureClass]),
         help_text="Failures after which it starts again.",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from portal.access import Requester, visible_nodes
 from portal.domain.throughput import joined_models
-from portal.models import Gpu, GpuLink, NodePool
+from portal.models import Gpu, GpuLink, NodePool, PipelinePlan, Topology
 from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
 
 
 @dataclass(frozen=True)
 class FreeNode:
-    """A node with free whole GPUs; ``has_nvlink`` if any two of its GPUs are connected by NVLink."""
+    """A node with free whole GPUs; ``has_nvlink`` if any two of its GPUs are connected by NVLink.
+
+    ``path`` are its domains in the first topology by name, outermost first.
+    """
 
     name: str
     pool: str
@@ -22,29 +26,56 @@ class FreeNode:
     memory_mib: int
     free: int
     has_nvlink: bool
+    path: tuple[str, ...] = ()
+    slow_network: bool = False
 
 
 def free_nodes(requester: Requester) -> list[FreeNode]:
-    """Return the nodes with free whole GPUs, the most first. Two queries."""
+    """Return the nodes with free whole GPUs, the most first. Three queries."""
     rows = Gpu.objects.filter(
         ACCEPTS_WORK, node__in=visible_nodes(requester), present=True, used_milli=0, mig_profile=""
-    ).values_list("node_id", "node__name", "node__pool__name", "node__pool_id", "model", "memory_mib")
+    ).select_related("node__pool")
     nvlink = set(GpuLink.objects.filter(kind="nvlink").values_list("gpu_a__node_id", flat=True).distinct())
-    by_node: dict[int, list[tuple[str, str, int, str, int]]] = {}
-    for node, name, pool, pool_id, model, memory_mib in rows:
-        by_node.setdefault(node, []).append((name, pool, pool_id, model, memory_mib))
+    topology = Topology.objects.order_by("name").first()
+    by_node: dict[int, list[Gpu]] = {}
+    for gpu in rows:
+        by_node.setdefault(gpu.node_id, []).append(gpu)
     found = []
-    for node, gpus in by_node.items():
-        name, pool, pool_id, *_ = gpus[0]
-        models = joined_models(model for *_, model, _ in gpus)
-        memory_mib = min(gpu[-1] for gpu in gpus)
-        found.append(FreeNode(name, pool, pool_id, models, memory_mib, len(gpus), node in nvlink))
+    for gpus in by_node.values():
+        node = gpus[0].node
+        levels = topology.levels if topology else []
+        path = tuple(takewhile(bool, (node.labels.get(level, "") for level in levels)))
+        found.append(
+            FreeNode(
+                node.name, node.pool.name, node.pool_id, joined_models(gpu.model for gpu in gpus),
+                min(gpu.memory_mib for gpu in gpus), len(gpus), node.pk in nvlink, path, node.slow_network,
+            )
+        )  # fmt: skip
     return sorted(found, key=lambda one: (-one.free, one.name))
 
 
 def fitting_nodes(nodes: Iterable[FreeNode], pool_id: int | None, gpus_per_node: int) -> list[FreeNode]:
     """Return the nodes of the pool (None: any) with enough free GPUs."""
     return [one for one in nodes if one.free >= gpus_per_node and pool_id in (None, one.pool_id)]
+
+
+def plan_nodes(requester: Requester, plan: PipelinePlan) -> list[FreeNode]:
+    """Return nodes with enough free GPUs for a plan, in its order; fewer if there are not enough. Three queries.
+
+    They are in the smallest domain of a pool's topology that has enough, without nodes of a slow network if
+    there are others. Neighbours in the domain are neighbours in the plan.
+    """
+    fitting, count = fitting_nodes(free_nodes(requester), plan.pool_id, plan.gpus_per_node), plan.nodes
+    for rows in ([one for one in fitting if not one.slow_network], fitting):
+        domains: dict[tuple[int, tuple[str, ...]], list[FreeNode]] = {}
+        for one in rows:
+            for depth in range(len(one.path) + 1):
+                domains.setdefault((one.pool_id, one.path[:depth]), []).append(one)
+        enough = [key for key, members in domains.items() if len(members) >= count]
+        if enough:
+            nearest = min(enough, key=lambda key: (-len(key[1]), len(domains[key]), key))
+            return sorted(domains[nearest], key=lambda one: (one.path, one.name))[:count]
+    return fitting if plan.pool_id is not None else []
 
 
 def pool_gpu_memory_mib(pool: NodePool) -> int | None:

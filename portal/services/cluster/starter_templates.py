@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,10 +10,10 @@ from django.conf import settings
 
 from portal.domain.template_parameters import placeholders
 from portal.models import Template, TemplateVersion
+from portal.services.jobs.launching import training_program
 from portal.services.jobs.templates import TemplateInput, build_version
 
 PROGRAM_PATH = "{fairway:secrets}/program"
-_COMMON_IMPORT = "from common import "
 
 
 @cache
@@ -22,32 +21,21 @@ def shipped_templates() -> tuple[TemplateInput, ...]:
     """Return the templates without environment: users choose one with the framework."""
     folder = settings.BASE_DIR / "deploy/training"
     declared = yaml.safe_load((folder / "templates.yaml").read_text())
-    return tuple(_build(folder, each) for each in declared)
+    return tuple(_build(each) for each in declared)
 
 
-def _build(folder: Path, declared: dict[str, Any]) -> TemplateInput:
+def _build(declared: dict[str, Any]) -> TemplateInput:
     given = {"scope": "everyone", **declared}
     if program := given.pop("program", None):
         used = placeholders(given["fields"])
         options = [each["name"] for each in given["parameters"] if each["name"] not in used]
         # a parameter that is the size of the job is an option of the program, too, if it has one of that name
-        text = (folder / program).read_text()
+        text = training_program(program)
         options += [name for name in sorted(used) if f'"--{name}"' in text]
         words = [word for name in options for word in (f"--{name}", f"{{{name}}}")]
         command = ["python", PROGRAM_PATH, *words]
-        given["fields"] = {**given["fields"], "command": command, "program": _bundle(folder, text)}
+        given["fields"] = {**given["fields"], "command": command, "program": text}
     return TemplateInput(**given)
-
-
-def _bundle(folder: Path, program: str) -> str:
-    """Return a program with the functions of ``common.py`` that it imports, as one file."""
-    lines = program.splitlines()
-    if not any(line.startswith(_COMMON_IMPORT) for line in lines):
-        return program
-    common = (folder / "common.py").read_text().partition('"""\n')[2].strip()
-    kept = [line for line in lines if not line.startswith(_COMMON_IMPORT)]
-    first = next(index for index, line in enumerate(kept) if line.startswith("parser = "))
-    return "\n".join([*kept[:first], common, "", "", *kept[first:]]) + "\n"
 
 
 def ensure_starter_templates() -> None:

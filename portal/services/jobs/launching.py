@@ -159,8 +159,15 @@ def launch_task(job: LaunchRequest, gang: GangShape, rank: RankNetwork, command:
 
 @cache
 def training_program(name: str) -> str:
-    """Return a program of deploy/training."""
-    return (BASE_DIR / "deploy/training" / name).read_text()
+    """Return a program of deploy/training with the functions of ``common.py`` that it imports, as one file."""
+    folder = BASE_DIR / "deploy/training"
+    lines = (folder / name).read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("from common import ")]
+    if len(kept) < len(lines):
+        common = (folder / "common.py").read_text().partition('"""\n')[2].strip()
+        first = next(index for index, line in enumerate(kept) if line.startswith("parser = "))
+        kept[first:first] = [common, "", ""]
+    return "\n".join(kept) + "\n"
 
 
 def _program_files(job: LaunchRequest) -> dict[str, LaunchFile]:

@@ -81,6 +81,8 @@ def validate_request(user: User, request: JobRequest) -> None:
     wrong = value_errors(request)
     if request.topology_constraint and (fault := topology_constraint_error(request.topology_constraint)):
         wrong["topology_constraint"] = fault
+    if "preferred_nodes" not in wrong and (fault := _preferred_nodes_error(request)):
+        wrong["preferred_nodes"] = fault
     if fault := volumes.volume_references_error(user, request.environment.runtime, request.volumes):
         wrong["volumes"] = fault
     if not {"volumes", "secrets"} & wrong.keys():
@@ -123,6 +125,25 @@ def value_errors(request: JobRequest) -> dict[str, str]:
     if fault := secrets.secret_references_error(request.env, request.secrets):
         wrong["secrets"] = fault
     return wrong
+
+
+def _preferred_nodes_error(request: JobRequest) -> str | None:
+    """Return why the preferred nodes cannot be those of the tasks, or None."""
+    names = request.preferred_nodes
+    if not names:
+        return None
+    if len(names) != request.tasks:
+        return f"Name a node for each of the {request.tasks} tasks; there are {len(names)} names."
+    rows = Node.objects.filter(name__in=names).select_related("pool")
+    pools = {node.name: node.pool for node in rows}
+    if unknown := next((name for name in names if name not in pools), None):
+        return f"There is no node {unknown}."
+    found = sorted({pool.name for pool in pools.values()})
+    if len(found) > 1:
+        return f"They are in different pools: {', '.join(found)}."
+    if request.pool is None or request.pool.name not in found:
+        return f"They are in the pool {found[0]}; request this pool, too."
+    return None
 
 
 def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
@@ -327,6 +348,7 @@ def _job_columns(request: JobRequest) -> dict[str, Any]:
         "launcher_options": dict(request.launcher_options),
         "rank_overrides": {rank: dict(variables) for rank, variables in request.rank_overrides.items()},
         "topology_constraint": dict(request.topology_constraint) if request.topology_constraint else None,
+        "preferred_nodes": list(request.preferred_nodes),
         "volumes": volumes.normalize_volume_references(request.volumes),
         "secrets": secrets.normalize_secret_references(request.secrets),
         "retry_on": list(request.retry_on),

@@ -243,7 +243,7 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
                 attempt,
                 "attempt_state",
                 "placed",
-                f"Starting on {where}.",
+                f"Starting on {where}{_preference_text(each)}.",
                 after=AttemptState.CONFIGURING.value,
             )
         )
@@ -259,6 +259,17 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
     )
     JobEvent.objects.bulk_create(events)
     publish_all_on_commit(news)
+
+
+def _preference_text(start: AttemptStart) -> str:
+    """Return how the nodes of a start compare with those that the job prefers; blank without a preference."""
+    preferred = start.job.preferred_nodes
+    names = [placement.node.name for placement in start.placements]
+    if not preferred:
+        return ""
+    if names == preferred[: len(names)]:
+        return ", as preferred"
+    return f"; its preferred nodes {', '.join(dict.fromkeys(preferred))} could not take all its tasks"
 
 
 class OwnerNotPermittedError(Exception):

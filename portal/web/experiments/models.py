@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -16,7 +17,7 @@ from portal.models import Project, User
 from portal.selectors import experiments as selectors
 from portal.selectors.experiments import ModelVersion, RegisteredModel, Run
 from portal.selectors.services import services_of_model
-from portal.services.experiments import do_set_alias, do_set_stage
+from portal.services.experiments import do_register_model, do_set_alias, do_set_stage
 from portal.tracking.client import TrackingUnavailable
 from portal.web.experiments.experiments import MAX_PROJECTS, default_project
 from portal.web.views import action, page, posted_values, refusals_as_messages
@@ -73,6 +74,21 @@ def _version_origin(
     job = visible_jobs(user).filter(public_id=run.job).first() if run and run.job else None
     deployed = services_of_model(user, project, model.name, version.version)
     return {"shown": version, "run": run, "job": job, "services": deployed}
+
+
+@action(AccessPolicy.SIGNED_IN)
+def register_model(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpResponse:
+    """Register an artifact of a run as a version of a model."""
+    project = selectors.get_visible_project(user, project_id)
+    given = posted_values(request, "path", "model")
+    version = ""
+    with refusals_as_messages(request):
+        version = do_register_model(user, project, run_id, given["path"], given["model"])
+        messages.success(request, f"Version {version} of {given['model']} is registered.")
+    if not version:
+        return redirect("run", project_id, run_id)
+    shown = {"project": project.public_id, "model": given["model"], "version": version}
+    return redirect(f"{reverse('models')}?{urlencode(shown)}")
 
 
 @action(AccessPolicy.SIGNED_IN)

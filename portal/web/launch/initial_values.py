@@ -21,8 +21,9 @@ from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.domain.sweeps import describe_parameter, format_value, read_parameters
 from portal.domain.template_parameters import FILLED_AS_TEXT, fill_fields, read_template_parameters
-from portal.models import Job, Template, User
+from portal.models import Job, NodePool, PipelinePlan, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
+from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.selectors.services import get_service
 from portal.services.serving.services import next_deployment
 from portal.visibility import private_fields
@@ -147,19 +148,36 @@ def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str)
     if row is None or found is None:
         return {}
     number = min(parse_whole_number(micro_batches) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
+    free = plan_nodes(user, row)
+    nodes = free if len(free) == row.nodes else []
+    pool = NodePool.objects.get(pk=nodes[0].pool_id) if nodes else row.pool
     fields = {
         "name": f"pipeline-{found['config'].replace('-', '')}"[:60],
         "tasks": row.nodes,
         "gpus_per_task": row.gpus_per_node,
+        "preferred_nodes": [one.name for one in nodes],
         "launcher": "torchrun" if row.nodes * row.gpus_per_node > 1 else "none",
         "env": launch_variables(row.public_id, found, number),
-        "command": [*SHELL, f'python "$FAIRWAY_SECRETS/{PIPELINE_PROGRAM}"'],
+        "command": [
+            *SHELL,
+            f'python "$FAIRWAY_SECRETS/{PIPELINE_PROGRAM}"{model_options(row, found, number)}',
+        ],
     }
     return {
         "kind": JobKind.TRAINING.value,
         "project": row.profile.project.public_id,
-        "pool": row.pool.public_id if row.pool else "",
+        "pool": pool.public_id if pool else "",
     } | initial_from_api_fields(fields)
+
+
+def model_options(row: PipelinePlan, division: dict[str, Any], micro_batches: int) -> str:
+    """Return the options that name model and input of a measured profile; blank if the profile does not say."""
+    model, shape = (row.profile.content.get(key) for key in ("model", "input"))
+    known = isinstance(model, str) and ":" in model and isinstance(shape, list) and shape
+    if not known or not all(isinstance(size, int) and size > 0 for size in shape):
+        return ""
+    samples = shape[0] * micro_batches * max(stage["replicas"] for stage in division["stages"])
+    return " " + shlex.join(["--model", model, "--input", ",".join(map(str, [samples, *shape[1:]]))])
 
 
 def initial_from_profile(name: str, model: str, shape: str) -> dict[str, Any]:

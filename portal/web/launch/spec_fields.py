@@ -20,11 +20,18 @@ BOUNDS_MESSAGES = {
 }
 
 
-class NumberListField(forms.CharField):
+class WordListField(forms.CharField):
+    """Words, separated by spaces or commas."""
+
+    def clean(self, value: Any) -> Any:
+        return re.split(r"[\s,;]+", text) if (text := (super().clean(value) or "").strip()) else []
+
+
+class NumberListField(WordListField):
     """Whole numbers, separated by spaces or commas."""
 
     def clean(self, value: Any) -> Any:
-        words = re.split(r"[\s,;]+", (super().clean(value) or "").strip())
+        words = super().clean(value)
         if not all(re.fullmatch(r"[0-9]{0,9}", word) for word in words):
             raise forms.ValidationError("Write whole numbers, separated by spaces.")
         return [int(word) for word in words if word]
@@ -51,7 +58,8 @@ def build_field(rule: JobField) -> forms.Field:
             **options, choices=[(name, name.replace("_", " ")) for name in rule.choices], widget=boxes
         )
     if rule.is_list:
-        return NumberListField(**options | {"initial": ""}, widget=text_input())
+        field = WordListField if rule.pattern else NumberListField
+        return field(**options | {"initial": ""}, widget=text_input())
     if rule.choices:
         return forms.ChoiceField(
             **options, choices=[(name, name) for name in rule.choices], widget=select_input()

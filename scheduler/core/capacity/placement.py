@@ -237,6 +237,10 @@ class NodePlacer(NodeCapacity):
         most = int(capacity.max())
         return np.where(capacity == most, scores.score, WORST_SCORE), most
 
+    def domain_position(self, node: int) -> tuple[int, ...]:
+        """Return the position of a node's domains, outermost first: ranks in this order have near neighbours."""
+        return () if self._topology is None else tuple(self._topology.domain_index[:, node].tolist())
+
     def _levels_crossed(self, domain: Bools | None) -> int:
         """Return the topology levels that a gang on several nodes of ``domain`` (None is all) crosses."""
         if self._topology is None:

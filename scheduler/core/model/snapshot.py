@@ -316,6 +316,8 @@ class PendingRow:
     """The part of ``avoid_nodes`` excluded by network isolation."""
     required_cuda: str = ""  # newest CUDA its image requires; nodes with older drivers are ineligible
     launcher: str | None = None  # set if tasks must reach each other, in a pool with host network
+    preferred_nodes: tuple[str, ...] = ()
+    """The name of a node for each rank; used if they can take all its tasks. Empty is no preference."""
 
     @property
     def task_request(self) -> TaskRequest:

@@ -106,12 +106,38 @@ class GangPlacer:
         self._nominate = nominate
 
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
-        """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails."""
+        """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails.
+
+        Preferred nodes are taken if they can take all tasks.
+        """
         mark = self._statement.checkpoint()
-        if self._place_group(gang.root, tasks, DomainCandidate(allowed_nodes)):
-            return True
-        self._statement.rollback(mark)
+        preferred = self._on_preferred_nodes(gang, tasks, allowed_nodes)
+        for within in (preferred, DomainCandidate(allowed_nodes)):
+            if within is not None and self._place_group(gang.root, tasks, within):
+                return True
+            self._statement.rollback(mark)
         return False
+
+    def _on_preferred_nodes(
+        self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None
+    ) -> DomainCandidate | None:
+        """Return the preferred node of each task; None if there is none, or one is not in this pool."""
+        names = gang.pending_row.preferred_nodes if gang.pending_row is not None else ()
+        if not names:
+            return None
+        index = {node.name: i for i, node in enumerate(self._placer().nodes)}
+        wanted = [index.get(names[task.rank]) if task.rank < len(names) else None for task in tasks]
+        chosen = [i for i in wanted if i is not None]
+        if len(chosen) < len(tasks):
+            return None
+        nodes = np.zeros(len(index), dtype=bool)
+        nodes[chosen] = True
+        by_rank = {task.rank: self._placer().nodes[i].id for task, i in zip(tasks, chosen, strict=True)}
+        if any(task.shape.node_affinity not in (None, by_rank[task.rank]) for task in tasks):
+            return None
+        return DomainCandidate(
+            nodes if allowed_nodes is None else nodes & allowed_nodes, node_of_rank=by_rank
+        )
 
     def _placer(self) -> NodePlacer:
         return self._pool_state.available if self._idle_only else self._pool_state.idle_and_releasing
@@ -126,7 +152,9 @@ class GangPlacer:
         ):
             mark = self._statement.checkpoint()
             preferred_domains = choice.preferred_domains or within.preferred_domains
-            if self._place_members(group, tasks, DomainCandidate(choice.nodes, preferred_domains)):
+            if self._place_members(
+                group, tasks, DomainCandidate(choice.nodes, preferred_domains, within.node_of_rank)
+            ):
                 return True
             self._statement.rollback(mark)
         return False
@@ -143,6 +171,13 @@ class GangPlacer:
 
     def _place_by_domain(self, shape: TaskShape, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
         """Place tasks of one shape, filling one preferred domain after the other."""
+        if within.node_of_rank:
+            return all(
+                self._place_alike(
+                    shape._replace(node_affinity=within.node_of_rank[task.rank]), [task], within.nodes
+                )
+                for task in tasks
+            )
         preferred_domains = within.preferred_domains
         if self._nominate and self._pool_state.policy.semantics.nominates_idle_nodes_first:
             preferred_domains += (self._pool_state.idle.capacity(shape) > 0,)
@@ -179,6 +214,7 @@ class GangPlacer:
         if found is None:
             return False
         placer.release(found)
+        found.sort(key=lambda place: placer.domain_position(place.node))
         assign = self._statement.nominate if self._nominate else self._statement.allocate
         for task, place in zip(tasks, found, strict=True):
             assign(task, place)

@@ -7,7 +7,8 @@ of its preferred level, it fills those with the most free capacity first, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +16,21 @@ import numpy as np
 from scheduler.core.capacity.node_capacity import Bools
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.capacity.topology import DomainPath, TopologyIndex
-from scheduler.core.model.snapshot import NodeRow, TaskShape, TopologyConstraint, TopologyRow
+from scheduler.core.model.snapshot import NodeId, NodeRow, TaskShape, TopologyConstraint, TopologyRow
 from scheduler.core.session.gang import GangTask
 
 FULLNESS_WITHOUT_CAPACITY = 1000.0
 
 
 class DomainCandidate(NamedTuple):
-    """Nodes to try (None is all), and the domains of the preferred level to fill first, best first."""
+    """Nodes to try (None is all), and the domains of the preferred level to fill first, best first.
+
+    With ``node_of_rank``, each task may only be placed on its node.
+    """
 
     nodes: Bools | None
     preferred_domains: tuple[Bools, ...] = ()
+    node_of_rank: Mapping[int, NodeId] = MappingProxyType({})
 
 
 class TopologyDomains:
