@@ -10,7 +10,8 @@ Needs torch 2.6 or newer.
 
 With the schedules gpipe and 1f1b, weights are updated after all micro-batches of a step, when the pipeline is empty:
 losses are those of a run without a pipeline. With equally many replicas of all stages, pipeline p has the p-th rank
-of every stage, and torch.distributed.pipelining runs each. Otherwise micro-batches go round the replicas of each stage.
+of every stage, and torch.distributed.pipelining runs each. Otherwise micro-batches are dealt round the replicas of
+each stage.
 
 The schedule pipedream never empties the pipeline. A stage updates its weights after the backward pass of each
 micro-batch (of each of its replicas), and keeps the weights of every micro-batch in flight for its backward pass
@@ -188,7 +189,7 @@ class StageModule(torch.nn.Module):
 
 
 class ChunkTimes:
-    """The times in which this process computes passes of micro-batches; the rest of a step it waits or communicates."""
+    """The times of the passes that this process computes; the rest of a step it waits or communicates."""
 
     def __init__(self):
         self.chunks, self.cpu_s = [], 0.0
@@ -213,11 +214,17 @@ class ChunkTimes:
         return run
 
     def take(self, prefix):
-        """Return kind, micro-batch and seconds of all since the last call, and their CPU time. The GPU has finished."""
-        taken = [
-            (kind, (*prefix, number), s if isinstance(s, float) else s[0].elapsed_time(s[1]) / 1000)
-            for kind, number, s in self.chunks
-        ], self.cpu_s
+        """Return kind, micro-batch and seconds of the passes since the last call, and their CPU time in all.
+
+        The GPU has finished.
+        """
+        taken = (
+            [
+                (kind, (*prefix, number), s if isinstance(s, float) else s[0].elapsed_time(s[1]) / 1000)
+                for kind, number, s in self.chunks
+            ],
+            self.cpu_s,
+        )
         self.chunks, self.cpu_s = [], 0.0
         return taken
 
@@ -229,7 +236,9 @@ def replayed_step_s(processes):
     (unique in all steps) and seconds.
     """
     done, clocks = {}, [0.0] * len(processes)
-    known = {(kind, stage, number) for stage, steps in processes for each in steps for kind, number, _ in each}
+    known = {
+        (kind, stage, number) for stage, steps in processes for each in steps for kind, number, _ in each
+    }
     left = [
         collections.deque((at, *each) for at, step in enumerate(steps) for each in step)
         for _, steps in processes
@@ -240,7 +249,9 @@ def replayed_step_s(processes):
             while left[process]:
                 step, kind, number, seconds = left[process][0]
                 # what this pass needs of the stage before or after; None in the first and last stage
-                needs = {"forward": (kind, stage - 1, number), "backward": (kind, stage + 1, number)}.get(kind)
+                needs = {"forward": (kind, stage - 1, number), "backward": (kind, stage + 1, number)}.get(
+                    kind
+                )
                 if needs in known and needs not in done:
                     break
                 left[process].popleft()
@@ -348,7 +359,9 @@ class RoundRobin:
         torch.autograd.backward(result, gradient)
 
     def update_weights(self, number):
-        if self.flying:  # the newest one was computed with the newest weights, and needs them for its backward pass
+        if (
+            self.flying
+        ):  # the newest one was computed with the newest weights, and needs them for its backward pass
             for each in self.part.parameters():
                 each.data = each.data.clone()
         self.trainer.optimizer.step()

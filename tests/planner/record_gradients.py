@@ -7,6 +7,7 @@ An update is the mean gradient over the replicas of the stage. In memory of the 
 the weights that a stage keeps.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -15,8 +16,7 @@ import torch
 
 programs, file, kind, *options = sys.argv[1:]
 sys.path.insert(0, programs)
-
-import train_pipeline as pipeline
+pipeline = importlib.import_module("train_pipeline")
 
 
 def run() -> None:
@@ -48,7 +48,7 @@ def simulate() -> None:
     model = pipeline.load_model(arguments.model)
     stages = [model[slice(*each)] for each in plan["stages"]]
     weights = [[[each.detach().clone() for each in stage.parameters()]] for stage in stages]
-    # a stage with n replicas updates once for n micro-batches; `late` is by how many updates a forward pass lags behind
+    # a stage with n replicas updates once for n micro-batches; `late`: updates that its forward pass does not see
     late = [-(-sum(map(len, ranks[at:])) // len(ranks[at])) - 1 for at in range(len(ranks))]
     pending = [[] for _ in stages]
     updates = [[] for _ in stages]

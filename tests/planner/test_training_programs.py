@@ -200,7 +200,10 @@ def test_pipedream_computes_each_gradient_at_the_weights_of_the_forward_pass(
     model = "models:mlp" if len(ranks) == 2 else "models:deep"
     plan = json.dumps({"stages": stages, "ranks": ranks, "micro_batches": 4, "schedule": "pipedream"})
     options = ["--model", model, "--input", "32,64", "--steps", "8", *words]
-    recorder, updates = [str(Path(__file__).parent / "record_gradients.py"), str(PROGRAMS)], str(folder / "updates")
+    recorder, updates = (
+        [str(Path(__file__).parent / "record_gradients.py"), str(PROGRAMS)],
+        str(folder / "updates"),
+    )
     processes = sum(map(len, ranks))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     for begin, kind in ((launcher, "run"), ([], "simulate")):
@@ -226,7 +229,10 @@ def test_pipedream_computes_each_gradient_at_the_weights_of_the_forward_pass(
         ),
         ({"stages": [[0, 4]], "ranks": [[0]], "micro_batches": 1}, "it is for 4 layers, and the model has 5"),
         ({"stages": [[0, 5]], "ranks": [[0]], "micro_batches": 3}, "32 samples are not divisible"),
-        ({"stages": [[0, 5]], "ranks": [[0]], "micro_batches": 4, "schedule": "flush"}, "no schedule 'flush'"),
+        (
+            {"stages": [[0, 5]], "ranks": [[0]], "micro_batches": 4, "schedule": "flush"},
+            "no schedule 'flush'",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(
