@@ -248,10 +248,9 @@ def replayed_step_s(processes):
         for process, (stage, _) in enumerate(processes):
             while left[process]:
                 step, kind, number, seconds = left[process][0]
-                # what this pass needs of the stage before or after; None in the first and last stage
-                needs = {"forward": (kind, stage - 1, number), "backward": (kind, stage + 1, number)}.get(
-                    kind
-                )
+                # the pass of the stage before or after; there is none for the first and last stage, and for updates
+                after = {"forward": -1, "backward": 1}.get(kind, len(processes))
+                needs = (kind, stage + after, number)
                 if needs in known and needs not in done:
                     break
                 left[process].popleft()
@@ -284,7 +283,9 @@ class RoundRobin:
 
     def _current_weights(self):
         """Return the weights as leaves of a graph, which stay when the parameters get a new storage."""
-        return {name: each.data.requires_grad_() for name, each in self.part.named_parameters()}
+        return {
+            name: each.data.requires_grad_(each.requires_grad) for name, each in self.part.named_parameters()
+        }
 
     def _peer(self, stage, number):
         return self.ranks[stage][number % len(self.ranks[stage])]
@@ -356,12 +357,11 @@ class RoundRobin:
         return functional_call(self.part, self.weights, (given,))
 
     def backward_one_chunk(self, number, result, gradient):
-        torch.autograd.backward(result, gradient)
+        if result.requires_grad:  # not in a first stage without weights
+            torch.autograd.backward(result, gradient)
 
     def update_weights(self, number):
-        if (
-            self.flying
-        ):  # the newest one was computed with the newest weights, and needs them for its backward pass
+        if self.flying:  # the newest one needs the weights of its forward pass, which are the newest, too
             for each in self.part.parameters():
                 each.data = each.data.clone()
         self.trainer.optimizer.step()
@@ -408,10 +408,11 @@ class Trainer:
     def share_gradients(self):
         """Average the gradients over the replicas of the stage."""
         if self.twins is not None:
-            for each in self.part.parameters():
-                dist.all_reduce(each.grad, group=self.twins)
-                # a loss of micro-batches dealt round is divided by their number in all replicas
-                each.grad /= 1 if self.in_turn and self.flushes else self.replicas
+            # the losses of micro-batches dealt round are divided by the number of all
+            divisor = 1 if self.in_turn and self.flushes else self.replicas
+            for gradient in [each.grad for each in self.part.parameters() if each.grad is not None]:
+                dist.all_reduce(gradient, group=self.twins)
+                gradient /= divisor
 
     def step(self, inputs, targets):
         """Train one step; return the mean loss in the first process of the last stage, else None."""
