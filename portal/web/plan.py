@@ -18,14 +18,18 @@ from portal.access import AccessPolicy, Permission, can, visible_projects
 from portal.domain.pipeline_plans import (
     CHOICES,
     DEFAULT_MICRO_BATCHES,
+    DEFAULT_SCHEDULE,
     MAX_GPUS_PER_NODE,
     MAX_MICRO_BATCHES,
     MAX_NODES,
     PIPELINE_PROGRAM,
     PROFILE_PROGRAM,
+    SCHEDULES,
+    WITHOUT_FLUSH,
     bubble_fraction,
     choice_of,
-    flushed_rate,
+    predicted_rate,
+    stage_memory_bytes,
 )
 from portal.errors import FairwayError, NotFound
 from portal.models import NodePool, PipelinePlan, User
@@ -270,7 +274,9 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = get_plan(user, public_id)
     micro_batches = parse_whole_number(request.GET.get("m", "")) or DEFAULT_MICRO_BATCHES
     micro_batches = min(micro_batches, MAX_MICRO_BATCHES)
-    rows = [_plan_row(row, choice, micro_batches) for choice in CHOICES]
+    schedule = request.GET.get("schedule", "")
+    schedule = schedule if schedule in SCHEDULES else DEFAULT_SCHEDULE
+    rows = [_plan_row(row, choice, micro_batches, schedule) for choice in CHOICES]
     asked = request.GET.get("choice", "best")
     chosen = next((one for one in rows if one.choice == asked and one.plan), rows[0])
     division = chosen.plan or row.answer
@@ -280,11 +286,15 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "rows": rows,
         "chosen": chosen,
         "micro_batches": micro_batches,
+        "schedule": schedule,
+        "schedule_name": SCHEDULES[schedule],
+        "schedules": SCHEDULES,
+        "versions": max(one["in_flight"] for one in division["stages"]) if schedule == WITHOUT_FLUSH else 1,
         "max_micro_batches": MAX_MICRO_BATCHES,
         "unit": "samples" if row.profile.batch_size else "minibatches",
         "gpus": row.nodes * row.gpus_per_node,
         "chart": _layer_chart(row, division),
-        "nodes": _planned_nodes(row, division, free),
+        "nodes": _planned_nodes(row, division, stage_memory_bytes(division, micro_batches, schedule), free),
         "missing_nodes": row.nodes - len(free),
         "runs": plan_runs(row),
         "may_launch": can(user, Permission.SUBMIT, row.profile.project),
@@ -293,18 +303,18 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     return render(request, "plan/plan.html", context)
 
 
-def _plan_row(row: PipelinePlan, choice: str, micro_batches: int) -> PlanRow:
+def _plan_row(row: PipelinePlan, choice: str, micro_batches: int, schedule: str) -> PlanRow:
     found = choice_of(row.answer, choice)
     if found is None:
         reason = str(row.answer["alternatives"][choice]["impossible"])
         return PlanRow(choice, CHOICES[choice], None, reason, None, None, 0.0, 0.0)
-    bubble = bubble_fraction(len(found["stages"]), micro_batches)
+    bubble = bubble_fraction(found, micro_batches, schedule)
     speedup = found["speedup"]
     gpus = row.nodes * row.gpus_per_node
     return PlanRow(
-        choice, CHOICES[choice], found, "", flushed_rate(found, micro_batches),
+        choice, CHOICES[choice], found, "", predicted_rate(found, micro_batches, schedule),
         100 * speedup * (1 - bubble) / gpus if speedup else None,
-        max(stage["memory_bytes"] for stage in found["stages"]) / MIB, 100 * bubble,
+        max(stage_memory_bytes(found, micro_batches, schedule)) / MIB, 100 * bubble,
     )  # fmt: skip
 
 
@@ -354,7 +364,9 @@ def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _planned_nodes(row: PipelinePlan, chosen: dict[str, Any], free: list[FreeNode]) -> list[PlannedNode]:
+def _planned_nodes(
+    row: PipelinePlan, chosen: dict[str, Any], memory_bytes: list[float], free: list[FreeNode]
+) -> list[PlannedNode]:
     """Return the stages by node: GPUs are numbered node by node."""
     nodes = []
     for number in range(row.nodes):
@@ -365,7 +377,7 @@ def _planned_nodes(row: PipelinePlan, chosen: dict[str, Any], free: list[FreeNod
             ]
             if gpus:
                 layers = stage["layers"][1] - stage["layers"][0]
-                memory_mib = stage["memory_bytes"] / MIB
+                memory_mib = memory_bytes[index] / MIB
                 stages.append(StagePlacement(index + 1, index % STAGE_COLOURS + 1, gpus, layers, memory_mib))
         nodes.append(PlannedNode(number + 1, free[number] if number < len(free) else None, stages))
     return nodes

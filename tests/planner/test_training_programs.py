@@ -19,13 +19,15 @@ TORCH = "torch==2.13.0"
 MODELS = """
 import torch
 
-def mlp():
+def mlp(sizes=(64, 128, 128, 10)):
     torch.manual_seed(3)
-    sizes = [64, 128, 128, 10]
     layers = []
     for given, returned in zip(sizes, sizes[1:]):
         layers += [torch.nn.Linear(given, returned), torch.nn.ReLU(inplace=True)]
     return torch.nn.Sequential(*layers[:-1])
+
+def deep():
+    return mlp((64, 128, 128, 128, 10))
 
 branched = torch.nn.Linear(4, 4)
 """
@@ -124,14 +126,20 @@ def train(python: str, folder: Path, processes: int, plan: dict | None, *words: 
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_pipeline_has_the_losses_of_the_plain_run(torch_python: str, folder: Path, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("gpipe", [[0, 2], [2, 5]]), ("1f1b", [[0, 1], [1, 2], [2, 5]])]
+)
+def test_a_pipeline_has_the_losses_of_the_plain_run(
+    torch_python: str, folder: Path, schedule: str, stages: list
+) -> None:
+    """Also where a stage has no weights."""
     *plain, _ = train(torch_python, folder, 1, None)
-    plan = {"stages": [[0, 2], [2, 5]], "ranks": [[0], [1]], "micro_batches": 4}
-    *piped, rate = train(torch_python, folder, 2, plan, "--schedule", schedule)
+    count = len(stages)
+    plan = {"stages": stages, "ranks": [[rank] for rank in range(count)], "micro_batches": 4}
+    *piped, rate = train(torch_python, folder, count, plan, "--schedule", schedule)
     assert len(plain) == 6 and plain[0]["loss"] != plain[-1]["loss"]
     assert [one["loss"] for one in piped] == pytest.approx([one["loss"] for one in plain], rel=1e-5)
-    assert rate["bubble_predicted"] == pytest.approx(1 / 5)
+    assert rate["bubble_predicted"] == pytest.approx((count - 1) / (3 + count))
     assert 0 <= rate["bubble_measured"] < 1
 
 
@@ -181,6 +189,57 @@ def test_two_pipelines_share_their_gradients(torch_python: str, folder: Path) ->
     assert [one["loss"] for one in piped] == pytest.approx([one["loss"] for one in plain], rel=1e-5)
 
 
+EQUAL = """
+import sys, torch
+expected, *files = sys.argv[1:]
+expected = torch.load(expected)
+for at, file in enumerate(files):
+    found = torch.load(file)
+    pairs = list(zip(found["updates"], expected[at], strict=True))
+    assert len(pairs) > 20 and all(torch.equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True))
+    assert any(each.abs().max() > 0 for each in expected[at][-1])
+    print(*found["versions"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([[0], [1]], []),
+        ([[0], [1], [2], [3]], []),
+        ([[0, 1], [2]], []),
+        ([[0], [1, 2]], []),
+        ([[0, 1], [2, 3]], ["--recompute"]),
+    ],
+)
+def test_pipedream_computes_each_gradient_at_the_weights_of_the_forward_pass(
+    torch_python: str, folder: Path, ranks: list, words: list
+) -> None:
+    """The updates are exactly those of the staleness that the paper describes, simulated in one process."""
+    stages = [[0, 2], [2, 5]] if len(ranks) == 2 else [[0, 2], [2, 4], [4, 6], [6, 7]]
+    model = "models:mlp" if len(ranks) == 2 else "models:deep"
+    plan = json.dumps({"stages": stages, "ranks": ranks, "micro_batches": 4, "schedule": "pipedream"})
+    options = ["--model", model, "--input", "32,64", "--steps", "8", *words]
+    recorder, updates = (
+        [str(Path(__file__).parent / "record_gradients.py"), str(PROGRAMS)],
+        str(folder / "updates"),
+    )
+    processes = sum(map(len, ranks))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    for begin, kind in ((launcher, "run"), ([], "simulate")):
+        done = run(
+            torch_python, folder, *begin, *recorder, updates, kind, *options,
+            PIPELINE_PLAN=plan, CUDA_VISIBLE_DEVICES="",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    files = [f"{updates}-{stage[-1]}" for stage in ranks]
+    done = run(torch_python, folder, "-c", EQUAL, updates, *files)
+    assert done.returncode == 0, done.stderr
+    # the versions of the weights in a stage are the micro-batches in flight
+    in_flight = [-(-sum(map(len, ranks[at:])) // len(ranks[at])) for at in range(len(ranks))]
+    assert done.stdout.split("\n")[:-1] == [f"{number} {number}" for number in in_flight]
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -190,6 +249,10 @@ def test_two_pipelines_share_their_gradients(torch_python: str, folder: Path) ->
         ),
         ({"stages": [[0, 4]], "ranks": [[0]], "micro_batches": 1}, "it is for 4 layers, and the model has 5"),
         ({"stages": [[0, 5]], "ranks": [[0]], "micro_batches": 3}, "32 samples are not divisible"),
+        (
+            {"stages": [[0, 5]], "ranks": [[0]], "micro_batches": 4, "schedule": "flush"},
+            "no schedule 'flush'",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(

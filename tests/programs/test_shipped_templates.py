@@ -230,7 +230,7 @@ def test_several_processes_of_torchrun(tmp_path: Path, python_with, strategy: st
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream"])
 def test_a_pipeline_of_two_processes_learns(tmp_path: Path, python_with, schedule: str) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     run(python_with("torch-2.13.0"), tmp_path, "torch-pipeline", *launch, schedule=schedule, steps=60)

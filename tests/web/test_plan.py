@@ -101,7 +101,7 @@ def test_a_profile_is_stored_planned_and_launched(dataset, client_of):
     env = dict(line.split("=", 1) for line in form.initial["env"].splitlines())
     assert env["PIPELINE_PLAN_ID"] == plan.public_id
     split = json.loads(env["PIPELINE_PLAN"])
-    assert (split["ranks"], split["micro_batches"]) == ([[0], [1], [2], [3]], 8)
+    assert (split["ranks"], split["micro_batches"], split["schedule"]) == ([[0], [1], [2], [3]], 8, "1f1b")
     assert split["stages"][0][0] == 0 and split["stages"][-1][1] == 6
 
 
@@ -206,11 +206,45 @@ def test_predicted_and_measured_rates_stand_side_by_side(dataset, profile, clien
     assert run["error_percent"] == pytest.approx(100 * (2500 / predicted - 1))
     page = words(client.get(address))
     assert "2,844.4" in page and "2,500.0" in page and "-12.1 %" in page
+    # PipeDream does not empty the pipeline: without a bubble
+    job.env |= {"PIPELINE_PLAN": job.env["PIPELINE_PLAN"].replace("1f1b", "pipedream")}
+    job.save()
+    (run,) = client.get(rest).json()["runs"]
+    assert (run["schedule"], run["predicted_per_s"]) == ("pipedream", pytest.approx(32 / 0.009))
     job.env |= {"PIPELINE_PLAN": "{}"}
     job.save()
     assert client.get(rest).json()["runs"][0]["predicted_per_s"] is None
     assert "another division" in words(client.get(address))
     assert other.name not in words(client.get(address))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "bubble", "memory", "hint"),
+    [
+        # two stages with 60 MiB of weights and 12 MiB of activations each, 4 micro-batches
+        ("1f1b", "20.0", "84 MiB", "fewer micro-batches in flight"),
+        ("gpipe", "20.0", "108 MiB", "need the most memory"),
+        ("pipedream", "0.0", "144 MiB", "up to 2 versions"),
+        ("unknown", "20.0", "84 MiB", "fewer micro-batches in flight"),
+    ],
+)
+def test_memory_and_bubble_are_those_of_the_schedule(
+    profile, client_of, schedule, bubble, memory, hint
+) -> None:
+    mib = 1024 * 1024
+    nodes = [node | {"parameter_bytes": 20 * mib, "activation_bytes": 4 * mib} for node in LAYERS["nodes"]]
+    content = LAYERS | {"nodes": nodes}
+    plan = pipeline_plan(profile)
+    plan.answer = answer_plan_query("plan", {"profile": content, "levels": [(2, 1e9)], "memory_bytes": None})
+    plan.save()
+    given = {"choice": "straight", "m": "4", "schedule": schedule}
+    page = words(client_of("member").get(reverse("plan", args=[plan.public_id]), given))
+    assert f"the bubble is {bubble} % of the step" in page
+    (straight,) = re.findall(r"Straight pipeline 1-1 2 stages .*? % (\d+ MiB)", page)
+    assert straight == memory and hint in page
+    launch = client_of("member").get(reverse("launch"), {"plan": plan.public_id, **given})
+    chosen = "1f1b" if schedule == "unknown" else schedule
+    assert f'"schedule":"{chosen}"' in launch.context["form"].initial["env"]
 
 
 def test_a_plan_with_unequal_replicas_is_launched(profile, client_of):

@@ -132,8 +132,10 @@ class PlanRun(ResponseSerializer):
 
     job = Reference()
     micro_batches = serializers.IntegerField(allow_null=True)
+    schedule = serializers.CharField(allow_null=True, help_text="1f1b, gpipe or pipedream.")
     predicted_per_s = serializers.FloatField(
-        allow_null=True, help_text="With the bubble of each step; null if the job runs another division."
+        allow_null=True,
+        help_text="With the bubble of each step, which pipedream has not; null if the job runs another division.",
     )
     measured_per_s = serializers.FloatField(
         allow_null=True, help_text="As its program reports; null until measured over a minute."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
 from portal.access import Requester, visible_jobs, visible_plans, visible_profiles
-from portal.domain.pipeline_plans import PLAN_VARIABLE, SPLIT_VARIABLE, choice_of, flushed_rate, split_of
+from portal.domain.pipeline_plans import PLAN_VARIABLE, SPLIT_VARIABLE, choice_of, predicted_rate, split_of
 from portal.models import Attempt, AttemptProgress, Job, LayerProfile, PipelinePlan, ProfileRun
 from portal.selectors.jobs.progress import attempt_progress
 from portal.selectors.lookup import get_first
@@ -55,6 +55,7 @@ class PlanRun:
 
     job: Job
     micro_batches: int | None
+    schedule: str | None
     predicted_per_s: float | None
     measured_per_s: float | None
 
@@ -80,15 +81,19 @@ def plan_runs(plan: PipelinePlan) -> list[PlanRun]:
 
 def _plan_run(plan: PipelinePlan, job: Job, attempt: Attempt | None) -> PlanRun:
     progress = attempt_progress(attempt) if attempt else None
-    micro_batches, predicted_per_s = None, None
+    micro_batches, schedule, predicted_per_s = None, None, None
     try:
         split = json.loads(job.env.get(SPLIT_VARIABLE, ""))
-        micro_batches = int(split["micro_batches"])
+        micro_batches, schedule = int(split["micro_batches"]), str(split["schedule"])
         for choice in ("best", *plan.answer["alternatives"]):
             chosen = choice_of(plan.answer, choice)
-            if chosen is not None and micro_batches > 0 and split == split_of(chosen, micro_batches):
-                predicted_per_s = flushed_rate(chosen, micro_batches)
+            if (
+                chosen is not None
+                and micro_batches > 0
+                and split == split_of(chosen, micro_batches, schedule)
+            ):
+                predicted_per_s = predicted_rate(chosen, micro_batches, schedule)
                 break
     except (ValueError, KeyError, TypeError):
         pass
-    return PlanRun(job, micro_batches, predicted_per_s, progress.per_s if progress else None)
+    return PlanRun(job, micro_batches, schedule, predicted_per_s, progress.per_s if progress else None)

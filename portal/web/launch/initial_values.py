@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from portal.access import Permission, require_permission
 from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.pipeline_plans import (
     DEFAULT_MICRO_BATCHES,
+    DEFAULT_SCHEDULE,
     MAX_MICRO_BATCHES,
     PIPELINE_PROGRAM,
     PROFILE_PROGRAM,
     PROFILE_VARIABLE,
+    SCHEDULES,
     choice_of,
     launch_variables,
 )
@@ -141,13 +144,15 @@ def initial_from_model(name: str, version: str, project: str) -> dict[str, Any]:
     }
 
 
-def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str) -> dict[str, Any]:
+def initial_from_plan(user: User, query: Mapping[str, str]) -> dict[str, Any]:
     """Return a job that runs one of a plan's divisions as form values; empty if none can be run."""
-    row = list_plans(user).filter(public_id=plan_id).first()
-    found = choice_of(row.answer, choice) if row else None
+    row = list_plans(user).filter(public_id=query["plan"]).first()
+    found = choice_of(row.answer, query.get("choice", "best")) if row else None
     if row is None or found is None:
         return {}
-    number = min(parse_whole_number(micro_batches) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
+    number = min(parse_whole_number(query.get("m", "")) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
+    asked = query.get("schedule", "")
+    schedule = asked if asked in SCHEDULES else DEFAULT_SCHEDULE
     free = plan_nodes(user, row)
     nodes = free if len(free) == row.nodes else []
     pool = NodePool.objects.get(pk=nodes[0].pool_id) if nodes else row.pool
@@ -157,7 +162,7 @@ def initial_from_plan(user: User, plan_id: str, choice: str, micro_batches: str)
         "gpus_per_task": row.gpus_per_node,
         "preferred_nodes": [one.name for one in nodes],
         "launcher": "torchrun" if row.nodes * row.gpus_per_node > 1 else "none",
-        "env": launch_variables(row.public_id, found, number),
+        "env": launch_variables(row.public_id, found, number, schedule),
         "command": [
             *SHELL,
             f'python "$FAIRWAY_SECRETS/{PIPELINE_PROGRAM}"{model_options(row, found, number)}',

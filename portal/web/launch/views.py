@@ -160,7 +160,7 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     if start["kind"] == JobKind.SERVICE.value and query.get("model"):
         start |= initial_from_model(query["model"], query.get("version", ""), query.get("project", ""))
     if query.get("plan"):
-        start |= initial_from_plan(user, query["plan"], query.get("choice", "best"), query.get("m", ""))
+        start |= initial_from_plan(user, query)
     if query.get("profile"):
         start |= initial_from_profile(query["profile"], query.get("model", ""), query.get("input", ""))
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
