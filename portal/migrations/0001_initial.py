@@ -1872,4 +1872,24 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.AddField(
+            model_name='serviceversion',
+            name='liveness_timeout_s',
+            field=models.PositiveIntegerField(blank=True, help_text='null: a replica that does not answer is not replaced.', null=True),
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='unresponsive_since',
+            field=models.DateTimeField(blank=True, help_text='Since when the server of a replica does not answer; null: it does.', null=True),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='apply_failure_actions',
+            field=models.BooleanField(db_default=False, default=False, help_text='The action of the failure rule that matches a failure is applied.'),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='awaits_failure_rule',
+            field=models.BooleanField(db_default=False, default=False, help_text='Its last attempt failed, and the failure rules are not applied to it yet.'),
+        ),
     ]
