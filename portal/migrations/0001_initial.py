@@ -1877,4 +1877,24 @@ class Migration(migrations.Migration):
             name='preferred_nodes',
             field=models.JSONField(db_default=[], default=list, help_text='The name of a node for each task; empty: no preference.'),
         ),
+        migrations.AddField(
+            model_name='job',
+            name='code_repository',
+            field=models.CharField(blank=True, db_default='', default='', help_text='URL of the git repository with its code; blank: none.', max_length=500),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='code_ref',
+            field=models.CharField(blank=True, db_default='', default='', help_text='Branch, tag or commit; blank: the default branch.', max_length=200),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='code_host_key',
+            field=models.CharField(blank=True, db_default='', default='', help_text='Public key of the git server, for an SSH URL.', max_length=900),
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='code_commit',
+            field=models.CharField(blank=True, db_default='', default='', help_text='Commit of its code repository that was checked out.', max_length=64),
+        ),
     ]
