@@ -229,6 +229,10 @@ class ListedCheckpoint(Message):
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
 
 
+def _read_boolean_or_none(read: FieldReader, key: str) -> bool | None:
+    return read.boolean(key) if key in read else None
+
+
 @dataclass(frozen=True)
 class CheckpointList(Message):
     """The checkpoints of a job, newest first. ``problem``: why some may be missing."""
@@ -237,6 +241,8 @@ class CheckpointList(Message):
         tuple[ListedCheckpoint, ...], wire(FieldReader.list_of, ListedCheckpoint.from_wire, MAX_CHECKPOINTS)
     ]
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+    event_files: Annotated[bool | None, wire(_read_boolean_or_none)] = None
+    """Whether its folder of TensorBoard has event files; None: an older agent."""
 
 
 @dataclass(frozen=True)

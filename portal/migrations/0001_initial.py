@@ -1897,4 +1897,9 @@ class Migration(migrations.Migration):
             name='code_commit',
             field=models.CharField(blank=True, db_default='', default='', help_text='Commit of its code repository that was checked out.', max_length=64),
         ),
+        migrations.AddField(
+            model_name='attemptobservation',
+            name='event_files',
+            field=models.BooleanField(blank=True, help_text='Whether its node found event files of TensorBoard; null: unknown.', null=True),
+        ),
     ]

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django.db.models import Q
 
-from agents.launchers import GangShape, LaunchSpec
+from agents.launchers import GangShape, LaunchFile, LaunchSpec
 from agents.launchers.checkout import KEY_FILE, Checkout, with_checkout
 from agents.launchers.preflight import with_all_reduce
 from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.roles import role_at
 from portal.domain.states import JobKind, RuntimeKind
+from portal.domain.tensorboard import TENSORBOARD_PROGRAM, TENSORBOARD_TOOL
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
 from portal.models import Environment, Job, Node, Rendezvous, Volume
 from portal.services.images.process_environment import SECRET_FILE
-from portal.services.jobs.launching import launch_task, rank_network
+from portal.services.jobs.launching import launch_task, rank_network, training_program
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
 from portal.services.projects.volumes import usable_volumes
@@ -220,6 +221,9 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
         launch = launch_task(job, assignment.gang, network, _command(job, job.environment, node))
     except ValueError as error:
         raise RendezvousUnknownError(str(error)) from error
+    if job.kind == JobKind.WORKSPACE.value and job.environment.tool == TENSORBOARD_TOOL:
+        program = LaunchFile(training_program(TENSORBOARD_PROGRAM))
+        launch = replace(launch, files={TENSORBOARD_PROGRAM: program})
     if assignment.checkout is not None:
         launch = with_checkout(launch, assignment.checkout)
     row = assignment.rendezvous
