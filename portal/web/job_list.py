@@ -11,6 +11,7 @@ from django.shortcuts import redirect
 
 from portal.access import AccessPolicy, visible_jobs, visible_projects
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState
+from portal.domain.tensorboard import MAX_JOBS
 from portal.errors import Conflict, FairwayError
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import JobFilter, get_job, list_jobs
@@ -155,7 +156,7 @@ def bulk_cancel(request: HttpRequest, user: User) -> HttpResponse:
 @action(AccessPolicy.SIGNED_IN)
 def open_tensorboard(request: HttpRequest, user: User) -> HttpResponse:
     """Open TensorBoard on the chosen jobs, and show its workspace."""
-    chosen = [get_job(user, public_id) for public_id in request.POST.getlist("job")[:MAX_BULK_CANCEL]]
+    chosen = [get_job(user, public_id) for public_id in request.POST.getlist("job")[: MAX_JOBS + 1]]
     with refusals_as_messages(request):
         return redirect("job", do_open_tensorboard(user, chosen).public_id)
     return redirect("job", chosen[0].public_id) if len(chosen) == 1 else redirect("jobs")

@@ -110,7 +110,7 @@ def test_the_event_files_of_several_ended_jobs_are_shown_through_the_gateway(
     _, ticket = do_open_workspace(owner, opened, session)
     cookie = testbed.enter(opened, ticket).headers["set-cookie"].partition(";")[0]
     with testbed.browser(opened) as browser:
-        names = [f"scale-{scale}-{job.public_id}" for scale, job in zip((1, 10), jobs, strict=True)]
+        names = [f"scale-{scale}-{job.public_id}/." for scale, job in zip((1, 10), jobs, strict=True)]
         own = {"Cookie": cookie}
         assert "<title>TensorBoard" in browser.get("/", headers=own).text
         wait_for("they are read", lambda: len(browser.get("/data/runs", headers=own).json()) == 2, 60)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import stat
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 
 class ReportFile(NamedTuple):
@@ -160,6 +160,11 @@ def read_metrics(folder: str) -> List[Tuple[float, Optional[float]]]:
     found = [match for match in map(_METRIC.fullmatch, lines) if match]
     values = [(float(each.group(1)), float(each.group(2))) for each in found[-MAX_METRIC_LINES:]]
     return [(step, value if abs(value) <= _MAX_VALUE else None) for step, value in values]
+
+
+def read_last_reports(folder: str) -> Dict[str, Any]:
+    """Return what is also reported of an ended task."""
+    return {"metrics": read_metrics(folder), "code_commit": read_code_commit(folder)}
 
 
 def read_code_commit(folder: str) -> Optional[str]:

@@ -602,11 +602,7 @@ class TaskManager:
 
     def read_last_reports(self, name: str) -> JsonObject:
         """Return the last metrics and the commit that a task reported, also after its end."""
-        folder = self.directories.task_dir(name)
-        return {
-            "metrics": report_files.read_metrics(folder),
-            "code_commit": report_files.read_code_commit(folder),
-        }
+        return report_files.read_last_reports(self.directories.task_dir(name))
 
     def record_disk_full(self, message: str) -> None:
         """Remember for a while that an engine's disk is full, which may not be among the watched disks."""
