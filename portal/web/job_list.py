@@ -157,6 +157,7 @@ def bulk_cancel(request: HttpRequest, user: User) -> HttpResponse:
 def open_tensorboard(request: HttpRequest, user: User) -> HttpResponse:
     """Open TensorBoard on the chosen jobs, and show its workspace."""
     chosen = [get_job(user, public_id) for public_id in request.POST.getlist("job")[: MAX_JOBS + 1]]
+    shown = ("job", chosen[0].public_id) if len(chosen) == 1 else ("jobs",)
     with refusals_as_messages(request):
-        return redirect("job", do_open_tensorboard(user, chosen).public_id)
-    return redirect("job", chosen[0].public_id) if len(chosen) == 1 else redirect("jobs")
+        shown = ("job", do_open_tensorboard(user, chosen).public_id)
+    return redirect(*shown)
