@@ -8,6 +8,7 @@ stays as it is and the call is repeated later). A time-out is never a failure.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
@@ -47,6 +48,7 @@ MAX_CHECKPOINTS = 500
 MAX_LOG_BYTES = 2**40
 MAX_METRICS = 200
 CONTAINER_STATES = ("created", "running", "exited")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 TimeOrNone = Annotated[float | None, wire(FieldReader.number_or_none, 0, MAX_TIMESTAMP_S)]
 AnyNumber = Annotated[float | None, wire(FieldReader.number_or_none)]
 
@@ -142,6 +144,8 @@ class Container(Message):
         tuple[tuple[float, float | None], ...], wire(FieldReader.list_of, _parse_metric, MAX_METRICS)
     ] = ()
     """The last reported (step, value); None: not a number."""
+    code_commit: Annotated[str | None, wire(FieldReader.name_or_none, 64, _COMMIT)] = None
+    """Commit of its code that was checked out."""
     progress_busy_s: AnyNumber = None
     output_age_s: AnyNumber = None
     fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
@@ -225,6 +229,10 @@ class ListedCheckpoint(Message):
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
 
 
+def _read_boolean_or_none(read: FieldReader, key: str) -> bool | None:
+    return read.boolean(key) if key in read else None
+
+
 @dataclass(frozen=True)
 class CheckpointList(Message):
     """The checkpoints of a job, newest first. ``problem``: why some may be missing."""
@@ -233,6 +241,8 @@ class CheckpointList(Message):
         tuple[ListedCheckpoint, ...], wire(FieldReader.list_of, ListedCheckpoint.from_wire, MAX_CHECKPOINTS)
     ]
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+    event_files: Annotated[bool | None, wire(_read_boolean_or_none)] = None
+    """Whether its folder of TensorBoard has event files; None: an older agent."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +297,7 @@ EventHandler = Callable[[EngineEvent], None]
 
 _EXITED_FIELDS = (
     *("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "rebooted"),
-    *("fault", "disk_mib", "disk_used_mib", "metrics"),
+    *("fault", "disk_mib", "disk_used_mib", "metrics", "code_commit"),
 )
 
 

@@ -18,8 +18,8 @@ micro-batch (of each of its replicas), and keeps the weights of every micro-batc
 (weight stashing). With n stages, the weights of stage s change by
 w(t+1) = w(t) - rate * gradient of f(w1(t-n+1), w2(t-n+2), ..., wn(t))   (Narayanan et al., SOSP 2019, section 3.3).
 
-Rank 0 saves checkpoints of the whole model, from which any division can continue; pipedream finishes what is in flight
-first.
+Rank 0 saves checkpoints of the whole model, from which any division can continue; pipedream finishes before what is
+in flight.
 """
 
 import argparse

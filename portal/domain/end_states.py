@@ -31,6 +31,7 @@ FAILURE_CLASSES: dict[EndReason, FailureClass] = {
     EndReason.DISK_FULL: FailureClass.NODE_FAILURE,
     EndReason.RENDEZVOUS_UNREACHABLE: FailureClass.NODE_FAILURE,
     EndReason.CLOCK_SKEW: FailureClass.NODE_FAILURE,
+    EndReason.CODE_CHANGED: FailureClass.NODE_FAILURE,
     EndReason.OUT_OF_MEMORY: FailureClass.OUT_OF_MEMORY,
     EndReason.GPU_MEMORY_LIMIT_EXCEEDED: FailureClass.OUT_OF_MEMORY,
     EndReason.EXIT_CODE: FailureClass.COMMAND_FAILURE,
@@ -115,5 +116,6 @@ NOT_TASK_FAILURES = PREEMPTION_REASONS | {
     EndReason.MPS_DAEMON_LOST,
     EndReason.RENDEZVOUS_UNREACHABLE,
     EndReason.CLOCK_SKEW,
+    EndReason.CODE_CHANGED,
 }
 """Ends that a task did not cause; they do not count as failures of its job."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from portal.domain.code import HOST_KEY_PATTERN, REF_PATTERN, URL_PATTERN
 from portal.domain.end_states import FailureClass
 from portal.domain.formatting import format_memory
 from portal.domain.states import JobKind
@@ -272,6 +273,32 @@ class JobSpec:
             max_length=MAX_PROGRAM_LENGTH, jobs_only=True,
             help="Text of a program. Each task has it as the file program in the directory $FAIRWAY_SECRETS; the "
             "command refers to it as {fairway:secrets}/program.",
+        ),
+    )  # fmt: skip
+    code_repository: str = declare(
+        "",
+        JobField(
+            max_length=500, pattern=URL_PATTERN, label="Git repository", section="code", jobs_only=True,
+            error="Enter a URL such as https://git.example.org/lab/vit.git or git@git.example.org:lab/vit.git, "
+            "without a password.",
+            help="Checked out before the command, which runs in its folder. A private one needs a secret as a file: "
+            "git_key (SSH) or git_token (https).",
+        ),
+    )  # fmt: skip
+    code_ref: str = declare(
+        "",
+        JobField(
+            max_length=200, pattern=REF_PATTERN, label="Branch, tag or commit", section="code", jobs_only=True,
+            error="Enter the name of a branch or tag, or the hash of a commit.",
+            help="Blank: the default branch. Later attempts use the commit of the first one.",
+        ),
+    )  # fmt: skip
+    code_host_key: str = declare(
+        "",
+        JobField(
+            max_length=900, pattern=HOST_KEY_PATTERN, label="Host key", section="code", jobs_only=True,
+            error="Enter type and key, such as ssh-ed25519 AAAA..., without the name of the host.",
+            help="Public key of the git server, for an SSH URL; known for github.com, gitlab.com and bitbucket.org.",
         ),
     )  # fmt: skip
     template_version: int | None = declare(

@@ -46,6 +46,8 @@ DAY_S = 86_400.0
 TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
 STALL_TIMEOUT = "stall_timeout_s"
+CODE_TIME_LIMIT = "code_time_limit_s"
+CODE_SIZE_LIMIT = "code_size_limit_mib"
 
 _DECISION_NUMBERS = (
     NumberSetting(
@@ -368,6 +370,26 @@ _OTHER_NUMBERS = (
         0.0,
         "Time without output, progress and use of its GPUs after which a job is stalled, in seconds, unless "
         "the job sets its own; default 0, no detection. Set it if hung jobs keep GPUs.",
+    ),
+    NumberSetting(
+        CODE_TIME_LIMIT,
+        "s",
+        1.0,
+        DAY_S,
+        600.0,
+        "Time within which the code of a job must be checked out from its git repository, in seconds; default "
+        "10 min. Raise it if large repositories come from a slow server.",
+        affects_decisions=False,
+    ),
+    NumberSetting(
+        CODE_SIZE_LIMIT,
+        "MiB",
+        1.0,
+        1e9,
+        4_096.0,
+        "Maximum size of the checked-out code of a task with its git folder, in MiB; default 4 GiB. Raise it if "
+        "repositories contain data.",
+        affects_decisions=False,
     ),
     NumberSetting(
         TASK_DISK_LIMIT,

@@ -76,6 +76,7 @@ class EndReason(StrEnum):
     OWNER_NOT_PERMITTED = "owner_not_permitted"
     PRUNED = "pruned"
     STALLED = "stalled"
+    CODE_CHANGED = "code_changed"
 
 
 END_MESSAGES: dict[EndReason, str] = {
@@ -112,6 +113,8 @@ END_MESSAGES: dict[EndReason, str] = {
     EndReason.OWNER_NOT_PERMITTED: "Its owner may no longer run it: {detail}",
     EndReason.PRUNED: "Its sweep ended it early: other trials are better.",
     EndReason.STALLED: "It wrote nothing, reported no progress and did not use its GPUs for {duration}.",
+    EndReason.CODE_CHANGED: "Its tasks checked out different commits, {first} and {other}: its branch or tag moved. "
+    "The next attempt checks out {first}.",
     EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }
 

@@ -1897,4 +1897,29 @@ class Migration(migrations.Migration):
             name='awaits_failure_rule',
             field=models.BooleanField(db_default=False, default=False, help_text='Its last attempt failed, and the failure rules are not applied to it yet.'),
         ),
+        migrations.AddField(
+            model_name='job',
+            name='code_repository',
+            field=models.CharField(blank=True, db_default='', default='', help_text='URL of the git repository with its code; blank: none.', max_length=500),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='code_ref',
+            field=models.CharField(blank=True, db_default='', default='', help_text='Branch, tag or commit; blank: the default branch.', max_length=200),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='code_host_key',
+            field=models.CharField(blank=True, db_default='', default='', help_text='Public key of the git server, for an SSH URL.', max_length=900),
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='code_commit',
+            field=models.CharField(blank=True, db_default='', default='', help_text='Commit of its code repository that was checked out.', max_length=64),
+        ),
+        migrations.AddField(
+            model_name='attemptobservation',
+            name='event_files',
+            field=models.BooleanField(blank=True, help_text='Whether its node found event files of TensorBoard; null: unknown.', null=True),
+        ),
     ]

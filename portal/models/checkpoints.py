@@ -55,6 +55,9 @@ class AttemptObservation(models.Model):
     output_at = optional_time("Of any task, in steps of at least 30 s.")
     checkpoints_listed_at = optional_time()
     listing_problem = optional_text(300, "Why the last listing failed.")
+    event_files = models.BooleanField(
+        null=True, blank=True, help_text="Whether its node found event files of TensorBoard; null: unknown."
+    )
     stall_suspected_at = optional_time("When it was first found to be quiet; null while it is active.")
     stalled_at = optional_time("When it was found to be stalled; null after it continued.")
 

@@ -96,6 +96,9 @@ class Job(models.Model):
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
     program = models.TextField(blank=True, max_length=MAX_PROGRAM_LENGTH, default=JobSpec.program)
+    code_repository = optional_text(500, "URL of the git repository with its code; blank: none.")
+    code_ref = optional_text(200, "Branch, tag or commit; blank: the default branch.")
+    code_host_key = optional_text(900, "Public key of the git server, for an SSH URL.")
     template_version = optional_number("Version of the template; null: no template.")
     parameters = models.JSONField(default=dict, help_text="Values of the parameters of its template.")
     env = models.JSONField(default=dict)
@@ -351,6 +354,7 @@ class Attempt(models.Model):
     unresponsive_since = optional_time("Since when the server of a replica does not answer; null: it does.")
     checkpoint_at = optional_time("When it last reported a checkpoint.")
     checkpoint_step = models.PositiveBigIntegerField(null=True, blank=True, help_text="Of that checkpoint.")
+    code_commit = optional_text(64, "Commit of its code repository that was checked out.")
     resume_decided = flag("Its tasks may start: from which checkpoint is decided.")
     resume_path = optional_text(800, "Path of the checkpoint from which it starts, below a mount.")
     resume_target = optional_text(1024, "Mount path of the volume with that checkpoint.")

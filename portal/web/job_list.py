@@ -10,14 +10,16 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 
 from portal.access import AccessPolicy, visible_jobs, visible_projects
-from portal.domain.states import JobKind, JobState
-from portal.errors import FairwayError
+from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState
+from portal.domain.tensorboard import MAX_JOBS
+from portal.errors import Conflict, FairwayError
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import JobFilter, get_job, list_jobs
 from portal.services.jobs.submission import do_cancel_job
+from portal.services.jobs.tensorboard import do_open_tensorboard
 from portal.web.display.formatting import plural
 from portal.web.display.job_rows import job_rows
-from portal.web.views import action, page, render_live
+from portal.web.views import action, page, refusals_as_messages, render_live
 
 PAGE_SIZE = 50
 MAX_BULK_CANCEL = 200
@@ -136,7 +138,10 @@ def bulk_cancel(request: HttpRequest, user: User) -> HttpResponse:
     stopped, refused = 0, []
     for public_id in request.POST.getlist("job")[:MAX_BULK_CANCEL]:
         try:
-            do_cancel_job(user, get_job(user, public_id))
+            job = get_job(user, public_id)
+            if job.state in TERMINAL_JOB_STATES:
+                raise Conflict("It has ended.")
+            do_cancel_job(user, job)
             stopped += 1
         except FairwayError as refusal:
             refused.append(f"{public_id}: {refusal.message}")
@@ -146,3 +151,13 @@ def bulk_cancel(request: HttpRequest, user: User) -> HttpResponse:
         messages.error(request, message)
     back = request.POST.get("back", "")
     return redirect(back if back.startswith("/jobs/") and "//" not in back else "jobs")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def open_tensorboard(request: HttpRequest, user: User) -> HttpResponse:
+    """Open TensorBoard on the chosen jobs, and show its workspace."""
+    chosen = [get_job(user, public_id) for public_id in request.POST.getlist("job")[: MAX_JOBS + 1]]
+    shown = ("job", chosen[0].public_id) if len(chosen) == 1 else ("jobs",)
+    with refusals_as_messages(request):
+        shown = ("job", do_open_tensorboard(user, chosen).public_id)
+    return redirect(*shown)

@@ -48,6 +48,7 @@ urlpatterns = [
     path("launch/check/", views.preview, name="launch-check"),
     path("jobs/", job_list.jobs, name="jobs"),
     path("jobs/cancel/", job_list.bulk_cancel, name="jobs-cancel"),
+    path("jobs/tensorboard/", job_list.open_tensorboard, name="jobs-tensorboard"),
     path("jobs/<slug:public_id>/", overview.job, name="job"),
     path("jobs/<slug:public_id>/logs/", job_logs.logs, name="job-logs"),
     path("jobs/<slug:public_id>/logs/lines/", job_logs.lines, name="job-log-lines"),

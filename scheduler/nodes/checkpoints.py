@@ -114,6 +114,7 @@ def update_listing(
     """List, store, remove what retention does not keep, and store again; return the last list."""
     attempt, asked_at = task.attempt, timezone.now()
     listed = _request(connection, task, place, volumes)
+    checkpoints.record_event_files(attempt, listed.event_files)
     surplus = checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
     if surplus:
         listed = _request(connection, task, place, volumes, surplus)

@@ -28,6 +28,7 @@ from portal.selectors.jobs.rights import job_denial
 from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import pool_settings
 from portal.services.images.pins import pin_job
+from portal.services.jobs.code import attempt_checkout, record_code_commit
 from portal.services.jobs.launching import attempt_gang, attempt_keys
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.jobs.retries import exclude_node
@@ -136,6 +137,7 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     is_workspace = job.kind == JobKind.WORKSPACE.value
     secret = decrypt_attempt_secret(attempt) if attempt.secret and is_workspace else ""
     cluster = ClusterSettings.objects.get(id=1)
+    settings = pool_settings(attempt.pool, cluster.policy)
     assignment = RankAssignment(
         attempt.number,
         task.rank,
@@ -143,6 +145,7 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         attempt_gang(attempt, attempt_keys(attempt)),
         getattr(attempt, "rendezvous", None),
         task.gang_address,
+        attempt_checkout(attempt, task.node.runtime, settings),
     )
     capabilities = connection.engine.hello.get("capabilities", ())
     try:
@@ -169,7 +172,6 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     if task.world_size_at_start is not None:
         labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
     # not part of the digest, so that tasks started before an agent knew these fields still match
-    settings = pool_settings(attempt.pool, cluster.policy)
     if settings[TASK_DISK_LIMIT]:
         labels["disk_mib"] = int(settings[TASK_DISK_LIMIT])
     labels |= checkpoint_fields(task, volumes)
@@ -310,6 +312,9 @@ def record_task_ends(connection: NodeConnection | None, ended: Mapping[int, Cont
         list_checkpoints_at_end(connection, ended)
     failpoint("end.before_record")
     for task_id, container in ended.items():
+        if container is not None and container.code_commit:
+            task = Task.objects.select_related("attempt__job").get(pk=task_id)
+            record_code_commit(task.attempt, container.code_commit)
         if container is not None and container.metrics:
             record_reports(
                 Job.objects.values_list("pk", flat=True).get(attempts__task_rows=task_id), container.metrics

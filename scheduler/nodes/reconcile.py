@@ -19,6 +19,7 @@ from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.selectors.scheduling.settings import pool_settings
 from portal.services.cluster import recovery
 from portal.services.jobs import task_reports
+from portal.services.jobs.code import record_code_commit
 from portal.services.lifecycle import job_control
 from portal.services.nodes import nodes, quarantine
 from portal.services.sweeps.reports import record_reports
@@ -128,7 +129,7 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
 def _record_reports(
     held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime, *, detects_stalls: bool
 ) -> None:
-    """Record checkpoints, progress and metrics (one task of a gang is enough), and output to detect stalls."""
+    """Record checkpoints, progress and metrics (one task of a gang is enough), commits, and output for stalls."""
     here = set(map(_key, held))
     by_attempt: dict[tuple[str, int], list[Container]] = defaultdict(list)
     for container in sorted(containers, key=lambda each: each.key.task):
@@ -147,6 +148,8 @@ def _record_reports(
             if attempt.job.tasks > 1:
                 ranks = {each.key.task: each for each in mine if each.progress is not None}
                 task_reports.record_rank_progress(attempt, ranks, polled_at=asked_at)
+        for commit in {each.code_commit for each in mine if each.code_commit}:
+            record_code_commit(attempt, commit)
         measured = next((each for each in mine if each.metrics), None)
         if measured is not None and "FAIRWAY_TRIAL" in attempt.job.env:
             record_reports(attempt.job_id, measured.metrics)

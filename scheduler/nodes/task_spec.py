@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django.db.models import Q
 
-from agents.launchers import GangShape, LaunchSpec
+from agents.launchers import GangShape, LaunchFile, LaunchSpec
+from agents.launchers.checkout import KEY_FILE, Checkout, with_checkout
 from agents.launchers.preflight import with_all_reduce
 from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.roles import role_at
 from portal.domain.states import JobKind, RuntimeKind
+from portal.domain.tensorboard import TENSORBOARD_PROGRAM, TENSORBOARD_TOOL
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
 from portal.models import Environment, Job, Node, Rendezvous, Volume
 from portal.services.images.process_environment import SECRET_FILE
-from portal.services.jobs.launching import launch_task, rank_network
+from portal.services.jobs.launching import launch_task, rank_network, training_program
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
 from portal.services.projects.volumes import usable_volumes
@@ -134,6 +136,7 @@ class RankAssignment:
     """A placed rank: attempt number, rank, (GPU uuid, milli) pairs, and the gang that it belongs to.
 
     ``rendezvous``: None when it is alone or its launcher needs none. ``address``: its own in a container network.
+    ``checkout``: None for a job without a code repository.
     """
 
     attempt: int
@@ -142,6 +145,7 @@ class RankAssignment:
     gang: GangShape
     rendezvous: Rendezvous | None = None
     address: str = ""
+    checkout: Checkout | None = None
 
 
 def build_task_spec(
@@ -162,6 +166,12 @@ def build_task_spec(
     launch = _launch(job, assignment, node)
     user = job.owner
     mounts, workdir = build_mounts(job, volumes, node)
+    files = dict(secrets.files)
+    if assignment.checkout is not None:
+        if assignment.checkout.folder:
+            mounts.append(_code_mount(assignment.checkout))
+        if KEY_FILE in files:  # ssh reads no key without a line break at its end
+            files[KEY_FILE] = "\n".join(files[KEY_FILE].split("\r\n")).rstrip() + "\n"
     spec: dict[str, Any] = {
         "cluster": cluster,
         "job": job.public_id,
@@ -178,7 +188,7 @@ def build_task_spec(
             **job.env,
             **launch.environment,
         },
-        "secret_files": secrets.files | ({SECRET_NAME: secret} if secret else {}),
+        "secret_files": files | ({SECRET_NAME: secret} if secret else {}),
         "secret_variables": secrets.variables or None,
         "launch_files": _launch_files(launch),
         "uid": user.uid,
@@ -198,6 +208,12 @@ def build_task_spec(
     return spec | {"digest": spec_digest(spec)}
 
 
+def _code_mount(checkout: Checkout) -> dict[str, Any]:
+    """Return the folder of the code: on the disk of the node, and removed with the task."""
+    folder = {"kind": "scratch", "source": "fairway.code", "target": checkout.folder, "read_only": False}
+    return folder | {"quota_mib": checkout.limit_mib}
+
+
 def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
     """Return the command of a rank with the launcher's changes."""
     network = rank_network(assignment.rank, assignment.rendezvous, node.public_id)
@@ -205,6 +221,11 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
         launch = launch_task(job, assignment.gang, network, _command(job, job.environment, node))
     except ValueError as error:
         raise RendezvousUnknownError(str(error)) from error
+    if job.kind == JobKind.WORKSPACE.value and job.environment.tool == TENSORBOARD_TOOL:
+        program = LaunchFile(training_program(TENSORBOARD_PROGRAM))
+        launch = replace(launch, files={TENSORBOARD_PROGRAM: program})
+    if assignment.checkout is not None:
+        launch = with_checkout(launch, assignment.checkout)
     row = assignment.rendezvous
     if row is None or not row.all_reduce_limit_s:
         return launch

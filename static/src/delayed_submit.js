@@ -36,7 +36,7 @@ function send(action, body) {
 export function startUndo() {
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (!form.matches("form[data-undo]")) return;
+    if (!form.matches("form[data-undo]") || event.submitter?.hasAttribute("formaction")) return;
     event.preventDefault();
     const body = new FormData(form, event.submitter);
     const { row, text, back, action } = note(form, form.dataset.undo);

@@ -288,6 +288,8 @@ ROWS = [
     Row("sweeps_resume", "post", "sweeps/{sweep}/resume/", CONTROLLERS, {}, 409, scope=JOBS),
     Row("jobs_environment", "get", "jobs/{running}/environment/", INSIDE),
     Row("jobs_rerun", "post", "jobs/{ended}/rerun/", CONTROLLERS, {"dry_run": True}, scope=BY_KIND),
+    # its event files are in the home of its owner, and no environment has TensorBoard
+    Row("jobs_tensorboard", "post", "jobs/{ended}/tensorboard/", OWNER, {}, 409, scope=WORKSPACES),
     Row("jobs_annotate", "post", "jobs/{running}/annotate/", CONTROLLERS, {"tags": ["a"]}, scope=BY_KIND),
     Row("jobs_ranks", "get", "jobs/{running}/ranks/", INSIDE),
     Row("jobs_checkpoints", "get", "jobs/{running}/checkpoints/", INSIDE),

@@ -137,6 +137,10 @@ def task_environment(
             environment[f"FAIRWAY_{name}"] = posixpath.join(
                 home if at_home and home else place.target, place.path
             )
+    if "FAIRWAY_CHECKPOINT_DIR" in environment:
+        environment["FAIRWAY_TENSORBOARD_DIR"] = posixpath.join(
+            environment["FAIRWAY_CHECKPOINT_DIR"], "tensorboard"
+        )
     return environment
 
 

@@ -1,4 +1,4 @@
-"""Report files: files by which a program reports progress, metrics and checkpoints to the agent.
+"""Report files: files by which a program reports progress, metrics, checkpoints and its code to the agent.
 
 They are in the task's folder, belong to the task's account and are initially empty; a container sees only
 these files. Their time is zero until the task writes or touches them. They are untrusted: links are not
@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import stat
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 
 class ReportFile(NamedTuple):
@@ -31,7 +31,8 @@ class ReportFile(NamedTuple):
 CHECKPOINT_FILE = ReportFile("FAIRWAY_CHECKPOINT_FILE", "checkpoint")
 PROGRESS_FILE = ReportFile("FAIRWAY_PROGRESS_FILE", "progress")
 METRIC_FILE = ReportFile("FAIRWAY_METRIC_FILE", "metric")
-REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE, METRIC_FILE)
+CODE_FILE = ReportFile("FAIRWAY_CODE_FILE", "code")
+REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE, METRIC_FILE, CODE_FILE)
 MAX_BYTES = 64
 MAX_METRIC_BYTES = 4096
 MAX_METRIC_LINES = 100
@@ -42,6 +43,7 @@ _METRIC = re.compile(
 )
 _MAX_VALUE = 1e15
 """Larger values, infinite ones included, are no numbers for the portal."""
+_COMMIT = re.compile(rb"([0-9a-f]{40,64})\n?\Z")
 _NUMBERS = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)(?:[ \t]+([0-9]{1,14}(?:\.[0-9]*)?))?\s*\Z")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -158,6 +160,17 @@ def read_metrics(folder: str) -> List[Tuple[float, Optional[float]]]:
     found = [match for match in map(_METRIC.fullmatch, lines) if match]
     values = [(float(each.group(1)), float(each.group(2))) for each in found[-MAX_METRIC_LINES:]]
     return [(step, value if abs(value) <= _MAX_VALUE else None) for step, value in values]
+
+
+def read_last_reports(folder: str) -> Dict[str, Any]:
+    """Return what is also reported of an ended task."""
+    return {"metrics": read_metrics(folder), "code_commit": read_code_commit(folder)}
+
+
+def read_code_commit(folder: str) -> Optional[str]:
+    """Return the commit of the code that was checked out; None without a report."""
+    found = _COMMIT.match(_read_end(CODE_FILE.path(folder), MAX_BYTES + 1)[1])
+    return found.group(1).decode() if found else None
 
 
 def _read_end(path: str, size: int) -> Tuple[Optional[os.stat_result], bytes]:

@@ -74,7 +74,7 @@ def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[
         os.stat(os.path.join(folder, path))
         owner = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        return {"checkpoints": []}
+        return {"checkpoints": [], "event_files": False}
     except OSError:  # such as a share that hides folders from root
         owner = None
     request: Dict[str, Any] = {
@@ -135,19 +135,23 @@ def main(request: str) -> int:
         os.setgid(fields["gid"])
         os.setuid(fields["uid"])
     listed: List[Checkpoint] = []
-    problem = ""
+    problem, event_files = "", False
     try:
         _enter(fields["folder"], fields["path"])
         if fields["remove"]:
             remove_checkpoints(fields["remove"])
         listed = list_checkpoints()
+        event_files = has_event_files()
     except FileNotFoundError:
         pass
     except OSError as error:
         problem = f"{fields['path']}: {error.strerror}. Symbolic links are not followed."
-    sys.stdout.write(
-        json.dumps({"checkpoints": [each._asdict() for each in listed], "problem": problem}) + "\n"
-    )
+    answer = {
+        "checkpoints": [each._asdict() for each in listed],
+        "problem": problem,
+        "event_files": event_files,
+    }
+    sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 
 
@@ -162,6 +166,18 @@ def _enter(folder: str, path: str) -> None:
         os.fchdir(descriptor)
     finally:
         os.close(descriptor)
+
+
+def has_event_files() -> bool:
+    """Return True if the folder of TensorBoard below the working directory has an event file."""
+    seen = 0
+    for _, _, names in os.walk("tensorboard"):
+        seen += len(names)
+        if any("tfevents" in name for name in names):
+            return True
+        if seen > MAX_ENTRIES:
+            break
+    return False
 
 
 def list_checkpoints() -> List[Checkpoint]:

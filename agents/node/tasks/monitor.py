@@ -171,7 +171,7 @@ class TaskMonitor:
         """Report each end once per session; ``list`` reports earlier ones."""
         ended = {name for name, record in records.items() if record["phase"] == EXITED}
         for name in sorted(ended - self._reported_exits):
-            self._push(exited_event(name, records[name]) | {"metrics": self._tasks.read_metrics(name)})
+            self._push(exited_event(name, records[name]) | self._tasks.read_last_reports(name))
         self._reported_exits = ended
 
     def _check_gpus(self) -> None:

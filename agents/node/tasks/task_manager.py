@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
@@ -586,7 +586,7 @@ class TaskManager:
         rows.extend(task_rows.row_from_ledger(name, record) for name, record in records.items())
         for row in rows:
             row.update(self._running_reports(row) if row["state"] == IS_RUNNING else report_files.NO_REPORTS)
-            row["metrics"] = self.read_metrics(row["name"])
+            row.update(self.read_last_reports(row["name"]))
         return {
             "containers": sorted(rows, key=lambda row: str(row["name"])),
             "tombstones": self.ledger.tombstones(newest=_MAX_TOMBSTONES_LISTED),
@@ -600,9 +600,9 @@ class TaskManager:
         folder, log_path = self.directories.task_dir(row["name"]), self.directories.log_path(row["name"])
         return report_files.read_reports(folder, log_path, row["started_s"], time.time())
 
-    def read_metrics(self, name: str) -> List[Tuple[float, Optional[float]]]:
-        """Return the last metrics that a task reported, also after its end."""
-        return report_files.read_metrics(self.directories.task_dir(name))
+    def read_last_reports(self, name: str) -> JsonObject:
+        """Return the last metrics and the commit that a task reported, also after its end."""
+        return report_files.read_last_reports(self.directories.task_dir(name))
 
     def record_disk_full(self, message: str) -> None:
         """Remember for a while that an engine's disk is full, which may not be among the watched disks."""

@@ -17,11 +17,13 @@ from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.jobs import represent_current_job
 from portal.api.serializers.jobs import JobDetail
+from portal.domain.tensorboard import MAX_JOBS
 from portal.models import EnvironmentRecord, Job, User
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.annotations import MAX_NOTE_LENGTH, MAX_TAGS, do_annotate_job
 from portal.services.jobs.reruns import Drift, compare_with_source, do_rerun
+from portal.services.jobs.tensorboard import do_open_tensorboard
 from portal.valkey import rate_limits
 
 
@@ -98,6 +100,16 @@ class AnnotationBody(StrictSerializer):
     tags = serializers.ListField(child=StrictCharField(max_length=50), required=False, max_length=MAX_TAGS)
 
 
+class TensorBoardBody(StrictSerializer):
+    """Further jobs of the same project whose event files are shown."""
+
+    others = serializers.ListField(child=StrictCharField(max_length=16), required=False, max_length=MAX_JOBS)
+
+
+def _open_tensorboard(user: User, job: Job, others: list[str] | None = None) -> Job:
+    return do_open_tensorboard(user, [job, *(get_job(user, each) for each in others or ())])
+
+
 def represent_environment(user: User, job: Job) -> dict[str, Any]:
     record = EnvironmentRecord.objects.filter(job=job).first() or EnvironmentRecord(
         job=job, problem="Nothing is recorded yet."
@@ -156,6 +168,22 @@ ROUTES = [
         represent=_represent_rerun,
         response=RerunResult,
         body=RerunBody,
+        rate=rate_limits.JOB_SUBMITS,
+    ),
+    action_route(
+        "jobs/<slug:job>/",
+        get_job,
+        "tensorboard",
+        "jobs_tensorboard",
+        "Open TensorBoard on the event files of jobs",
+        "Returns the workspace, which is a new one unless you have one of the same jobs (docs/experiments.md).",
+        _open_tensorboard,
+        base=SignedInView,
+        tag="jobs",
+        scope=Scope.WORKSPACES,
+        represent=lambda user, _job, opened: represent_current_job(user, opened),
+        response=JobDetail,
+        body=TensorBoardBody,
         rate=rate_limits.JOB_SUBMITS,
     ),
     _job_action(

@@ -368,6 +368,9 @@ class Attempt(ResponseSerializer):
     checkpoint_step = serializers.IntegerField(
         allow_null=True, help_text="Step of that checkpoint; null if it reported none."
     )
+    code_commit = serializers.CharField(
+        allow_blank=True, help_text="Commit of its code repository that was checked out; blank: none yet."
+    )
     resume_path = serializers.CharField(
         allow_blank=True, help_text="Checkpoint from which it started; blank if it started without one."
     )
@@ -589,6 +592,15 @@ class JobDetail(Job):
         many=True,
         source="context.repetition.reruns",
         help_text="Jobs that repeat it, newest first, at most 20.",
+    )
+    code_repository = serializers.CharField(
+        allow_blank=True, help_text="URL of the git repository with its code; blank: none."
+    )
+    code_ref = serializers.CharField(
+        allow_blank=True, help_text="Branch, tag or commit; blank: the default branch."
+    )
+    code_host_key = serializers.CharField(
+        allow_blank=True, help_text="Public key of the git server, for an SSH URL."
     )
     checkpoint_dir = serializers.CharField(
         allow_blank=True, help_text="Folder below which its checkpoint directory is; blank for the default."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal.domain.failure_rules import CONSEQUENCE, GENERAL, SPECIFIC, FailureAction, FailureRule
+from portal.domain.failure_rules import CERTAIN, CONSEQUENCE, GENERAL, SPECIFIC, FailureAction, FailureRule
 
 NETWORK_RULES = (
     FailureRule(
@@ -65,7 +65,43 @@ NETWORK_RULES = (
         priority=SPECIFIC,
         pattern=r"fatal: (Authentication failed for|could not read (Username|Password) for)"
         r"|Permission denied \(publickey"
-        r"|remote: Repository not found|Host key verification failed",
+        r"|remote: Repository not found",
+    ),
+    FailureRule(
+        code="git_host_key",
+        title="The git server has another host key",
+        cause="The SSH server did not identify itself with the expected host key: the key is wrong, or another "
+        "machine answers.",
+        fix="Compare it with the key that the operator of the server publishes, and enter that one in the job.",
+        priority=SPECIFIC,
+        pattern=r"Host key verification failed",
+    ),
+    FailureRule(
+        code="code_program_missing",
+        title="The image cannot check out code",
+        cause="The code is checked out with the git and ssh of the image, and one of them is missing.",
+        fix="Install git, and openssh-client for SSH URLs, in the image, or use an image that has them.",
+        priority=CERTAIN,
+        pattern=r"fairway: the code was not checked out: the image has no (git|ssh)",
+    ),
+    FailureRule(
+        code="code_too_large",
+        title="The repository is too large",
+        cause="The checked-out code exceeds the limit of the pool.",
+        fix="Move data out of the repository into a volume, or ask an administrator to raise code_size_limit_mib.",
+        priority=CERTAIN,
+        pattern=r"fairway: the code was not checked out: it is larger than the limit",
+    ),
+    FailureRule(
+        code="code_timeout",
+        title="The git server took too long",
+        cause="The code was not checked out within the limit of the pool: the server does not answer or is slow, "
+        "or the project may not connect to it.",
+        fix="Check the address and the network policy of the project. Large repositories may need a higher "
+        "code_time_limit_s.",
+        action=FailureAction.RETRY,
+        priority=CERTAIN,
+        pattern=r"fairway: the code was not checked out: it took longer than the limit",
     ),
     FailureRule(
         code="git_reference",

@@ -182,6 +182,12 @@ def record_listing(
         return [(row.name, row.saved_at.timestamp()) for row in gone]
 
 
+def record_event_files(attempt: Attempt, event_files: bool | None) -> None:
+    """Store whether the node found event files of TensorBoard; None: it did not look."""
+    if event_files is not None:
+        AttemptObservation.objects.update_or_create(attempt=attempt, defaults={"event_files": event_files})
+
+
 def record_listing_problem(attempt: Attempt, problem: str, *, asked_at: dt.datetime) -> None:
     """Store why the checkpoints of an attempt could not be listed."""
     AttemptObservation.objects.update_or_create(

@@ -27,6 +27,8 @@ def recording_wait_s(task: Task) -> float | None:
         return None
     if attempt.running_at is None or getattr(task, "environment_recorded", True):
         return None
+    if attempt.job.code_repository and not attempt.code_commit:
+        return None  # its code is still being checked out
     return MIN_RUN_S - (timezone.now() - attempt.running_at).total_seconds()
 
 

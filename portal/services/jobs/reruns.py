@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.db import transaction
 
@@ -40,7 +40,7 @@ def find_drift(user: User, job: Job) -> list[Drift]:
 
 
 def do_rerun(user: User, job: Job, *, dry_run: bool = False) -> tuple[list[Drift], Job | None]:
-    """Submit the job again with its image by digest, its seed and its request; return the drift and the job.
+    """Submit the job again with its image by digest, its commit, its seed and its request; return drift and job.
 
     A dry run submits nothing. Raise Conflict if a difference is blocking.
     """
@@ -50,6 +50,8 @@ def do_rerun(user: User, job: Job, *, dry_run: bool = False) -> tuple[list[Drift
     if blocking := next((each for each in drift if each.blocking), None):
         raise Conflict(blocking.message, code=blocking.code)
     request = request_from_job(job)
+    if commit := checked_out_commit(job):
+        request = replace(request, code_ref=commit)
     preview_start(user, request)
     with transaction.atomic():
         fresh = create_job(user, request, image_digest=job.image_digest)
@@ -60,6 +62,12 @@ def do_rerun(user: User, job: Job, *, dry_run: bool = False) -> tuple[list[Drift
 def record_of(job: Job) -> EnvironmentRecord | None:
     """Return what was recorded of the job; None if nothing was."""
     return EnvironmentRecord.objects.filter(job=job, recorded_at__isnull=False).first()
+
+
+def checked_out_commit(job: Job) -> str:
+    """Return the commit of its repository that the job checked out; blank without one."""
+    commits = job.attempts.exclude(code_commit="").order_by("-number").values_list("code_commit", flat=True)
+    return commits.first() or "" if job.code_repository else ""
 
 
 def compare_with_source(job: Job) -> list[Drift] | None:
@@ -122,9 +130,12 @@ def _node_drift(job: Job, record: EnvironmentRecord | None) -> Iterator[Drift]:
 
 
 def _code_drift(job: Job, record: EnvironmentRecord | None) -> Iterator[Drift]:
-    """What cannot be repeated for certain, because the code is read when the job starts."""
+    """What cannot be repeated for certain: code that no commit names is read when the job starts."""
     if job.seed is None:
         yield Drift("no_seed", "It has no seed in FAIRWAY_SEED.")
+    if job.code_repository and not checked_out_commit(job):
+        ref = job.code_ref or "the default branch"
+        yield Drift("commit_unknown", f"No commit was checked out. The rerun uses {ref} as it is then.")
     if record is None:
         yield Drift("no_record", "Its code and packages were not recorded, so they cannot be compared.")
         return

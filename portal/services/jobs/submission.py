@@ -10,7 +10,9 @@ from typing import Any
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
+from agents.launchers.checkout import CODE_DIR, KEY_FILE, TOKEN_FILE
 from portal.access import Permission, can, require_permission
+from portal.domain.code import code_errors
 from portal.domain.job_spec import (
     MAX_TASKS,
     JobSpec,
@@ -91,6 +93,8 @@ def validate_request(user: User, request: JobRequest) -> None:
         wrong["volumes"] = fault
     if not {"volumes", "checkpoint_dir", "resume_from"} & wrong.keys():
         wrong |= _checkpoint_errors(user, request)
+    if not {"code_repository", "code_host_key"} & wrong.keys():
+        wrong |= _code_errors(request)
     wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
     if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
         message = "Only managers of the project may raise a priority above 0."
@@ -177,6 +181,18 @@ def _checkpoint_errors(user: User, request: JobRequest) -> dict[str, str]:
             wrong["resume_from"] = fault
     if request.checkpoint_keep_every is not None and request.checkpoint_keep_last is None:
         wrong["checkpoint_keep_every"] = "Set the number of newest checkpoints to keep, too."
+    return wrong
+
+
+def _code_errors(request: JobRequest) -> dict[str, str]:
+    """Return what is wrong with the code repository: its login, host key, and the mount of its folder."""
+    files = {str(each["file"]) for each in request.secrets if each.get("file")}
+    wrong = code_errors(
+        request.code_repository, request.code_ref, request.code_host_key, files, KEY_FILE, TOKEN_FILE
+    )
+    targets = [each["target"] for each in volumes.normalize_volume_references(request.volumes)]
+    if request.code_repository and any(f"{each}/".startswith(f"{CODE_DIR}/") for each in targets):
+        wrong["volumes"] = f"{CODE_DIR} is the folder of the code; mount the volume elsewhere."
     return wrong
 
 

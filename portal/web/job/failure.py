@@ -86,6 +86,7 @@ BY_REASON: dict[EndReason, tuple[str, list[SuggestedFix]]] = {
     EndReason.IMAGE_MISSING: NOT_STARTED,
     EndReason.START_REFUSED: NOT_STARTED,
     EndReason.DISK_FULL: NOT_STARTED,
+    EndReason.CODE_CHANGED: ("Its branch moved while it was checked out", [RESUBMIT]),
     EndReason.RENDEZVOUS_UNREACHABLE: ("Its nodes could not reach each other", [CONTACT, RESUBMIT]),
     EndReason.CLOCK_SKEW: ("The clocks of its nodes differ", [CONTACT, RESUBMIT]),
     EndReason.NODE_REBOOTED: NODE_FAILED,

@@ -49,7 +49,7 @@ from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.selectors.services import service_of_job
 from portal.services.jobs.launching import attempt_ranks
-from portal.services.jobs.reruns import compare_with_source
+from portal.services.jobs.reruns import checked_out_commit, compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
@@ -333,6 +333,7 @@ def request_page(request: HttpRequest, user: User, public_id: str) -> HttpRespon
         "ranks": ranks,
         **private_fields(user, found)._asdict(),
         "record": EnvironmentRecord.objects.filter(job=found).first(),
+        "commit": checked_out_commit(found),
         "repetition": rerun_relations(found),
         "differences": compare_with_source(found),
     }

@@ -14,7 +14,7 @@ from portal.errors import NotFound
 from portal.models import EnvironmentRecord, Job, User
 from portal.selectors.jobs.jobs import get_job
 from portal.services.jobs.annotations import do_annotate_job
-from portal.services.jobs.reruns import do_rerun, find_drift, record_of
+from portal.services.jobs.reruns import checked_out_commit, do_rerun, find_drift, record_of
 from portal.web.job.overview import job_page_context
 from portal.web.views import action, form_page, page, refusals_as_messages
 
@@ -71,6 +71,7 @@ def rerun(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "drift": drift,
         "is_blocked": any(each.blocking for each in drift),
         "record": record_of(job),
+        "commit": checked_out_commit(job),
     }
     return render(request, "job/rerun.html", context)
 

@@ -256,6 +256,15 @@ class LaunchForm(DataForm):
         return self._section("software")
 
     @property
+    def code_fields(self) -> list[forms.BoundField]:
+        return self._section("code")
+
+    @property
+    def opens_code(self) -> bool:
+        """True if the folded section has a repository or an error."""
+        return any(field.value() or field.errors for field in self.code_fields)
+
+    @property
     def limit_fields(self) -> list[forms.BoundField]:
         return self._section("limits")
 

@@ -1,0 +1,57 @@
+"""The code of a job: what an attempt checks out, and which commit its nodes report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.db import transaction
+
+from agents.launchers.checkout import CODE_DIR, Checkout
+from portal.domain.code import parse_repository
+from portal.domain.policy_settings import CODE_SIZE_LIMIT, CODE_TIME_LIMIT, SettingValue
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import RuntimeKind
+from portal.models import Attempt
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.state_events import record_event
+
+
+def attempt_checkout(attempt: Attempt, runtime: str, settings: Mapping[str, SettingValue]) -> Checkout | None:
+    """Return what an attempt checks out on a node; None for a job without a repository.
+
+    Once a task of the job has reported a commit, all later ones check out that commit.
+    """
+    job = attempt.job
+    url = parse_repository(job.code_repository)
+    if url is None:
+        return None
+    known = Attempt.objects.filter(job=job).exclude(code_commit="").order_by("number")
+    return Checkout(
+        url=job.code_repository,
+        login_url=url.login_url,
+        user=url.user,
+        ref=known.values_list("code_commit", flat=True).first() or job.code_ref,
+        folder="" if runtime == RuntimeKind.PROCESS.value else CODE_DIR,
+        limit_s=int(settings[CODE_TIME_LIMIT]),
+        limit_mib=int(settings[CODE_SIZE_LIMIT]),
+        known_hosts=url.known_hosts(job.code_host_key),
+    )
+
+
+def record_code_commit(attempt: Attempt, commit: str) -> None:
+    """Record the commit that a task checked out. Repeatable.
+
+    Stop an attempt whose tasks checked out different ones, because a branch moved in between: the next attempt
+    uses the recorded one.
+    """
+    if not attempt.job.code_repository or attempt.code_commit == commit:
+        return
+    with transaction.atomic():
+        if Attempt.objects.filter(pk=attempt.pk, code_commit="").update(code_commit=commit):
+            record_event(attempt, "code", "code", f"It checked out commit {commit}.")
+            attempt.code_commit = commit
+            return
+    recorded = Attempt.objects.values_list("code_commit", flat=True).get(pk=attempt.pk)
+    if recorded != commit:
+        message = end_message(EndReason.CODE_CHANGED, first=recorded[:12], other=commit[:12])
+        job_control.request_stop(attempt.pk, EndReason.CODE_CHANGED, message=message)
