@@ -250,7 +250,7 @@ class ChunkTimes:
 
 
 def replayed_step_s(processes):
-    """Return the length of each step if transfers took no time, the mean over the processes.
+    """Return the length of each step if transfers took no time; the first stage begins and ends it.
 
     ``processes`` lists for each its stage and, by step, the passes that it computed in their order: kind, micro-batch
     (unique in all steps) and seconds.
@@ -276,8 +276,8 @@ def replayed_step_s(processes):
                 left[process].popleft()
                 clocks[process] = max(clocks[process], done.get(needs, 0.0)) + seconds
                 done[kind, stage, number] = ends[process][step] = clocks[process]
-    lengths = [[end - begin for begin, end in zip([0.0, *each], each)] for each in ends]
-    return [sum(each) / len(processes) for each in zip(*lengths)]
+    first = [max(each) for each in zip(*(ends[at] for at, (stage, _) in enumerate(processes) if stage == 0))]
+    return [end - begin for begin, end in zip([0.0, *first], first)]
 
 
 class RoundRobin:
@@ -518,7 +518,9 @@ class Trainer:
             replayed = replayed_step_s([(stage, [each[1] for each in steps]) for stage, steps in everyone])
             # the fastest step, which other processes of the machine disturbed least; the first one fills the pipeline
             steps = list(zip(*(steps for _, steps in everyone)))
-            step_s, at = min((max(each)[0], at) for at, each in enumerate(steps) if at or len(steps) == 1)
+            first = [at for at, (stage, _) in enumerate(everyone) if stage == 0]
+            lengths = [max(each[process][0] for process in first) for each in steps]
+            step_s, at = min((s, at) for at, s in enumerate(lengths) if at or len(steps) == 1)
             busy_s = [sum(each[2] for each in chunks) for _, chunks, _ in steps[at]]
             # a step of equal stages takes M + K - 1 times, of which each stage computes M
             flushed = (count - 1) / (self.micro_batches + count - 1)
