@@ -19,6 +19,8 @@ from portal.models import Attempt, AttemptWork, Checkpoint, Job, JobEvent
 from portal.services.jobs.checkpoints import do_pin_checkpoint
 from portal.services.jobs.submission import do_cancel_job, do_resume_from_checkpoint
 from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement, start_attempt
+from scheduler.nodes.checkpoints import is_lowest_rank
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
 
@@ -223,3 +225,19 @@ def test_a_job_whose_chosen_checkpoint_is_gone_fails_with_a_clear_reason(trainin
     again.refresh_from_db()
     assert again.reason == "start_refused" and "is no longer there, or is not complete" in again.message
     assert training.starts(again) == []
+
+
+@pytest.mark.parametrize(("min_tasks", "lists"), [(None, False), (1, True)], ids=["gang", "elastic"])
+def test_after_the_end_of_rank_0_another_rank_lists_checkpoints_of_elastic_jobs_only(
+    min_tasks: int | None, lists: bool
+) -> None:
+    """The home of another node would be without them, and the list of a gang would become empty."""
+    pool, owner = factories.pool(), factories.user()
+    placements = [RankPlacement(factories.node(pool), ()) for _ in range(2)]
+    project = factories.project(member=owner)
+    job = factories.job(owner, project, factories.environment(tool=False), tasks=2, min_tasks=min_tasks)
+    attempt = start_attempt(job, pool, placements, epoch=1)
+    first, second = attempt.task_rows.select_related("attempt__job").order_by("rank")
+    assert is_lowest_rank(first) and not is_lowest_rank(second)
+    attempt.task_rows.filter(pk=first.pk).update(container_removed=True)
+    assert is_lowest_rank(second) is lists
