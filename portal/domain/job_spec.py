@@ -349,6 +349,14 @@ class JobSpec:
             help="Retries avoid the node on which a task failed, while enough other nodes are left.",
         ),
     )  # fmt: skip
+    apply_failure_actions: bool = declare(
+        False,
+        JobField(
+            label="Apply failure actions", section="restart", jobs_only=True,
+            help="After a failure that a failure rule identifies, the job starts again with the action of the "
+            "rule (retry, more memory, or without the node), at most max_attempts times.",
+        ),
+    )  # fmt: skip
     seed: int | None = declare(
         None,
         JobField(

@@ -1877,4 +1877,24 @@ class Migration(migrations.Migration):
             name='preferred_nodes',
             field=models.JSONField(db_default=[], default=list, help_text='The name of a node for each task; empty: no preference.'),
         ),
+        migrations.AddField(
+            model_name='serviceversion',
+            name='liveness_timeout_s',
+            field=models.PositiveIntegerField(blank=True, help_text='null: a replica that does not answer is not replaced.', null=True),
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='unresponsive_since',
+            field=models.DateTimeField(blank=True, help_text='Since when the server of a replica does not answer; null: it does.', null=True),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='apply_failure_actions',
+            field=models.BooleanField(db_default=False, default=False, help_text='The action of the failure rule that matches a failure is applied.'),
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='awaits_failure_rule',
+            field=models.BooleanField(db_default=False, default=False, help_text='Its last attempt failed, and the failure rules are not applied to it yet.'),
+        ),
     ]

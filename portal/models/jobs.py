@@ -131,6 +131,8 @@ class Job(models.Model):
         default=JobSpec.retry_max_backoff_s, db_default=JobSpec.retry_max_backoff_s
     )
     exclude_failed_node = flag("Retries avoid the node on which a task failed.")
+    apply_failure_actions = flag("The action of the failure rule that matches a failure is applied.")
+    awaits_failure_rule = flag("Its last attempt failed, and the failure rules are not applied to it yet.")
     checkpoint_dir = optional_text(500, "Relative to the home, or below a volume; blank: the default.")
     checkpoint_keep_last = optional_number("Newest valid checkpoints that are kept; null: all.")
     checkpoint_keep_every = optional_number("Checkpoints of each multiple of this step are kept, too.")
@@ -346,6 +348,7 @@ class Attempt(models.Model):
     all_prepared_at = optional_time("When all tasks were prepared and could start.")
     running_at = optional_time()
     ready_at = optional_time("When the workspace server first responded.")
+    unresponsive_since = optional_time("Since when the server of a replica does not answer; null: it does.")
     checkpoint_at = optional_time("When it last reported a checkpoint.")
     checkpoint_step = models.PositiveBigIntegerField(null=True, blank=True, help_text="Of that checkpoint.")
     resume_decided = flag("Its tasks may start: from which checkpoint is decided.")

@@ -60,6 +60,7 @@ class ServiceVersion(models.Model):
     port = models.PositiveIntegerField(default=ServiceSpec.port)
     readiness_path = optional_text(500, "blank: it is ready when it listens.")
     readiness_timeout_s = models.PositiveIntegerField(default=ServiceSpec.readiness_timeout_s)
+    liveness_timeout_s = optional_number("null: a replica that does not answer is not replaced.")
     model_name = optional_text(256, "Registered model that it serves.")
     model_version = optional_text(20)
     model_run = optional_text(64, "Run that logged the model.")

@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from portal.domain.end_states import BACKOFF_REASONS, backoff_s
 from portal.domain.states import DesiredState, JobState
 from portal.models import Job
+from portal.services.jobs.failures import LOG_WAIT
 from scheduler.core.model.snapshot import (
     JobId,
     NodeId,
@@ -111,6 +112,7 @@ def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, A
         "queued_s",
         "reason",
         "attempt_count",
+        "awaits_failure_rule",
         "retry_backoff_s",
         "retry_max_backoff_s",
         "nominated_placement",
@@ -182,7 +184,12 @@ def build_pending_row(
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:
-    """Return the end of the backoff after a failed start; None without one."""
+    """Return the end of the backoff after a failed start; None without one.
+
+    Until the failure rules are applied to the last attempt, it is at least when that is due.
+    """
+    if row["awaits_failure_rule"]:
+        return float(row["queued_s"] + LOG_WAIT.total_seconds())
     if row["reason"] not in BACKOFF_REASONS:
         return None
     delay_s = backoff_s(row["attempt_count"], row["retry_backoff_s"], row["retry_max_backoff_s"])

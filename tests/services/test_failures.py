@@ -43,9 +43,10 @@ def failed_job(
     exit_code: int = 1,
     reason: EndReason = EndReason.EXIT_CODE,
     complete: bool = True,
+    state: str = "FAILED",
     **fields,
 ) -> Job:
-    """A job that failed, with one log per rank; all ranks end, the last one first."""
+    """A job whose attempt failed, with one log per rank; all ranks end, the last one first."""
     job = factories.job(
         dataset["owner"], dataset["project"], dataset["environment"], tasks=max(1, len(logs)), **fields
     )
@@ -64,7 +65,7 @@ def failed_job(
         job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason, proof="gone")
     Task.objects.filter(attempt=attempt).update(log_complete=complete)
     job.refresh_from_db()
-    assert job.state == "FAILED"
+    assert job.state == state
     return job
 
 
@@ -249,3 +250,70 @@ def test_the_support_text_has_the_facts_and_no_variables(dataset):
         assert part in text
     assert "never-shown" not in text and "TOKEN" not in text
     assert CUDA_LINE not in support_text(factories.user("eve"), job)
+
+
+def automatic(dataset, *logs: str, **fields) -> Job:
+    """A job that applies failure actions, after the first attempt failed and was checked."""
+    job = failed_job(dataset, *logs, state="PENDING", apply_failure_actions=True, **fields)
+    assert job.awaits_failure_rule and "The failure rules decide whether it starts again." in job.message
+    with pytest.raises(Conflict), transaction.atomic():  # whatever a plan says that was made before
+        gpu = dataset["node"].gpus.first()
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        job_control.start_attempt(
+            row, dataset["pool"], [RankPlacement(dataset["node"], [(gpu.pk, 1000)])], epoch=1
+        )
+    identify_failures()
+    job.refresh_from_db()
+    assert not job.awaits_failure_rule
+    return job
+
+
+def test_a_job_that_applies_failure_actions_starts_again_with_more_memory(dataset):
+    Node.objects.update(memory_mib=20 * 1024)
+    how = {"exit_code": 137, "reason": EndReason.OUT_OF_MEMORY}
+    job = automatic(dataset, memory_mib=10 * 1024, **how)
+    assert (job.state, job.memory_mib, job.attempt_count) == ("PENDING", 15 * 1024, 1)
+    assert "The failure rule host_out_of_memory" in job.message
+    assert "it starts again with 15 GiB of memory." in job.message
+    row = AuditEntry.objects.get(action="job.apply_failure_action")
+    assert (row.object_id, row.actor, row.before) == (job.public_id, None, {"memory_mib": 10 * 1024, "rule": None})
+    assert row.after == {"memory_mib": 15 * 1024, "rule": "host_out_of_memory"}
+    event = JobEvent.objects.get(job=job, kind="failure_action")
+    assert event.reason == "host_out_of_memory" and event.message == job.message
+    identify_failures()
+    assert AuditEntry.objects.filter(action="job.apply_failure_action").count() == 1
+    # no node has more than this
+    full = automatic(dataset, memory_mib=20 * 1024, **how)
+    assert full.state == "FAILED" and full.ended_at is not None
+    assert "is not possible: No node has more memory than it requests" in full.message
+
+
+def test_a_job_that_applies_failure_actions_leaves_the_node_that_its_rule_names(dataset):
+    job = automatic(dataset, "CUDA error: uncorrectable ECC error encountered\n")
+    assert job.state == "FAILED" and "No other node can run it" in job.message
+    factories.node(dataset["pool"], name="other")
+    job = automatic(dataset, "CUDA error: uncorrectable ECC error encountered\n")
+    assert job.state == "PENDING"
+    assert [node.name for node in job.avoid_nodes.all()] == [dataset["node"].name]
+
+
+def test_a_failure_without_an_action_ends_a_job_that_applies_them(dataset):
+    unknown = automatic(dataset, "it is broken\n")
+    assert (unknown.state, unknown.message) == ("FAILED", "The command ended with exit code 1.")
+    retried = automatic(dataset, "it is broken\n", retry_on=["command_failure"])
+    assert retried.state == "PENDING" and retried.message.endswith("It is pending again.")
+    once = failed_job(dataset, exit_code=1, apply_failure_actions=True, max_attempts=1)
+    identify_failures()
+    once.refresh_from_db()
+    assert (once.state, once.awaits_failure_rule) == ("FAILED", False)
+
+
+def test_a_cancelled_job_gets_no_failure_action(dataset):
+    job = failed_job(
+        dataset, "Address already in use\n", state="PENDING", apply_failure_actions=True
+    )
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    identify_failures()
+    job.refresh_from_db()
+    assert job.state == "CANCELLED"
+    assert not JobEvent.objects.filter(job=job, kind="failure_action").exists()

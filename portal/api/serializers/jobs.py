@@ -577,6 +577,9 @@ class JobDetail(Job):
     retry_backoff_s = serializers.IntegerField(help_text="Doubled for each later retry.")
     retry_max_backoff_s = serializers.IntegerField()
     exclude_failed_node = serializers.BooleanField()
+    apply_failure_actions = serializers.BooleanField(
+        help_text="Failures are retried with the action of the failure rule that matches."
+    )
     seed = serializers.IntegerField(allow_null=True, help_text="Value of FAIRWAY_SEED.")
     note = serializers.CharField(allow_blank=True)
     rerun_of = Reference(

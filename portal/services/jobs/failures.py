@@ -1,8 +1,4 @@
-"""Applies the failure rules once to each attempt that failed, when its logs are complete.
-
-A retry without a click, by the class of the failure, belongs after ``identify_failure``: the rule and its
-action are known there.
-"""
+"""Applies the failure rules once to each attempt that failed, when its logs are complete."""
 
 from __future__ import annotations
 
@@ -25,6 +21,7 @@ from portal.models import Allocation, Attempt, Task, User
 from portal.models.alerts import AlertKind
 from portal.selectors.failure_rules import enabled_failure_rules
 from portal.selectors.logs.lines import displayed_text, log_file, tail
+from portal.services.jobs.retries import apply_failure_action
 from portal.services.lifecycle.state_events import record_event
 
 log = logging.getLogger(__name__)
@@ -52,7 +49,10 @@ def identify_failures() -> None:
 
 
 def identify_failure(attempt: Attempt, rules: Sequence[FailureRule]) -> None:
-    """Store the best rule of an attempt, with its line and rank, and write an event. At most once."""
+    """Store the best rule of an attempt, with its line and rank, and write an event. At most once.
+
+    The action of the rule is applied to a job that waits for it.
+    """
     match = _match(attempt, rules)
     fields: dict[str, object] = {"failure_checked_at": timezone.now()}
     if match is not None:
@@ -69,6 +69,9 @@ def identify_failure(attempt: Attempt, rules: Sequence[FailureRule]) -> None:
                 "" if match.rank is None or len(attempt.task_rows.all()) == 1 else f" on rank {match.rank}"
             )
             record_event(attempt, "failure_identified", match.rule.code, f"{match.rule.title}{where}.")
+        if attempt.job.apply_failure_actions:
+            attempt.refresh_from_db(fields=["failure_rank"])
+            apply_failure_action(attempt, match.rule if match else None)
 
 
 @dataclass(frozen=True)

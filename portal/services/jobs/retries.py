@@ -7,15 +7,29 @@ from dataclasses import replace
 from django.db.models import Count
 
 from portal.access import Permission, require_permission
-from portal.domain.failure_rules import FailureAction
+from portal.domain.end_states import is_retried
+from portal.domain.failure_rules import FailureAction, FailureRule
 from portal.domain.feasibility import WHOLE_MILLI
+from portal.domain.formatting import format_memory
+from portal.domain.job_spec import roles_as_json
 from portal.domain.node_breaker import BreakerState
+from portal.domain.reasons import EndReason
 from portal.domain.roles import role_of_rank
-from portal.domain.states import NodeState
-from portal.errors import Conflict
+from portal.domain.states import TERMINAL_JOB_STATES, JobState, NodeState
+from portal.errors import Conflict, FairwayError
 from portal.models import Attempt, Job, Node, Task, User
+from portal.outbox import trigger_cycle
 from portal.selectors.failure_rules import identified_failure, more_memory_mib
-from portal.services.jobs.submission import check_resubmission, do_submit_job, request_from_job
+from portal.services.audit import record_change
+from portal.services.jobs.submission import (
+    JobRequest,
+    check_resubmission,
+    do_submit_job,
+    request_from_job,
+    validate_request,
+)
+from portal.services.lifecycle.state_events import record_event
+from portal.services.lifecycle.transitions import transition_job
 
 
 def exclude_node(job: Job, node: Node) -> None:
@@ -46,8 +60,59 @@ def do_retry_with_fix(user: User, job: Job) -> Job:
     failure = identified_failure(user, job, last)
     if last is None or failure is None or failure.rule.action is FailureAction.NONE:
         raise Conflict("Its failure has no fix that can be applied for you.", code="no_fix")
+    return do_submit_job(user, _fix(job, last, failure.rule)[0])
+
+
+def apply_failure_action(attempt: Attempt, rule: FailureRule | None) -> None:
+    """Let a job that waits for the failure rule of its last attempt start again with the rule's action.
+
+    It fails if the rule has no action or that is impossible, unless it is retried after this class of failure.
+    In a transaction. Repeatable.
+    """
+    rows = Job.objects.select_for_update(of=("self",), no_key=True)
+    job = rows.select_related("owner", "project", "environment", "pool").get(pk=attempt.job_id)
+    if not job.awaits_failure_rule or attempt.number != job.attempt_count or job.state in TERMINAL_JOB_STATES:
+        return
+    job.awaits_failure_rule = False
+    reason, why = EndReason(attempt.reason), ""
+    if rule is not None and rule.action is not FailureAction.NONE:
+        try:
+            request, done = _fix(job, attempt, rule)
+            validate_request(job.owner, request)
+        except FairwayError as refusal:
+            why = f"The action of the failure rule {rule.code} is not possible: {refusal.message}"
+        else:
+            before = {"memory_mib": job.memory_mib, "roles": job.roles}
+            job.memory_mib, job.roles = request.memory_mib, roles_as_json(request.roles)
+            job.avoid_nodes.add(*request.avoid_nodes)
+            after = {"memory_mib": job.memory_mib, "roles": job.roles}
+            excluded = {"avoid_nodes": [node.name for node in request.avoid_nodes]}
+            after |= {"rule": rule.code, **(excluded if request.avoid_nodes else {})}
+            message = f"The failure rule {rule.code} ({rule.title}) applies: it starts again{done}."
+            record_change(None, "job.apply_failure_action", job, before, after, reason=rule.title)
+            _return_to_queue(job, attempt, rule.code, f"{attempt.message} {message}")
+            return
+    retried = is_retried(reason, attempt.exit_code, job.retry_on, job.retry_exit_codes)
+    message = f"{attempt.message} {why}".strip()
+    if retried or job.state != JobState.PENDING:  # it is suspended, and starts again when it is resumed
+        _return_to_queue(job, attempt, reason, f"{message} It is pending again.")
+    else:
+        transition_job(job, JobState.FAILED, reason=reason, message=message, attempt=attempt)
+
+
+def _return_to_queue(job: Job, attempt: Attempt, reason: str, message: str) -> None:
+    if job.state == JobState.PENDING:
+        job.message = message[:1000]
+    job.version += 1
+    job.save()
+    record_event(attempt, "failure_action", str(reason), message)
+    trigger_cycle("requeue")
+
+
+def _fix(job: Job, last: Attempt, rule: FailureRule) -> tuple[JobRequest, str]:
+    """Return the request of the job with the action of the rule, and what differs. Raise Conflict if impossible."""
     request = request_from_job(job)
-    if failure.rule.action is FailureAction.RETRY_WITH_MORE_MEMORY:
+    if rule.action is FailureAction.RETRY_WITH_MORE_MEMORY:
         rank = failed_rank(last)
         memory_mib = more_memory_mib(job, rank)
         if memory_mib is None:
@@ -56,14 +121,17 @@ def do_retry_with_fix(user: User, job: Job) -> Job:
         roles = [
             replace(role, memory_mib=memory_mib) if role.name == name else role for role in request.roles
         ]
-        request = replace(request, memory_mib=memory_mib, roles=roles)
-    elif failure.rule.action is FailureAction.EXCLUDE_NODE:
+        return replace(
+            request, memory_mib=memory_mib, roles=roles
+        ), f" with {format_memory(memory_mib)} of memory"
+    if rule.action is FailureAction.EXCLUDE_NODE:
         node = failed_node(last)
         if node is None or not enough_other_nodes(job, node):
             message = "No other node can run it. Resubmit it to use the same node again."
             raise Conflict(message, code="no_other_node")
-        request = replace(request, avoid_nodes=[*job.avoid_nodes.all(), node])
-    return do_submit_job(user, request)
+        avoided = [*job.avoid_nodes.all(), node]
+        return replace(request, avoid_nodes=avoided), f" without the node {node.name}"
+    return request, ""
 
 
 def failed_node(attempt: Attempt) -> Node | None:

@@ -18,6 +18,7 @@ from portal.domain.end_states import (
     counted_attempts,
     is_retried,
 )
+from portal.domain.failure_rules import PROGRAM_FAILURES
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
 from portal.models import Attempt, Job, Task
@@ -69,7 +70,9 @@ def _job_change(ended: AttemptChange, reason: EndReason) -> JobChange:
     attempt, job, message = ended.attempt, ended.attempt.job, ended.message
     job.exit_code = attempt.exit_code
     after = _next_job_state(job, attempt, reason, ended.to)
-    if after is JobState.PENDING and not message.endswith("is pending again."):
+    if job.awaits_failure_rule:
+        message = f"{message} The failure rules decide whether it starts again."
+    elif after is JobState.PENDING and not message.endswith("is pending again."):
         message = f"{message} It is pending again."
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
         message = end_message(EndReason.SUSPENDED)  # suspended while it stopped for another reason
@@ -88,8 +91,10 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
         return JobState.FAILED  # a placeholder has no command to start again
     if reason in PREEMPTION_REASONS:
         return JobState.PENDING
-    if retried:
+    by_rule = job.apply_failure_actions and reason in PROGRAM_FAILURES
+    if retried or by_rule:
         used = counted_attempts(list(job.attempts.values_list("state", "reason")))
+        job.awaits_failure_rule = by_rule and used < job.max_attempts
         return JobState.PENDING if used < job.max_attempts else JobState.FAILED
     return {
         AttemptState.COMPLETED: JobState.COMPLETED,

@@ -165,7 +165,8 @@ def start_attempts(
     now = now or timezone.now()
     for each in starts:
         job = each.job
-        if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or job.held:
+        held = job.held or job.awaits_failure_rule
+        if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or held:
             raise Conflict(f"The job is {job.state.lower()}, not pending.", code="job_changed")
         if not job.required_tasks <= len(each.placements) <= job.tasks:
             raise ValueError(f"{len(each.placements)} placements for {job.tasks} tasks")

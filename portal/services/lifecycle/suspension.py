@@ -9,6 +9,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from portal.domain.end_states import PREEMPTION_REASONS, is_retried
+from portal.domain.failure_rules import PROGRAM_FAILURES
 from portal.domain.reasons import EndReason
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.errors import Conflict
@@ -84,5 +85,7 @@ def _job_survives_stop(job: Job, attempt: Attempt) -> bool:
     """Return True if the job would be pending again after its stopping attempt has ended."""
     reason = EndReason(attempt.stop_reason)
     if reason in PREEMPTION_REASONS or reason is EndReason.SUSPENDED:
+        return True
+    if job.apply_failure_actions and reason in PROGRAM_FAILURES:
         return True
     return is_retried(reason, attempt.exit_code, job.retry_on, job.retry_exit_codes)
