@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ from portal.selectors.sweeps import (
     learning_curves,
     list_sweeps,
     list_trials,
+    sweep_gpu_hours,
 )
 from portal.services.sweeps.determined import read_experiment
 from portal.services.sweeps.sweeps import (
@@ -112,6 +114,7 @@ def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "is_array": row.searcher in ARRAY_SEARCHERS,
         "may_control": can(user, Permission.CONTROL, row),
         "best": best,
+        "gpu_hours": sweep_gpu_hours(row),
         "counts": [(each.value, TRIAL_DISPLAY[each], counts[each]) for each in TrialState if counts[each]],
         "live_count": sum(counts[each] for each in LIVE_TRIAL_STATES),
         "ended_count": sum(counts.values()) - sum(counts[each] for each in LIVE_TRIAL_STATES),
@@ -128,6 +131,31 @@ def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "importances": _importances(row, charted) if row.metric else [],
     }
     return render_live(request, "sweeps/page.html", "sweeps/live.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def trials_csv(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Download all trials as a table."""
+    row = get_sweep(user, public_id)
+    names = list(row.points[0] if row.points else row.parameters)
+    answer = HttpResponse(
+        content_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{row.public_id}-trials.csv"'},
+    )
+    table = csv.writer(answer)
+    columns = ("trial", "state", row.metric or "value", "step", "gpu_hours", *names, "job", "message")
+    table.writerow(map(_csv_cell, columns))
+    for each in list_trials(row):
+        hours: float = each.__dict__["gpu_hours"]
+        values = (each.number, each.state, each.value, each.step, f"{hours:.4f}")
+        after = (each.job.public_id if each.job else "", each.message)
+        table.writerow(map(_csv_cell, (*values, *(each.parameters.get(name) for name in names), *after)))
+    return answer
+
+
+def _csv_cell(value: object) -> object:
+    """Return the value; a text that a spreadsheet would read as a formula gets an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def _listed(request: HttpRequest, rows: QuerySet[Any]) -> Any:

@@ -117,6 +117,7 @@ urlpatterns = [
     path("sweeps/", sweeps.sweeps, name="sweeps"),
     path("sweeps/import/", sweeps.import_page, name="import-sweep"),
     path("sweeps/<slug:public_id>/", sweeps.sweep, name="sweep"),
+    path("sweeps/<slug:public_id>/trials.csv", sweeps.trials_csv, name="sweep-trials-csv"),
     path("sweeps/<slug:public_id>/stop/", sweeps.stop, name="stop-sweep"),
     path("sweeps/<slug:public_id>/pause/", sweeps.pause, name="pause-sweep"),
     path("sweeps/<slug:public_id>/resume/", sweeps.resume, name="resume-sweep"),

@@ -188,6 +188,7 @@ PAGES = [
     Page("import-sweep", "get", "/sweeps/import/", EVERYBODY),
     Page("import-sweep", "post", "/sweeps/import/", EVERYBODY, {"experiment": "a: 1"}, 400, writes=False),
     Page("sweep", "get", "/sweeps/{sweep}/", INSIDE),
+    Page("sweep-trials-csv", "get", "/sweeps/{sweep}/trials.csv", INSIDE),
     Page("stop-sweep", "post", "/sweeps/{sweep}/stop/", CONTROLLERS, None, 302, 302),
     Page("pause-sweep", "post", "/sweeps/{sweep}/pause/", CONTROLLERS, None, 302, 302),
     Page("resume-sweep", "post", "/sweeps/{sweep}/resume/", CONTROLLERS, None, 302, 302, writes=False),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import datetime as dt
 import html
 import re
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.urls import reverse
+from django.utils import timezone
 
-from portal.models import Job, Sweep, Trial, TrialReport
+from portal.models import Gpu, Job, Sweep, Trial, TrialReport, UsageInterval
+from portal.services.lifecycle import job_control
 from portal.services.sweeps.advance import advance_sweep
 from portal.services.sweeps.reports import record_reports
 from tests.web.test_pages import count
@@ -175,3 +180,28 @@ def test_an_experiment_file_is_checked_and_then_imported(dataset: Any, client_of
     assert "mnist is created. Ignored: workspace." in answer.content.decode()
     wrong = client.post(where, rows | {"experiment": "name: x"})
     assert wrong.status_code == 400 and "It has no entrypoint" in html.unescape(wrong.content.decode())
+
+
+def test_trials_show_their_gpu_hours_and_are_downloaded_as_a_table(sweep: Sweep, client_of: Any) -> None:
+    job = sweep.trials.get(number=2).job
+    gpu = Gpu.objects.filter(used_milli=0, node__state="ready").first()
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        slot = job_control.RankPlacement(gpu.node, [(gpu.pk, 500)])
+        job_control.start_attempt(row, gpu.node.pool, [slot], epoch=1)
+    UsageInterval.objects.filter(job=job).update(
+        started_at=timezone.now() - dt.timedelta(hours=4), ended_at=timezone.now() - dt.timedelta(hours=1)
+    )
+    Trial.objects.filter(number=8).update(message="=HYPERLINK(1)")
+    client, address = client_of("member"), reverse("sweep", args=[sweep.public_id])
+    shown = page_of(client, f"{address}?order=-gpu_hours")
+    assert "1.5 GPU-hours" in shown.replace("\xa0", " ")
+    assert re.search(r'<tbody><tr>\s*<td class="fw-num">2</td>', shown)
+    answer = client.get(reverse("sweep-trials-csv", args=[sweep.public_id]))
+    assert answer["Content-Disposition"] == f'attachment; filename="{sweep.public_id}-trials.csv"'
+    rows = list(csv.DictReader(answer.content.decode().splitlines()))
+    assert [row["trial"] for row in rows] == [str(number) for number in range(25)]
+    assert (rows[2]["gpu_hours"], rows[2]["loss"], rows[2]["step"]) == ("1.5000", "0.52", "2.0")
+    assert (rows[2]["job"], rows[3]["gpu_hours"]) == (job.public_id, "0.0000")
+    assert rows[8]["message"] == "'=HYPERLINK(1)"
+    assert rows[2]["lr"] == str(sweep.trials.get(number=2).parameters["lr"])

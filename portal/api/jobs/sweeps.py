@@ -27,7 +27,6 @@ from portal.domain.job_spec import job_fields
 from portal.domain.sweeps import MAX_TRIALS, Direction, Searcher, SweepSpec, SweepState, TrialState
 from portal.models import NodePool, User
 from portal.models import Sweep as SweepRow
-from portal.models import Trial as TrialRow
 from portal.models import TrialReport as TrialReportRow
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.sweeps import best_value, get_sweep, list_sweeps, list_trials
@@ -112,6 +111,7 @@ class Trial(ResponseSerializer):
     )
     step = serializers.FloatField(allow_null=True, help_text="Step of the last report.")
     value = serializers.FloatField(allow_null=True, help_text="Value of the last report.")
+    gpu_hours = serializers.FloatField(help_text="Of its job so far.")
     created_at = serializers.DateTimeField()
     ended_at = serializers.DateTimeField(allow_null=True)
 
@@ -331,8 +331,7 @@ class JobReportsView(SignedInView):
     def post(self, request: Request, job: str) -> HttpResponse:
         reports = [(each["step"], each["value"]) for each in self.body["reports"]]
         trial = do_report_metrics(self.user, get_job(self.user, job), reports)
-        rows = TrialRow.objects.select_related("job", "parent")
-        return self.json_response(Trial.represent(rows.get(pk=trial.pk)))
+        return self.json_response(Trial.represent(list_trials(trial.sweep).get(pk=trial.pk)))
 
 
 _sweep_action = partial(
