@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from portal.domain.formatting import format_duration
 from portal.domain.reasons import EndReason, end_message
-from portal.domain.services import unready_message
+from portal.domain.services import unready_message, unresponsive_message
 from portal.domain.states import AttemptState, JobKind, NodeState
 from portal.models import Attempt, BrowserSession, Cycle, EngineQuery, Forecast, Node, OutboxMessage, Task
 from portal.outbox import send_outbox_rows
@@ -86,6 +86,21 @@ def stop_unready_servers() -> None:
     for row in overdue.select_related("job__replica__version"):
         version = row.job.replica.version
         message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
+        job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
+    _stop_unresponsive_replicas()
+
+
+def _stop_unresponsive_replicas() -> None:
+    """Stop replicas whose server was ready and has not answered for their liveness timeout."""
+    limit_s = F("job__replica__version__liveness_timeout_s")
+    rows = Attempt.objects.filter(
+        state=AttemptState.RUNNING.value,
+        stop_requested_at__isnull=True,
+        unresponsive_since__lt=Now() - limit_s * dt.timedelta(seconds=1),
+    ).exclude(task_rows__node__reachable=False)
+    for row in rows.select_related("job__replica__version"):
+        version = row.job.replica.version
+        message = unresponsive_message(version.port, version.readiness_path, version.liveness_timeout_s or 0)
         job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
 
 

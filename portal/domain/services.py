@@ -12,7 +12,7 @@ MAX_REPLICAS = 32
 MAX_NAME_LENGTH = 80
 STABLE_AFTER_S = 60.0
 """A replica that served for this time has not failed at its start, so its replacement does not wait."""
-VERSION_FIELDS = ("port", "readiness_path", "readiness_timeout_s")
+VERSION_FIELDS = ("port", "readiness_path", "readiness_timeout_s", "liveness_timeout_s")
 """Fields of ``ServiceSpec`` that belong to a version; the others are of the service and change at once."""
 
 
@@ -66,6 +66,13 @@ class ServiceSpec:
         JobField(
             minimum=5, maximum=86_400, unit="s", label="Readiness timeout (s)", section="service",
             help="A replica that is not ready after this time has failed.",
+        ),
+    )  # fmt: skip
+    liveness_timeout_s: int | None = declare(
+        300,
+        JobField(
+            minimum=10, maximum=86_400, unit="s", label="Liveness timeout (s)", section="service", if_null="never",
+            help="A replica that was ready and stops answering for this time is replaced.",
         ),
     )  # fmt: skip
     replicas: int = declare(
@@ -159,6 +166,12 @@ def unready_message(port: int, path: str, timeout_s: int) -> str:
         f"It was not ready within {timeout_s} s on port {port}: {expected}. The server must listen on the port in "
         "PORT, at FAIRWAY_ADDRESS or 0.0.0.0."
     )
+
+
+def unresponsive_message(port: int, path: str, timeout_s: int) -> str:
+    """Return why a replica was stopped that had been ready."""
+    failed = f"GET {path} was not answered with 2xx or 3xx" if path else "nothing listened"
+    return f"Its server stopped responding: {failed} on port {port} for {timeout_s} s."
 
 
 def mlflow_command(model: str, version: str) -> list[str]:

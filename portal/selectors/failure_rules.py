@@ -56,6 +56,11 @@ def enabled_failure_rules() -> list[FailureRule]:
     return [each.rule for each in list_failure_rules().values() if each.enabled]
 
 
+def failure_titles() -> dict[str, str]:
+    """Return the title of each rule by code."""
+    return {code: each.rule.title for code, each in list_failure_rules().items()}
+
+
 def get_failure_rule(code: str) -> RuleSetting:
     """Return the rule, also a disabled one. Raise NotFound."""
     row = FailureRuleRow.objects.filter(code=code).first()

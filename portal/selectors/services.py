@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from collections.abc import Mapping
+
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
 
 from portal.access import Requester, visible_services
 from portal.domain.services import ServiceState, VersionState, status_of
 from portal.domain.states import AttemptState, DesiredState
-from portal.models import Attempt, Project, Service, ServiceReplica, ServiceVersion, Task
+from portal.models import Attempt, Job, Project, Service, ServiceReplica, ServiceVersion, Task
 from portal.selectors.lookup import get_first
 
 _READY = {
     "state": AttemptState.RUNNING.value,
     "ready_at__isnull": False,
+    "unresponsive_since__isnull": True,
     "stop_requested_at__isnull": True,
     "job__desired_state": DesiredState.RUN.value,
 }
@@ -21,6 +24,11 @@ _READY = {
 def ready_attempts() -> QuerySet[Attempt]:
     """Return the attempts whose server answers and is not being stopped."""
     return Attempt.objects.filter(**_READY)
+
+
+def unresponsive_attempts() -> QuerySet[Attempt]:
+    """Return the attempts whose server answered before, but not now, and that are not being stopped."""
+    return Attempt.objects.filter(**_READY | {"unresponsive_since__isnull": False})
 
 
 def serving_tasks(service: Service) -> list[Task]:
@@ -78,7 +86,24 @@ def list_replicas(service: Service) -> QuerySet[ServiceReplica]:
     """Return the replicas, also ended ones, newest first."""
     rows = ServiceReplica.objects.filter(version__service=service).select_related("version", "job__verdict")
     is_ready = Exists(ready_attempts().filter(job=OuterRef("job")))
-    return rows.annotate(is_ready=is_ready).order_by("-pk")
+    unresponsive = unresponsive_attempts().filter(job=OuterRef("job"))
+    last = Attempt.objects.filter(job=OuterRef("job")).order_by("-number")
+    rows = rows.annotate(is_ready=is_ready, is_unresponsive=Exists(unresponsive))
+    return rows.annotate(failure_rule=Subquery(last.values("failure_rule")[:1])).order_by("-pk")
+
+
+def replica_message(replica: ServiceReplica, titles: Mapping[str, str]) -> str:
+    """Return why a row of ``list_replicas`` waits, or how it ended; ``titles`` are those of failure rules."""
+    verdict = getattr(replica.job, "verdict", None)
+    if verdict and replica.ended_at is None:
+        return str(verdict.message)
+    title = titles.get(getattr(replica, "failure_rule", None) or "")
+    return f"{title}. {replica.job.message}" if title else replica.job.message
+
+
+def service_of_job(requester: Requester, job: Job) -> Service | None:
+    """Return the service of which a job is a replica; None if it is none or the user may not see it."""
+    return visible_services(requester).filter(versions__replica_rows__job=job).first()
 
 
 def services_of_model(requester: Requester, project: Project, name: str, version: str) -> QuerySet[Service]:

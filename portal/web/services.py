@@ -15,11 +15,13 @@ from portal.domain.job_spec import job_fields
 from portal.domain.services import ACCESS_LABELS, ServiceSpec, ServiceState, VersionState
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import Service, ServiceReplica, User
+from portal.selectors.failure_rules import failure_titles
 from portal.selectors.services import (
     get_service,
     list_replicas,
     list_services,
     list_versions,
+    replica_message,
     service_status,
 )
 from portal.services.serving.services import (
@@ -89,15 +91,20 @@ def service(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 def _replica_rows(row: Service) -> list[tuple[ServiceReplica, tuple[str, str], str]]:
     """Return each replica with its icon and label, and why it waits or how it ended."""
     found = []
+    titles = failure_titles()
     for each in list_replicas(row)[:SHOWN_REPLICAS]:
-        verdict = getattr(each.job, "verdict", None)
-        message = verdict.message if verdict and each.ended_at is None else each.job.message
+        message = replica_message(each, titles)
         if each.ended_at is not None:
             symbol = ("failed", "Ended") if each.job.state == "FAILED" else ("stopped", "Ended")
         elif each.retiring_at is not None:
-            symbol = ("starting", "Draining")
+            symbol, message = (
+                ("starting", "Draining"),
+                "It gets no new requests, and stops after the drain time.",
+            )
         elif getattr(each, "is_ready", False):
             symbol, message = ("running", "Ready"), ""
+        elif getattr(each, "is_unresponsive", False):
+            symbol, message = ("warning", "Not responding"), "It gets no requests until its server responds."
         else:
             symbol = ("waiting", "Waiting") if each.job.state == "PENDING" else ("starting", "Starting")
         found.append((each, symbol, message))

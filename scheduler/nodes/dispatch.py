@@ -450,6 +450,7 @@ def active_tasks_with_details(node: Node) -> list[Task]:
             "attempt__job__owner",
             "attempt__job__project",
             "attempt__job__environment",
+            "attempt__job__replica__version",
         )
     )
 

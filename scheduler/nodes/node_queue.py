@@ -38,6 +38,9 @@ STOP_RETRY_S = 5.0
 CONNECTIVITY_RETRY_S = 1.0
 PROBE_INTERVAL_S = 0.25
 SERVICE_PROBE_INTERVAL_S = 1.0
+LIVENESS_INTERVAL_S = 5.0
+FAILED_LIVENESS_PROBES = 2
+"""After this many failed probes in a row a replica gets no more requests; one may be a short pause."""
 ENVIRONMENT_POLL_S = 0.5
 IMAGE_POLL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
@@ -105,6 +108,7 @@ class NodeQueue:
         self._reconcile_soon = reconcile_soon
         self._due_s: dict[Key, float] = {}
         self._start_attempts: dict[int, int] = {}
+        self._failed_probes: dict[int, int] = {}
         self._needed_details = False
         """The last run found starts or probes: probably the next one does, too."""
 
@@ -145,11 +149,14 @@ class NodeQueue:
                 next_s = min(next_s, max(wait_s, ENVIRONMENT_POLL_S))
             elif listing_is_due(task.attempt) and listing_applies(connection, task):
                 actions[("checkpoints", task.attempt_id)] = partial(list_checkpoints, connection, task)
+            if _is_ready_replica(task):
+                actions[("liveness", task.pk)] = partial(self._probe_liveness, connection, task)
         for terminal in terminals_to_open(connection.node):
             actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
         live = {task.pk for task in tasks}
         self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}
+        self._failed_probes = {pk: count for pk, count in self._failed_probes.items() if pk in live}
         for key, work in actions.items():
             wait_s = self._due_s.get(key, 0.0) - time.monotonic()
             if wait_s > 0:
@@ -230,6 +237,20 @@ class NodeQueue:
         if answers:
             job_control.record_attempt_ready(task.attempt_id)
 
+    def _probe_liveness(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("liveness", task.pk, LIVENESS_INTERVAL_S)
+        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+        try:
+            answers = _is_ready(connection, key, task)
+        except AgentError as refusal:  # it has just ended, and the event is on its way
+            log.info("%s failed on %s: %s", key, connection.node.name, refusal)
+            return
+        failed = self._failed_probes[task.pk] = 0 if answers else self._failed_probes.get(task.pk, 0) + 1
+        if answers != (task.attempt.unresponsive_since is None) and (
+            answers or failed >= FAILED_LIVENESS_PROBES
+        ):
+            job_control.record_attempt_responsive(task.attempt_id, answers)
+
     def _probe_ports(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("listening", task.pk, PROBE_INTERVAL_S)
         key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
@@ -263,7 +284,18 @@ def _needs_details(task: Task) -> bool:
         job_control.should_start(task, attempt)
         or should_check_rendezvous(task, attempt)
         or _awaits_readiness(task)
+        or _is_ready_replica(task)
         or bool(task.role_ports)
+    )
+
+
+def _is_ready_replica(task: Task) -> bool:
+    attempt = task.attempt
+    return (
+        attempt.job.kind == JobKind.SERVICE.value
+        and attempt.state == AttemptState.RUNNING
+        and attempt.ready_at is not None
+        and attempt.stop_requested_at is None
     )
 
 

@@ -8,12 +8,23 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from portal.domain.services import ServiceSpec
 from portal.domain.volumes import VolumeKind
-from portal.models import ClusterSettings, OrphanContainer
+from portal.models import (
+    ClusterSettings,
+    Environment,
+    OrphanContainer,
+    Service,
+    ServiceReplica,
+    Template,
+)
 from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
+from portal.services.jobs.submission import JobRequest
 from portal.services.nodes.topologies import do_save_topology, do_set_labels
 from portal.services.projects.projects import QuotaValues, do_change_quota
 from portal.services.projects.volumes import VolumeInput, do_save_volume
+from portal.services.serving.advance import advance_service
+from portal.services.serving.services import Deployment, do_deploy_service
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -125,6 +136,43 @@ def test_the_page_after_a_restore_passes_axe(open_as, dataset, dark, width):
     assert look_at(page, ["/recovery/", *acts, f"/recovery/nodes/{away}/fence/", "/users/"]) == ""
     page.goto("/recovery/")
     assert page.evaluate(SQUEEZED) == []
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)], ids=["light", "dark-phone"])
+def test_pages_of_services_and_templates_pass_axe(open_as, dataset, dark, width):
+    service = with_service(dataset)
+    template = Template.objects.first()
+    page = open_as("m-okafor", dark=dark, width=width)
+    for address in (
+        "/services/",
+        f"/services/{service.public_id}/",
+        "/launch/?kind=service",
+        f"/launch/?kind=service&service={service.public_id}",
+        "/templates/",
+        f"/templates/?template={template.public_id}",
+        "/templates/new/",
+    ):
+        assert look_at(page, [address]) == ""
+        assert page.evaluate(SQUEEZED) == [], f"{address}: cells that others cover"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address}: too wide"
+
+
+def with_service(dataset):
+    """A service with a replica that waits, one that failed, and a message."""
+    owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
+    request = JobRequest(
+        name="depth-api", project=project, environment=Environment.objects.filter(enabled=True).first(),
+        command=["serve", "--host", "{address}", "--port", "{port}"], milli_per_gpu=500,
+    )  # fmt: skip
+    service = do_deploy_service(owner, Deployment(ServiceSpec(replicas=2, readiness_path="/health"), request))
+    advance_service(service.public_id)
+    replica = ServiceReplica.objects.filter(version__service=service).first()
+    replica.ended_at = timezone.now()
+    replica.save()
+    Service.objects.filter(pk=service.pk).update(
+        message="The replica ended. The next one starts in 20 s.", failures=2
+    )
+    return service
 
 
 def with_places(dataset):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
+import html
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -13,13 +16,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from portal.domain.services import ServiceSpec
 from portal.errors import Conflict, InvalidRequest
-from portal.models import AuditEntry, Job, Membership, Service, ServiceReplica, User, WorkspaceSession
+from portal.models import (
+    Attempt,
+    AuditEntry,
+    Job,
+    Membership,
+    NodePool,
+    Quota,
+    Service,
+    ServiceReplica,
+    User,
+    WorkspaceSession,
+)
 from portal.selectors.services import get_service, service_status
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.submission import JobRequest
@@ -37,7 +53,7 @@ from tests.engine_harness import engine_harness, held_milli, wait_for
 from tests.gateway.gateway_harness import Testbed, sign_in
 
 SERVER = """
-import os, sys, time
+import base64, hashlib, os, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,6 +62,12 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path == "/slow":
             time.sleep(2)
+        if self.path == "/hang":
+            self.server.hangs = True
+        if self.path == "/health" and self.server.hangs:
+            time.sleep(600)
+        if self.headers.get("Upgrade") == "websocket":
+            return self.echo()
         text = (f"{sys.argv[1]} {os.getpid()} {self.command} {self.path} {len(body)} "
                 f"{self.headers.get('Authorization')} {self.headers.get('Cookie')}").encode()
         self.send_response(200)
@@ -53,10 +75,26 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
     do_GET = do_POST = answer
+    def echo(self):
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        self.end_headers()
+        self.close_connection = True
+        while True:  # masked text of at most 125 bytes
+            head = self.rfile.read(2)
+            if len(head) < 2 or head[0] & 15 == 8:
+                return
+            mask, data = self.rfile.read(4), self.rfile.read(head[1] & 127)
+            text = b"echo " + bytes(byte ^ mask[at % 4] for at, byte in enumerate(data))
+            self.wfile.write(bytes([129, len(text)]) + text)
     def log_message(self, *_): pass
 
 class Server(ThreadingHTTPServer):
     request_queue_size = 64
+    hangs = False
 
 Server((os.environ["FAIRWAY_ADDRESS"], int(os.environ["PORT"])), Handler).serve_forever()
 """
@@ -109,6 +147,13 @@ def cluster(own_stand: Testbed, owner: User) -> Iterator[Cluster]:
         project = factories.project("vision", member=owner)
         environment = factories.environment(runtime="process", tool=False)
         yield Cluster(own_stand, owner, project, environment, token)
+
+
+def browser_of(user: User) -> Client:
+    """A browser that is signed in to the portal."""
+    client = Client()
+    client.force_login(user)
+    return client
 
 
 def serve(version: str) -> tuple[str, ...]:
@@ -344,3 +389,85 @@ def test_bad_services_are_refused_and_one_over_quota_waits(cluster: Cluster) -> 
         do_start_service(cluster.owner, service)
     with cluster.program(again) as program:
         assert program.get("/").text.startswith("v2 ")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_replica_that_stops_responding_gets_no_requests_and_is_replaced(cluster: Cluster) -> None:
+    spec = ServiceSpec(replicas=2, readiness_path="/health", liveness_timeout_s=20, drain_s=3)
+    service = cluster.deploy(spec, *serve("v1"))
+    wait_for("two ready replicas", lambda: len(ready_replicas(service)) == 2, 60)
+    page = browser_of(cluster.owner)
+    with cluster.program(service) as program:
+        victim = program.get("/hang").text.split()[1]
+        unresponsive = Attempt.objects.filter(unresponsive_since__isnull=False)
+        attempt = wait_for("its state", lambda: unresponsive.select_related("job").first(), 30)
+        shown = page.get(f"/services/{service.public_id}/").content.decode()
+        assert "Not responding" in shown and "1 of 2" in shown
+        time.sleep(2.0)  # the gateway keeps a decision for 1.5 s
+        texts = [program.get("/a").text for _ in range(10)]
+        assert victim not in {text.split()[1] for text in texts}  # although it would answer this
+        wait_for("its end", lambda: ServiceReplica.objects.get(job=attempt.job).ended_at is not None, 60)
+        wait_for("its replacement", lambda: len(ready_replicas(service)) == 2, 60)
+    attempt.refresh_from_db()
+    assert attempt.reason == "readiness_timeout"
+    assert attempt.message.startswith(
+        "Its server stopped responding: GET /health was not answered with 2xx or 3xx on port 8000 for 20 s."
+    )
+    service.refresh_from_db()
+    assert service.failures == 1  # it served for less than a minute, so the next one would wait
+    kinds = attempt.job.events.values_list("kind", flat=True)
+    assert {"ready", "unresponsive"} <= set(kinds)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_socket_reaches_a_replica_through_the_origin_of_its_service(cluster: Cluster) -> None:
+    service = cluster.deploy(ServiceSpec(readiness_path="/health"), *serve("v1"))
+    wait_for("a ready replica", lambda: ready_replicas(service), 60)
+    assert asyncio.run(echo(cluster, service, cluster.token)) == "echo hello"
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        asyncio.run(echo(cluster, service, "fw_none"))
+    assert refused.value.status == 403
+
+
+async def echo(cluster: Cluster, service: Service, token: str) -> str:
+    """Send a text through a WebSocket to a service, and return the answer."""
+    headers = {"Host": f"svc-{service.public_id}.localhost:8000", "Authorization": f"Bearer {token}"}
+    async with (
+        aiohttp.ClientSession() as client,
+        client.ws_connect(f"http://127.0.0.1:{cluster.gateway.port}/socket", headers=headers) as wire,
+    ):
+        await wire.send_str("hello")
+        return str((await asyncio.wait_for(wire.receive(), 30)).data)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_quota_lets_only_some_replicas_start_and_says_why(cluster: Cluster) -> None:
+    pool = NodePool.objects.get()
+    Quota.objects.create(project=cluster.project, pool=pool, guaranteed_milli=0, limit_milli=1000)
+    service = cluster.deploy(ServiceSpec(), *serve("v1"))
+    wait_for("a ready replica", lambda: ready_replicas(service), 60)
+    do_change_service(cluster.owner, service, replicas=3)  # of half a GPU each
+    wait_for("the second one", lambda: len(ready_replicas(service)) == 2, 60)
+    waiting = Job.objects.filter(kind="service", state="PENDING", verdict__isnull=False)
+    job = wait_for("a verdict", waiting.select_related("verdict").first, 30)
+    assert "limit of 1 GPU" in job.verdict.message and cluster.project.name in job.verdict.message
+    page = browser_of(cluster.owner)
+    shown = html.unescape(page.get(f"/services/{service.public_id}/").content.decode())
+    assert job.verdict.message in shown
+    shown = page.get(f"/jobs/{job.public_id}/").content.decode()
+    assert f'href="/services/{service.public_id}/"' in shown
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_server_whose_port_is_taken_is_said_in_its_row(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        script = f"import socket; socket.create_server(('127.0.0.1', {port}))"
+        service = cluster.deploy(ServiceSpec(), "python3", "-c", script)
+        ended = ServiceReplica.objects.filter(
+            ended_at__isnull=False, job__attempts__failure_rule="port_in_use"
+        )
+        wait_for("the failure", ended.exists, 60)
+    page = browser_of(cluster.owner)
+    shown = page.get(f"/services/{service.public_id}/?state=all").content.decode()
+    assert "A port is in use. The command ended with exit code 1." in shown

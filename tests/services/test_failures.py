@@ -276,7 +276,11 @@ def test_a_job_that_applies_failure_actions_starts_again_with_more_memory(datase
     assert "The failure rule host_out_of_memory" in job.message
     assert "it starts again with 15 GiB of memory." in job.message
     row = AuditEntry.objects.get(action="job.apply_failure_action")
-    assert (row.object_id, row.actor, row.before) == (job.public_id, None, {"memory_mib": 10 * 1024, "rule": None})
+    assert (row.object_id, row.actor, row.before) == (
+        job.public_id,
+        None,
+        {"memory_mib": 10 * 1024, "rule": None},
+    )
     assert row.after == {"memory_mib": 15 * 1024, "rule": "host_out_of_memory"}
     event = JobEvent.objects.get(job=job, kind="failure_action")
     assert event.reason == "host_out_of_memory" and event.message == job.message
@@ -309,9 +313,7 @@ def test_a_failure_without_an_action_ends_a_job_that_applies_them(dataset):
 
 
 def test_a_cancelled_job_gets_no_failure_action(dataset):
-    job = failed_job(
-        dataset, "Address already in use\n", state="PENDING", apply_failure_actions=True
-    )
+    job = failed_job(dataset, "Address already in use\n", state="PENDING", apply_failure_actions=True)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     identify_failures()
     job.refresh_from_db()

@@ -27,11 +27,13 @@ from portal.models import Service as ServiceRow
 from portal.models import ServiceReplica as ReplicaRow
 from portal.models import ServiceVersion as VersionRow
 from portal.models import User
+from portal.selectors.failure_rules import failure_titles
 from portal.selectors.services import (
     get_service,
     list_replicas,
     list_services,
     list_versions,
+    replica_message,
     service_status,
 )
 from portal.services.accounts.tokens import Scope
@@ -106,6 +108,9 @@ class ServiceVersion(ResponseSerializer):
     port = serializers.IntegerField()
     readiness_path = serializers.CharField()
     readiness_timeout_s = serializers.IntegerField()
+    liveness_timeout_s = serializers.IntegerField(
+        allow_null=True, help_text="null: a replica that does not answer is not replaced."
+    )
     model_name = serializers.CharField()
     model_version = serializers.CharField()
     model_run = serializers.CharField(help_text="Run that logged the model.")
@@ -119,7 +124,7 @@ class ServiceVersion(ResponseSerializer):
 
 
 class ServiceReplica(ResponseSerializer):
-    """A job that serves requests."""
+    """A job that serves requests. The context has the titles of failure rules."""
 
     job = serializers.CharField(source="job.public_id")
     version = serializers.IntegerField(source="version.number")
@@ -130,9 +135,8 @@ class ServiceReplica(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
 
     @staticmethod
-    def get_message(row: ReplicaRow, _context: object) -> str:
-        verdict = getattr(row.job, "verdict", None)
-        return str(verdict.message if verdict else row.job.message)
+    def get_message(row: ReplicaRow, titles: dict[str, str]) -> str:
+        return replica_message(row, titles)
 
 
 class ModelBody(StrictSerializer):
@@ -301,7 +305,8 @@ class ReplicasView(SignedInView):
     )
     def get(self, request: Request, service: str) -> HttpResponse:
         rows = list_replicas(_get_with_details(self.user, service))
-        return self.paginated_response(rows, ServiceReplica.represent)
+        titles = failure_titles()
+        return self.paginated_response(rows, lambda row: ServiceReplica.represent(row, titles))
 
 
 _service_action = partial(

@@ -442,6 +442,23 @@ def record_attempt_ready(attempt_id: int) -> None:
             announce_replica(attempt.job)
 
 
+def record_attempt_responsive(attempt_id: int, responsive: bool) -> None:
+    """Record that the server of a replica that was ready stopped or started answering again. Repeatable."""
+    with transaction.atomic():
+        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
+        if (attempt.unresponsive_since is None) is responsive or attempt.state != AttemptState.RUNNING:
+            return
+        attempt.unresponsive_since = None if responsive else timezone.now()
+        attempt.save(update_fields=["unresponsive_since"])
+        kind, message = (
+            ("ready", "Its server responds again.")
+            if responsive
+            else ("unresponsive", "Its server does not respond.")
+        )
+        record_event(attempt, kind, kind, message)
+        announce_replica(attempt.job)
+
+
 # -- stop ------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from portal.domain.services import (
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.errors import FairwayError
 from portal.models import Attempt, Service, ServiceReplica, ServiceVersion
-from portal.selectors.services import ready_attempts
+from portal.selectors.services import ready_attempts, unresponsive_attempts
 from portal.services.jobs.submission import create_job, validate_request
 from portal.services.lifecycle import job_control
 from portal.services.serving.services import (
@@ -105,7 +105,8 @@ def _served_s(replica: ServiceReplica) -> float:
     last = Attempt.objects.filter(job=replica.job).order_by("-number").first()
     if last is None or last.ready_at is None:
         return 0.0
-    return max(0.001, ((last.ended_at or timezone.now()) - last.ready_at).total_seconds())
+    until = last.unresponsive_since or last.ended_at or timezone.now()
+    return max(0.001, (until - last.ready_at).total_seconds())
 
 
 def _scale_to_zero_if_idle(service: Service) -> None:
@@ -119,16 +120,24 @@ def _scale_to_zero_if_idle(service: Service) -> None:
 
 
 def _roll_out(service: Service, version: ServiceVersion, replicas: Sequence[ServiceReplica]) -> None:
-    ready = {
-        job for (job,) in ready_attempts().filter(job__in=[r.job_id for r in replicas]).values_list("job_id")
-    }
+    jobs = [each.job_id for each in replicas]
+    ready = {job for (job,) in ready_attempts().filter(job__in=jobs).values_list("job_id")}
+    # an older replica that does not respond at the moment is not stopped at once by an update
+    paused = set(unresponsive_attempts().filter(job__in=jobs).values_list("job_id", flat=True))
     current = [
         each for each in replicas if each.retiring_at is None and each.job.desired_state == DesiredState.RUN
     ]
     step = plan_rollout(
         0 if service.asleep else service.replicas,
         version.number,
-        [Replica(each.pk, each.version.number, each.job_id in ready) for each in current],
+        [
+            Replica(
+                each.pk,
+                each.version.number,
+                each.job_id in ready or (each.version_id != version.pk and each.job_id in paused),
+            )
+            for each in current
+        ],
     )
     for replica in current:
         if replica.pk in step.stop:

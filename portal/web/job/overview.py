@@ -47,6 +47,7 @@ from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensi
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
+from portal.selectors.services import service_of_job
 from portal.services.jobs.launching import attempt_ranks
 from portal.services.jobs.reruns import compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
@@ -135,6 +136,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
         "stalled_at": stalled_since(last) if last else None,
+        "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
         "layouts": compare_job_layouts(found),
         "scaling": scaling,
         "scale_point": point_of(scaling, found.total_gpus),
