@@ -18,8 +18,10 @@ from tests.gateway.gateway_harness import Testbed
 from tests.gateway.test_services import Cluster, echo, ready_replicas, serve
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
+from tests.rig.plugin import make_rig, rig_cluster, tiny_image
 from tests.two_rig_nodes import two_rig_nodes, wait_until
 
+__all__ = ["make_rig", "rig_cluster", "tiny_image"]
 pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 

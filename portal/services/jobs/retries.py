@@ -7,18 +7,15 @@ from dataclasses import replace
 from django.db.models import Count
 
 from portal.access import Permission, require_permission
-from portal.domain.end_states import is_retried
 from portal.domain.failure_rules import FailureAction, FailureRule
 from portal.domain.feasibility import WHOLE_MILLI
 from portal.domain.formatting import format_memory
 from portal.domain.job_spec import roles_as_json
 from portal.domain.node_breaker import BreakerState
-from portal.domain.reasons import EndReason
 from portal.domain.roles import role_of_rank
-from portal.domain.states import TERMINAL_JOB_STATES, JobState, NodeState
+from portal.domain.states import TERMINAL_JOB_STATES, NodeState
 from portal.errors import Conflict, FairwayError
 from portal.models import Attempt, Job, Node, Task, User
-from portal.outbox import trigger_cycle
 from portal.selectors.failure_rules import identified_failure, more_memory_mib
 from portal.services.audit import record_change
 from portal.services.jobs.submission import (
@@ -28,8 +25,7 @@ from portal.services.jobs.submission import (
     request_from_job,
     validate_request,
 )
-from portal.services.lifecycle.state_events import record_event
-from portal.services.lifecycle.transitions import transition_job
+from portal.services.lifecycle.job_control import finish_failure_check
 
 
 def exclude_node(job: Job, node: Node) -> None:
@@ -73,40 +69,25 @@ def apply_failure_action(attempt: Attempt, rule: FailureRule | None) -> None:
     job = rows.select_related("owner", "project", "environment", "pool").get(pk=attempt.job_id)
     if not job.awaits_failure_rule or attempt.number != job.attempt_count or job.state in TERMINAL_JOB_STATES:
         return
-    job.awaits_failure_rule = False
-    reason, why = EndReason(attempt.reason), ""
-    if rule is not None and rule.action is not FailureAction.NONE:
-        try:
-            request, done = _fix(job, attempt, rule)
-            validate_request(job.owner, request)
-        except FairwayError as refusal:
-            why = f"The action of the failure rule {rule.code} is not possible: {refusal.message}"
-        else:
-            before = {"memory_mib": job.memory_mib, "roles": job.roles}
-            job.memory_mib, job.roles = request.memory_mib, roles_as_json(request.roles)
-            job.avoid_nodes.add(*request.avoid_nodes)
-            after = {"memory_mib": job.memory_mib, "roles": job.roles}
-            excluded = {"avoid_nodes": [node.name for node in request.avoid_nodes]}
-            after |= {"rule": rule.code, **(excluded if request.avoid_nodes else {})}
-            message = f"The failure rule {rule.code} ({rule.title}) applies: it starts again{done}."
-            record_change(None, "job.apply_failure_action", job, before, after, reason=rule.title)
-            _return_to_queue(job, attempt, rule.code, f"{attempt.message} {message}")
-            return
-    retried = is_retried(reason, attempt.exit_code, job.retry_on, job.retry_exit_codes)
-    message = f"{attempt.message} {why}".strip()
-    if retried or job.state != JobState.PENDING:  # it is suspended, and starts again when it is resumed
-        _return_to_queue(job, attempt, reason, f"{message} It is pending again.")
-    else:
-        transition_job(job, JobState.FAILED, reason=reason, message=message, attempt=attempt)
-
-
-def _return_to_queue(job: Job, attempt: Attempt, reason: str, message: str) -> None:
-    if job.state == JobState.PENDING:
-        job.message = message[:1000]
-    job.version += 1
-    job.save()
-    record_event(attempt, "failure_action", str(reason), message)
-    trigger_cycle("requeue")
+    if rule is None or rule.action is FailureAction.NONE:
+        finish_failure_check(attempt, job, attempt.message)
+        return
+    try:
+        request, done = _fix(job, attempt, rule)
+        validate_request(job.owner, request)
+    except FairwayError as refusal:
+        why = f"The action of the failure rule {rule.code} is not possible: {refusal.message}"
+        finish_failure_check(attempt, job, f"{attempt.message} {why}")
+        return
+    before = {"memory_mib": job.memory_mib, "roles": job.roles}
+    job.memory_mib, job.roles = request.memory_mib, roles_as_json(request.roles)
+    job.avoid_nodes.add(*request.avoid_nodes)
+    after = {"memory_mib": job.memory_mib, "roles": job.roles, "rule": rule.code}
+    if request.avoid_nodes:
+        after["avoid_nodes"] = [node.name for node in request.avoid_nodes]
+    record_change(None, "job.apply_failure_action", job, before, after, reason=rule.title)
+    message = f"The failure rule {rule.code} ({rule.title}) applies: it starts again{done}."
+    finish_failure_check(attempt, job, f"{attempt.message} {message}", rule=rule.code)
 
 
 def _fix(job: Job, last: Attempt, rule: FailureRule) -> tuple[JobRequest, str]:

@@ -20,7 +20,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from agents.node.spec.task_spec import CAN_PROBE_LISTENING
-from portal.domain.end_states import END_STATES
+from portal.domain.end_states import END_STATES, is_retried
 from portal.domain.formatting import format_memory
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.roles import earlier_ranks
@@ -457,6 +457,27 @@ def record_attempt_responsive(attempt_id: int, responsive: bool) -> None:
         )
         record_event(attempt, kind, kind, message)
         announce_replica(attempt.job)
+
+
+def finish_failure_check(attempt: Attempt, job: Job, message: str, *, rule: str = "") -> None:
+    """Let a locked job whose failure was checked start again; ``rule``: the code of the rule that was applied.
+
+    Without one, it fails unless it is retried after this class of failure, or is suspended.
+    """
+    reason = EndReason(attempt.reason)
+    retried = is_retried(reason, attempt.exit_code, job.retry_on, job.retry_exit_codes)
+    job.awaits_failure_rule = False
+    if not rule and not retried and job.state == JobState.PENDING:
+        transition_job(job, JobState.FAILED, reason=reason, message=message, attempt=attempt)
+        return
+    if not rule:
+        message = f"{message} It is pending again."
+    if job.state == JobState.PENDING:
+        job.message = message[:1000]
+    job.version += 1
+    job.save()
+    record_event(attempt, "failure_action", rule or reason.value, message)
+    trigger_cycle("requeue")
 
 
 # -- stop ------------------------------------------------------------------------------------------
