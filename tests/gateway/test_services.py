@@ -450,7 +450,7 @@ def test_a_quota_lets_only_some_replicas_start_and_says_why(cluster: Cluster) ->
     wait_for("the second one", lambda: len(ready_replicas(service)) == 2, 60)
     waiting = Job.objects.filter(kind="service", state="PENDING", verdict__isnull=False)
     job = wait_for("a verdict", waiting.select_related("verdict").first, 30)
-    assert "limit of 1 GPU" in job.verdict.message and cluster.project.name in job.verdict.message
+    assert job.verdict.message == "Needs 0.5 of a GPU. vision uses 1 of its limit of 1."
     page = browser_of(cluster.owner)
     shown = html.unescape(page.get(f"/services/{service.public_id}/").content.decode())
     assert job.verdict.message in shown
