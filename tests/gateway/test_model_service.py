@@ -37,8 +37,11 @@ with mlflow.start_run():
 
 @pytest.fixture(scope="session")
 def mlflow_environment() -> Path:
-    """An environment with MLflow and scikit-learn that every account may run; made once and kept."""
-    kept = Path("/var/tmp/fairway-test-environments/mlflow-3.17.2")
+    """An environment with MLflow and scikit-learn that every account may run; made once and kept.
+
+    Tasks have a /var/tmp of their own.
+    """
+    kept = Path("/var/cache/fairway-tests/mlflow-3.17.2")
     python = kept / "bin/python"
     check = [python, "-c", "import mlflow, sklearn"]
     if not python.exists() or subprocess.run(check, capture_output=True).returncode:
