@@ -35,7 +35,7 @@ from portal.services.lifecycle.state_events import (
     job_topic_events,
 )
 
-_JOB_FIELDS = ("state", "desired_state", "reason", "message", "version", "exit_code")
+_JOB_FIELDS = ("state", "desired_state", "reason", "message", "version", "exit_code", "awaits_failure_rule")
 _FIELDS_BY_JOB_STATE = {
     JobState.PENDING: ("pending_since",),
     JobState.RUNNING: ("attempt_count", "started_at"),
