@@ -198,7 +198,18 @@ def start_horovod(dataset, name: str, parameters: dict, **fields) -> Job:
     )
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize(
+    "controller",
+    [
+        "gloo",
+        pytest.param(
+            "mpi",
+            marks=pytest.mark.xfail(
+                reason="MPI_Comm_split_type of hvd.init() does not return on two nodes (Open MPI 5.0.11)"
+            ),
+        ),
+    ],
+)
 def test_horovod(horovod, controller: str) -> None:
     job = start_horovod(horovod, "horovod", {"epochs": 2}, launcher_options={"controller": controller})
     assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]
