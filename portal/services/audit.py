@@ -41,7 +41,13 @@ def record_action(
 
 
 def record_change(
-    actor: User, action: str, obj: Any, before: Mapping[str, Any], after: Mapping[str, Any], *, reason: str
+    actor: User | None,
+    action: str,
+    obj: Any,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    *,
+    reason: str,
 ) -> AuditEntry:
     """As ``record_action``, with only the keys whose value changed; null for an absent value."""
     moved = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
