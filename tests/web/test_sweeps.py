@@ -195,7 +195,7 @@ def test_trials_show_their_gpu_hours_and_are_downloaded_as_a_table(sweep: Sweep,
     Trial.objects.filter(number=8).update(message="=HYPERLINK(1)")
     client, address = client_of("member"), reverse("sweep", args=[sweep.public_id])
     shown = page_of(client, f"{address}?order=-gpu_hours")
-    assert "1.5 GPU-hours" in shown.replace("\xa0", " ")
+    assert "1.50 GPU-hours" in shown.replace("\xa0", " ")
     assert re.search(r'<tbody><tr>\s*<td class="fw-num">2</td>', shown)
     answer = client.get(reverse("sweep-trials-csv", args=[sweep.public_id]))
     assert answer["Content-Disposition"] == f'attachment; filename="{sweep.public_id}-trials.csv"'
