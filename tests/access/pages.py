@@ -87,8 +87,10 @@ PAGES = [
     Page("job-run", "get", "/jobs/{running}/run/", INSIDE),
     Page("job-rerun", "get", "/jobs/{ended}/rerun/", CONTROLLERS),
     Page("job-rerun", "post", "/jobs/{ended}/rerun/", CONTROLLERS, {}, 302, 302),
-    # its event files are in the home of its owner: others are shown why not
-    Page("jobs-tensorboard", "post", "/jobs/tensorboard/", INSIDE, {"job": "{running}"}, 302, 302),
+    # its event files are in the home of its owner, and no environment has TensorBoard: each is shown why not
+    Page(
+        "jobs-tensorboard", "post", "/jobs/tensorboard/", INSIDE, {"job": "{running}"}, 302, 302, writes=False
+    ),
     Page("job-annotate", "post", "/jobs/{running}/annotate/", CONTROLLERS, {"tags": "a, b"}, 302, 302),
     Page("job-environment-file", "get", "/jobs/{running}/environment/requirements.txt", INSIDE),
     Page("job-help", "get", "/jobs/{running}/help/", INSIDE),

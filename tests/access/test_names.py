@@ -54,6 +54,9 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
             "topology_constraint",
             "image_digest",
             "checkpoint_dir",
+            "code_repository",
+            "code_ref",
+            "code_host_key",
             "roles",
             "completion_role",
         ),
@@ -129,7 +132,7 @@ OTHERS: dict[str, str] = {
     # words of the program, numbers, ids, hashes and sealed values
     "Allocation": "proof",
     "ApiToken": "secret_sha256 scopes",
-    "Attempt": "state reason secret stop_reason stop_requested_by failure_rule resume_target",
+    "Attempt": "state reason secret stop_reason stop_requested_by failure_rule resume_target code_commit",
     "AttemptWork": "cause",
     "AuditEntry": "action object_kind object_id",
     "BrowserSession": "session_data session_key",
