@@ -17,7 +17,7 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task
 from portal.services.jobs.checkpoints import listing_is_due
-from portal.services.lifecycle import job_control
+from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
 from portal.services.workspaces.terminals import terminals_to_open
 from scheduler.leases import LeaseLostError
@@ -235,7 +235,7 @@ class NodeQueue:
             log.info("%s failed on %s: %s", key, connection.node.name, refusal)
             return
         if answers:
-            job_control.record_attempt_ready(task.attempt_id)
+            readiness.record_attempt_ready(task.attempt_id)
 
     def _probe_liveness(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("liveness", task.pk, LIVENESS_INTERVAL_S)
@@ -249,7 +249,7 @@ class NodeQueue:
         if answers != (task.attempt.unresponsive_since is None) and (
             answers or failed >= FAILED_LIVENESS_PROBES
         ):
-            job_control.record_attempt_responsive(task.attempt_id, answers)
+            readiness.record_attempt_responsive(task.attempt_id, answers)
 
     def _probe_ports(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("listening", task.pk, PROBE_INTERVAL_S)

@@ -188,7 +188,7 @@ def _not_before_s(row: dict[str, Any]) -> float | None:
 
     Until the failure rules are applied to the last attempt, it is at least when that is due.
     """
-    if row["awaits_failure_rule"]:
+    if row.get("awaits_failure_rule"):  # not in the row of a request
         return float(row["queued_s"] + LOG_WAIT.total_seconds())
     if row["reason"] not in BACKOFF_REASONS:
         return None

@@ -16,7 +16,7 @@ from portal.live.websocket.topics import check_topic_access, initial_frame, pars
 from portal.models import Job, Terminal, User
 from portal.services.accounts.sessions import session_id, session_user
 from portal.services.accounts.users import do_change_user
-from portal.services.lifecycle import job_control
+from portal.services.lifecycle import job_control, readiness
 from portal.services.projects.projects import do_remove_member, do_set_member
 from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
 from portal.services.workspaces.terminals import do_open_terminal
@@ -68,7 +68,7 @@ def ready(fixture_data: FixtureData) -> Job:
     task = attempt.task_rows.get()
     job_control.mark_task_sent(task)
     job_control.record_task_running(task.pk, container="c", ports={"8888": 1})
-    job_control.record_attempt_ready(attempt.pk)
+    readiness.record_attempt_ready(attempt.pk)
     return Job.objects.get(pk=job.pk)
 
 

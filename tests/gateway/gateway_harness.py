@@ -27,7 +27,7 @@ from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
 from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
 from portal.services.accounts.sessions import SessionStore
-from portal.services.lifecycle import job_control
+from portal.services.lifecycle import job_control, readiness
 from portal.services.workspaces.access import create_attempt_secret
 from tests import factories
 
@@ -59,7 +59,7 @@ def running_workspace(owner: User, *, port: int, ready: bool = True, node: Any =
     job_control.mark_task_sent(task)
     job_control.record_task_running(task.pk, container="c", ports={"8888": port})
     if ready:
-        job_control.record_attempt_ready(attempt.pk)
+        readiness.record_attempt_ready(attempt.pk)
     job.refresh_from_db()
     return job
 

@@ -22,7 +22,7 @@ from portal.models import (
 from portal.selectors.jobs.idle import idle_status
 from portal.services.cluster.policy_settings import do_change_policy
 from portal.services.jobs.submission import do_resume_job
-from portal.services.lifecycle import job_control
+from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.workspaces import idle
 from portal.services.workspaces.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
@@ -63,7 +63,7 @@ def running(dataset, index: int) -> Job:
     task = attempt.task_rows.get()
     job_control.mark_task_sent(task)
     job_control.record_task_running(task.pk, container="c", ports={})
-    job_control.record_attempt_ready(attempt.pk)
+    readiness.record_attempt_ready(attempt.pk)
     Attempt.objects.filter(pk=attempt.pk).update(ready_at=timezone.now() - 60 * MINUTE)
     return now(job)
 

@@ -39,7 +39,7 @@ from portal.models import (
     User,
 )
 from portal.services.jobs.submission import JobRequest, do_submit_job
-from portal.services.lifecycle import job_control
+from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.job_control import RankPlacement
 
 PASSWORD = "a fair way to share"
@@ -202,7 +202,7 @@ def start(
         )
     attempt.refresh_from_db()
     if ready and job.kind == "workspace":
-        job_control.record_attempt_ready(attempt.pk)
+        readiness.record_attempt_ready(attempt.pk)
         Attempt.objects.filter(pk=attempt.pk).update(ready_at=begun + dt.timedelta(seconds=17))
     Attempt.objects.filter(pk=attempt.pk).update(created_at=begun)
     Job.objects.filter(pk=job.pk).update(

@@ -63,7 +63,8 @@ def test_what_is_wrong_with_an_option_is_said(client_of, request_fields, field, 
 
 def test_the_review_shows_each_rank_before_the_launch(client_of, request_fields) -> None:
     review = client_of("member").post(reverse("launch-check"), request_fields).content.decode()
-    assert "--fusion-threshold-mb 32" in review and "&lt;address of rank 1&gt;" in review
+    assert "HOROVOD_FUSION_THRESHOLD" in review and str(32 * 2**20) in review
+    assert "&lt;address of rank 1&gt;" in review
     assert "NAME=of rank 1" in review and "$FAIRWAY_SECRETS/hostfile" in review
     assert "Private; only the tasks of the job have it." in review and "{fairway:" not in review
     wrong = request_fields | {"launcher": "tensorflow", "tensorflow-strategy": "mirrored"}
@@ -79,6 +80,6 @@ def test_the_page_of_a_job_shows_the_ranks_of_its_attempt(dataset, client_of, re
     secret = create_attempt_secret(job)
     start_attempt(job, node.pool, [RankPlacement(node, ())] * 2, epoch=1, secret=secret)
     page = client_of("member").get(reverse("job-run", args=[job.public_id])).content.decode()
-    assert "What the tasks of attempt 1" in page and "horovodrun --gloo -np 2" in page
+    assert "What the tasks of attempt 1" in page and "horovodrun --gloo --start-timeout 60 -np 2" in page
     assert "DEBUG=x" in page and "ssh-ed25519" not in page
     assert "PRIVATE KEY" not in page and "{fairway:" not in page

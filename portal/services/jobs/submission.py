@@ -251,10 +251,10 @@ def create_jobs(user: User, requests: Sequence[JobRequest], *, image_digest: str
             )
             for each in requests
         )
-        for job, request, awaited in zip(jobs, requests, dependencies, strict=True):
+        for job, request, depends_on in zip(jobs, requests, dependencies, strict=True):
             if job.resume_from:
                 checkpoints.pin_for_resume(user, job.resume_from)
-            Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in awaited)
+            Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in depends_on)
             if request.avoid_nodes:
                 job.avoid_nodes.add(*request.avoid_nodes)
             if PROFILE_VARIABLE in job.env:

@@ -51,11 +51,11 @@ from portal.services.lifecycle.state_events import (
     attempt_topic_event,
     job_event,
     job_topic_events,
+    preference_text,
     record_event,
 )
 from portal.services.lifecycle.transitions import (
     AttemptChange,
-    announce_replica,
     save_fields,
     set_attempt_state,
     set_task_state,
@@ -230,7 +230,8 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
     events, news = [], []
     by_message: dict[str, list[int]] = {}
     for each, attempt in zip(starts, attempts, strict=True):
-        job, where = each.job, ", ".join(sorted({placement.node.name for placement in each.placements}))
+        job, names = each.job, [placement.node.name for placement in each.placements]
+        where = ", ".join(sorted(set(names)))
         job.state, job.reason = JobState.RUNNING.value, "placed"
         job.message = f"Its GPUs are allocated on {where}."[:1000]
         job.version += 1
@@ -244,7 +245,7 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
                 attempt,
                 "attempt_state",
                 "placed",
-                f"Starting on {where}{_preference_text(each)}.",
+                f"Starting on {where}{preference_text(job.preferred_nodes, names)}.",
                 after=AttemptState.CONFIGURING.value,
             )
         )
@@ -260,17 +261,6 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
     )
     JobEvent.objects.bulk_create(events)
     publish_all_on_commit(news)
-
-
-def _preference_text(start: AttemptStart) -> str:
-    """Return how the nodes of a start compare with those that the job prefers; blank without a preference."""
-    preferred = start.job.preferred_nodes
-    names = [placement.node.name for placement in start.placements]
-    if not preferred:
-        return ""
-    if names == preferred[: len(names)]:
-        return ", as preferred"
-    return f"; its preferred nodes {', '.join(dict.fromkeys(preferred))} could not take all its tasks"
 
 
 class OwnerNotPermittedError(Exception):
@@ -429,34 +419,6 @@ def record_task_problem(task_id: int, message: str) -> None:
     if rows.update(status_message=message[:1000]):
         job = Job.objects.get(attempts__task_rows=task_id)
         publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "message": message})
-
-
-def record_attempt_ready(attempt_id: int) -> None:
-    """Record that the server of a workspace or service answered, so that it can be used."""
-    with transaction.atomic():
-        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
-        if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
-            attempt.ready_at = timezone.now()
-            attempt.save(update_fields=["ready_at"])
-            record_event(attempt, "ready", "ready", "Its server responds.")
-            announce_replica(attempt.job)
-
-
-def record_attempt_responsive(attempt_id: int, responsive: bool) -> None:
-    """Record that the server of a replica that was ready stopped or started answering again. Repeatable."""
-    with transaction.atomic():
-        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
-        if (attempt.unresponsive_since is None) is responsive or attempt.state != AttemptState.RUNNING:
-            return
-        attempt.unresponsive_since = None if responsive else timezone.now()
-        attempt.save(update_fields=["unresponsive_since"])
-        kind, message = (
-            ("ready", "Its server responds again.")
-            if responsive
-            else ("unresponsive", "Its server does not respond.")
-        )
-        record_event(attempt, kind, kind, message)
-        announce_replica(attempt.job)
 
 
 def finish_failure_check(attempt: Attempt, job: Job, message: str, *, rule: str = "") -> None:

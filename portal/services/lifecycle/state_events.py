@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from portal.domain.states import JobState
@@ -73,3 +73,12 @@ def record_owner_event(
 
 def publish_job_state(job: Job) -> None:
     publish_all_on_commit(job_topic_events(job))
+
+
+def preference_text(preferred: Sequence[str], names: Sequence[str]) -> str:
+    """Return how the nodes of a start compare with those that the job prefers; blank without a preference."""
+    if not preferred:
+        return ""
+    if list(names) == list(preferred[: len(names)]):
+        return ", as preferred"
+    return f"; its preferred nodes {', '.join(dict.fromkeys(preferred))} could not take all its tasks"
