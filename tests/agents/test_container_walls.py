@@ -300,6 +300,7 @@ def test_09_no_engine_socket_and_only_the_declared_volumes(walls: Walls) -> None
         "/run/fairway",
         "/run/fairway-checkpoint",
         "/run/fairway-metric",
+        "/run/fairway-code",
         "/run/fairway-progress",
         "/etc/hosts",
     }

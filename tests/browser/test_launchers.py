@@ -32,7 +32,7 @@ def test_options_and_ranks_are_edited_and_shown_before_the_launch(open_as, width
     page.locator("[data-rank-remove]").last.click()
     if width > 1000:
         page.get_by_role("tab", name="Ranks").click()
-        expect(page.locator("#v-ranks")).to_contain_text("--fusion-threshold-mb 32")
+        expect(page.locator("#v-ranks")).to_contain_text("HOROVOD_FUSION_THRESHOLD=33554432")
         expect(page.locator("#v-ranks")).to_contain_text("of rank 1")
         expect(page.locator("#v-ranks")).not_to_contain_text("MISTAKE")
     overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

@@ -65,6 +65,9 @@ def test_a_program_accepts_the_parameters_of_its_template(name: str) -> None:
     assert set(defaults) >= passed
 
 
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "pipedream")
+
+
 def read_parser(text: str) -> argparse.ArgumentParser:
     tree = ast.parse(text)
     kept = [
@@ -74,7 +77,7 @@ def read_parser(text: str) -> argparse.ArgumentParser:
         or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "parser")
         or (isinstance(node, ast.Expr) and ast.unparse(node).startswith("parser."))
     ]
-    names = {"argparse": argparse, "__doc__": ast.get_docstring(tree)}
+    names = {"argparse": argparse, "__doc__": ast.get_docstring(tree), "SCHEDULES": PIPELINE_SCHEDULES}
     exec(compile(ast.Module(kept, []), "parser", "exec"), names)
     found = names["parser"]
     assert isinstance(found, argparse.ArgumentParser)

@@ -95,6 +95,7 @@ def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> No
         "/run/fairway",
         "/run/fairway-checkpoint",
         "/run/fairway-metric",
+        "/run/fairway-code",
         "/run/fairway-progress",
     } == set(mounts)
     assert all("nosuid" in options and "nodev" in options for options in mounts.values())
