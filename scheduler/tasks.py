@@ -34,10 +34,7 @@ log = logging.getLogger(__name__)
 MAX_CONSECUTIVE_CYCLES = 3
 LEADER_WAIT_S = 2.0
 PAUSE_PER_CYCLE = 3.0
-"""Pause after a cycle, and before one for the end of a job, in multiples of the last cycle's duration.
-
-One cycle then handles the events of a burst together.
-"""
+"""Pause after a cycle, in multiples of its duration: one cycle handles the events of a burst together."""
 MAX_PAUSE_S = 0.2
 
 _TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., object])
@@ -72,7 +69,6 @@ class CycleRunner:
         self._started_s = 0.0
         self._next_s = 0.0
         """Monotonic time before which no cycle starts; passed by the first event after a quiet time."""
-        self._pause_s = 0.0
         self._holder = leases.new_holder()
         self._all_explained = True
         self._state = CycleState()
@@ -86,17 +82,12 @@ class CycleRunner:
                 and (self._all_explained or _next_cycle_requested())
             ):
                 return
-            if (
-                trigger == "ended"
-            ):  # jobs that started together end together, and no user waits for this cycle
-                self._next_s = max(self._next_s, time.monotonic() + self._pause_s)
             time.sleep(max(0.0, self._next_s - time.monotonic()))
             for _ in range(MAX_CONSECUTIVE_CYCLES):
                 self._started_s, began_s = time.time(), time.monotonic()
                 again = self._run_once(trigger)
                 now_s = time.monotonic()
-                self._pause_s = min(PAUSE_PER_CYCLE * (now_s - began_s), MAX_PAUSE_S)
-                self._next_s = now_s + self._pause_s
+                self._next_s = now_s + min(PAUSE_PER_CYCLE * (now_s - began_s), MAX_PAUSE_S)
                 if not again:
                     return
 
