@@ -275,7 +275,10 @@ def _pool_text(request: ResourceRequest) -> str:
 def _gpus_text(request: ResourceRequest, count: int = 2) -> str:
     noun = f"{request.mig_profile} slice" if request.mig_profile else "GPU"
     noun += "" if count == 1 else "s"
-    return f"{request.gpu_model.replace('|', ' or ')} {noun}" if request.gpu_model else noun
+    if not request.gpu_model:
+        return noun
+    models = [model.removesuffix(" GPU") for model in request.gpu_model.split("|")]
+    return f"{' or '.join(models)} {noun}"
 
 
 def _cores_text(milli: int) -> str:

@@ -14,7 +14,12 @@ from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
 def format_gpus(milli: float, model: str | None = None) -> str:
     """Return such as ``8 GPUs``, ``1 GPU``, ``0.5 GPUs``, ``8 A100 GPUs``."""
     amount = format_gpu_count(milli)
-    return f"{amount} {model + ' ' if model else ''}{'GPU' if amount == '1' else 'GPUs'}"
+    return f"{amount} {_model_before_gpu(model)}{'GPU' if amount == '1' else 'GPUs'}"
+
+
+def _model_before_gpu(model: str | None) -> str:
+    """Return the model as the word before "GPU", which some models end with; blank without one."""
+    return f"{model.removesuffix(' GPU')} " if model else ""
 
 
 def format_gpu_count(milli: float) -> str:
@@ -46,7 +51,7 @@ def equal_parts(job: PendingRow) -> list[PendingRow]:
 
 
 def _format_equal_tasks(job: PendingRow) -> str:
-    kind = f"{job.gpu_model} " if job.gpu_model else ""
+    kind = _model_before_gpu(job.gpu_model)
     if job.gpus_per_task == 0:
         each = format_cpu_and_memory(job)
     elif job.mig_profile is not None:
