@@ -228,22 +228,13 @@ class NodeQueue:
     def _probe(self, connection: NodeConnection, task: Task) -> None:
         is_service = task.attempt.job.kind == JobKind.SERVICE.value
         self._schedule("probe", task.pk, SERVICE_PROBE_INTERVAL_S if is_service else PROBE_INTERVAL_S)
-        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
-        try:
-            answers = _is_ready(connection, key, task)
-        except AgentError as refusal:  # it has just ended, and the event is on its way
-            log.info("%s failed on %s: %s", key, connection.node.name, refusal)
-            return
-        if answers:
+        if _ask(connection, task, _is_ready):
             readiness.record_attempt_ready(task.attempt_id)
 
     def _probe_liveness(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("liveness", task.pk, LIVENESS_INTERVAL_S)
-        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
-        try:
-            answers = _is_ready(connection, key, task)
-        except AgentError as refusal:  # it has just ended, and the event is on its way
-            log.info("%s failed on %s: %s", key, connection.node.name, refusal)
+        answers = _ask(connection, task, _is_ready)
+        if answers is None:
             return
         failed = self._failed_probes[task.pk] = 0 if answers else self._failed_probes.get(task.pk, 0) + 1
         if answers != (task.attempt.unresponsive_since is None) and (
@@ -253,14 +244,24 @@ class NodeQueue:
 
     def _probe_ports(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("listening", task.pk, PROBE_INTERVAL_S)
-        key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
-        try:
-            listens = connection.engine.listens_on(key, task.role_ports.values())
-        except AgentError as refusal:  # it has just ended, and the event is on its way
-            log.info("%s failed on %s: %s", key, connection.node.name, refusal)
-            return
-        if listens:
+        if _ask(connection, task, _listens):
             job_control.record_task_listening(task.pk)
+
+
+def _ask(
+    connection: NodeConnection, task: Task, question: Callable[[NodeConnection, TaskKey, Task], bool]
+) -> bool | None:
+    """Return what the node answers about a running task; None if it has just ended and the event is on its way."""
+    key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
+    try:
+        return question(connection, key, task)
+    except AgentError as refusal:
+        log.info("%s failed on %s: %s", key, connection.node.name, refusal)
+        return None
+
+
+def _listens(connection: NodeConnection, key: TaskKey, task: Task) -> bool:
+    return connection.engine.listens_on(key, task.role_ports.values())
 
 
 def _is_ready(connection: NodeConnection, key: TaskKey, task: Task) -> bool:
