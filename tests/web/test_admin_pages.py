@@ -298,7 +298,7 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(dataset, client_of):
     [
         ("admin", "can then see and stop all jobs"),
         ("close", "cannot sign in any more"),
-        ("no-admin", "can no longer"),
+        ("no-admin", "only what members of their own projects can"),
     ],
 )
 def test_changes_of_accounts_are_confirmed_with_their_consequence(dataset, client_of, act, consequence):

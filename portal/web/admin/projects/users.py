@@ -37,7 +37,7 @@ CONFIRMATIONS = {
     ),
     "no-admin": (
         "Revoke administrator rights of {user}",
-        "{user} can no longer change the cluster or see other people's jobs. Their projects and jobs remain.",
+        "{user} can then change and see only what members of their own projects can. Their projects and jobs remain.",
     ),
     "close": (
         "Deactivate account of {user}",
