@@ -27,6 +27,11 @@ class GpuKind(NamedTuple):
     """0 is unknown."""
 
 
+def accepts_gpu_model(requested: str | None, model: str) -> bool:
+    """Return True if a request names the model, alone or among several as "A|B", or names none."""
+    return not requested or model == requested or model in requested.split("|")
+
+
 class GpuConstraints(NamedTuple):
     """Which GPUs a task accepts; None and blank accept all, and whole GPUs for ``mig_profile``."""
 
@@ -42,7 +47,7 @@ class GpuConstraints(NamedTuple):
         MIG slices match only requests for their profile, and whole GPUs only requests without one.
         """
         return (
-            (not self.gpu_model or gpu.model == self.gpu_model or gpu.model in self.gpu_model.split("|"))
+            accepts_gpu_model(self.gpu_model, gpu.model)
             and (self.min_gpu_memory_mib is None or gpu.memory_mib >= self.min_gpu_memory_mib)
             and (self.mig_profile or "") == gpu.mig_profile
             and (self.min_compute_capability is None or gpu.compute_capability >= self.min_compute_capability)

@@ -24,3 +24,9 @@ def format_duration(seconds: float) -> str:
         if whole >= size and whole % size == 0:
             return f"{whole // size} {unit}"
     return f"{whole} s" if whole < 600 else f"{whole / 60:.0f} min"
+
+
+def format_gpu_models(requested: str | None) -> str:
+    """Return the requested models as the words before "GPU", which some models end with; blank without one."""
+    models = [model.removesuffix(" GPU") for model in (requested or "").split("|")]
+    return f"{' or '.join(models)} " if requested else ""

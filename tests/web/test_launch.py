@@ -321,3 +321,13 @@ def test_only_environments_for_the_project_are_offered(dataset, client_of, typed
     assert f'data-projects="{dataset.projects["nlp"].public_id}"' in answer.content.decode()
     refused = client_of("admin").post(reverse("launch"), typed)
     assert "is not available to the project vision." in refused.content.decode()
+
+
+def test_a_copied_request_for_several_models_keeps_them(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
+    Job.objects.filter(pk=job.pk).update(gpu_model="NVIDIA H200|NVIDIA A100")
+    page = client_of("member").get(reverse("launch"), {"like": job.public_id}).content.decode()
+    assert '<input type="radio" name="gpu_model" value="NVIDIA H200|NVIDIA A100" checked>' in page
+    assert "NVIDIA H200 or NVIDIA A100" in page
+    plain = client_of("member").get(reverse("launch")).content.decode()
+    assert "as requested" not in plain

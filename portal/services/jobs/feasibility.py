@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from portal.domain.feasibility import (
     WHOLE_MILLI,
     GpuKind,
+    accepts_gpu_model,
     gpu_constraints,
     matching_gpu_models,
     tasks_on_node,
 )
-from portal.domain.formatting import format_distinct_memories, format_memory
+from portal.domain.formatting import format_distinct_memories, format_gpu_models, format_memory
 from portal.domain.job_spec import JobSpec
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
@@ -197,15 +198,15 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         return f"There is no GPU in {where}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
     models = sorted({gpu.model for gpu in here})
     known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
-    accepted = set(request.gpu_model.split("|")) if request.gpu_model else set(models)
-    if not accepted & set(models):
+    accepted = [gpu for gpu in here if accepts_gpu_model(request.gpu_model, gpu.model)]
+    if not accepted:
         pool = next((each.node.pool for each in _nodes_elsewhere(request) if each.gpus), None)
         missing = f"There is no {_gpus_text(request, 1)} in {where}"
         if pool is not None:
             return f"{missing}; the pool {pool.name} has some. {known}", {"pool": pool.public_id}
         alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
         return f"{missing}. {known}", {"gpu_model": alike[0]}
-    most = max(gpu.memory_mib for gpu in here if gpu.model in accepted)
+    most = max(gpu.memory_mib for gpu in accepted)
     needed, largest = format_distinct_memories(request.min_gpu_memory_mib or 0, most)
     message = (
         f"Needs a {_gpus_text(request, 1)} with {needed} of memory; the largest in {where} has {largest}."
@@ -275,10 +276,7 @@ def _pool_text(request: ResourceRequest) -> str:
 def _gpus_text(request: ResourceRequest, count: int = 2) -> str:
     noun = f"{request.mig_profile} slice" if request.mig_profile else "GPU"
     noun += "" if count == 1 else "s"
-    if not request.gpu_model:
-        return noun
-    models = [model.removesuffix(" GPU") for model in request.gpu_model.split("|")]
-    return f"{' or '.join(models)} {noun}"
+    return f"{format_gpu_models(request.gpu_model)}{noun}"
 
 
 def _cores_text(milli: int) -> str:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.job_spec import job_fields
 from portal.engine_client import query_would_start
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
@@ -169,14 +170,15 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
         return LaunchPreview("waits", "It would wait", "It starts after its dependencies.")
     if needed == 0:
         return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
-    fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
+    fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
     space = max((strip.largest_free for strip in fitting), default=0)
     free = sum(strip.free for strip in fitting)
     if space >= request.gpus_per_task and free >= needed:
         fits = "fits" if total <= 1000 else "fit"
         message = f"{gpu_words(total)} {fits} on the free GPUs; the next cycle decides."
         return LaunchPreview("unknown", "Fits on free GPUs", message)
-    model = f" {short_gpu_model(request.gpu_model)}" if request.gpu_model else ""
+    model = " or ".join(map(short_gpu_model, request.gpu_model.split("|")))
+    model = f" {model}" if model else ""
     return LaunchPreview(
         "waits",
         "It would wait",

@@ -18,6 +18,8 @@ from portal.access import (
     project_parents,
     visible_secrets,
 )
+from portal.domain.feasibility import accepts_gpu_model
+from portal.domain.formatting import format_gpu_models
 from portal.domain.job_spec import JobRole, job_fields, placement_fields, roles_as_json
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
@@ -257,6 +259,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "idle_rules": _idle_rules(request, strips),
         "strips": strips,
         "model": model,
+        "other_models": "" if model in ("", *(strip.model for strip in strips)) else format_gpu_models(model),
         "kind": str(value("kind") or ""),
         "size_presets": size_presets(strips, model, count, shares),
         "quota_bars": [
@@ -280,14 +283,16 @@ def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> li
         return []
     if request.pool is not None:
         return idle_rule_texts(request.project, [request.pool])
-    fitting = {pool for strip in strips if request.gpu_model in ("", strip.model) for pool in strip.pools}
+    fitting = {
+        pool for strip in strips if accepts_gpu_model(request.gpu_model, strip.model) for pool in strip.pools
+    }
     return idle_rule_texts(request.project, NodePool.objects.filter(pk__in=fitting).order_by("name"))
 
 
 def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuModelSummary]) -> bool:
     if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
         return False
-    models = [strip for strip in strips if strip.model == request.gpu_model]
+    models = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
     return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
 
 
@@ -295,7 +300,7 @@ def size_presets(
     strips: list[GpuModelSummary], model: str, count: str, shares: list[QuotaUsage]
 ) -> list[SizePreset]:
     """Return the usual GPU counts on one node, each with whether it fits now, waits, or is never allowed."""
-    fitting = [strip for strip in strips if model in ("", strip.model)]
+    fitting = [strip for strip in strips if accepts_gpu_model(model, strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
     largest = max((strip.largest_node for strip in fitting), default=0)
     limits = [limit for share in shares if (limit := _tightest_limit(share)) is not None]

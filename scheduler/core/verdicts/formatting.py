@@ -8,18 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
+from portal.domain.formatting import format_gpu_models
 from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
 
 
 def format_gpus(milli: float, model: str | None = None) -> str:
     """Return such as ``8 GPUs``, ``1 GPU``, ``0.5 GPUs``, ``8 A100 GPUs``."""
     amount = format_gpu_count(milli)
-    return f"{amount} {_model_before_gpu(model)}{'GPU' if amount == '1' else 'GPUs'}"
-
-
-def _model_before_gpu(model: str | None) -> str:
-    """Return the model as the word before "GPU", which some models end with; blank without one."""
-    return f"{model.removesuffix(' GPU')} " if model else ""
+    return f"{amount} {format_gpu_models(model)}{'GPU' if amount == '1' else 'GPUs'}"
 
 
 def format_gpu_count(milli: float) -> str:
@@ -51,7 +47,7 @@ def equal_parts(job: PendingRow) -> list[PendingRow]:
 
 
 def _format_equal_tasks(job: PendingRow) -> str:
-    kind = _model_before_gpu(job.gpu_model)
+    kind = format_gpu_models(job.gpu_model)
     if job.gpus_per_task == 0:
         each = format_cpu_and_memory(job)
     elif job.mig_profile is not None:
