@@ -31,7 +31,7 @@ CHANGES: dict[str, dict[str, bool]] = {
 """Changed fields of a user, by the value of the button."""
 CONFIRMATIONS = {
     "admin": (
-        "Make {user} administrator",
+        "Make {user} an administrator",
         "{user} can then see and stop all jobs, and change quotas, scheduling policy, nodes, projects and users, "
         "including the rights of other administrators.",
     ),
