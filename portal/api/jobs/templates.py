@@ -7,6 +7,7 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import path
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -87,12 +88,17 @@ class Template(Reference, TemplateVersion):
     enabled = serializers.BooleanField()
 
 
+@extend_schema_field({"oneOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]})
+class ParameterDefaultField(serializers.JSONField):
+    """The default of a parameter; its type decides which values are valid."""
+
+
 class TemplateParameterBody(StrictSerializer):
     """A parameter. Its placeholder is {name}."""
 
     name = StrictCharField(max_length=40, help_text="Lower-case letters, digits and _.")
     type = serializers.ChoiceField(list(ParameterType))
-    default = serializers.JSONField(help_text="Of the type.")
+    default = ParameterDefaultField(help_text="Of the type.")
     label = StrictCharField(required=False, allow_blank=True, max_length=1000)  # type: ignore[assignment]
     help = StrictCharField(required=False, allow_blank=True, max_length=1000)
     minimum = serializers.FloatField(
