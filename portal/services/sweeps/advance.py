@@ -11,10 +11,12 @@ from itertools import takewhile
 
 from django.db import Error as DatabaseError
 from django.db import transaction
+from django.db.models import Q
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import DesiredState, JobState
 from portal.domain.sweeps import (
+    ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
     PRUNING_SEARCHERS,
     SweepState,
@@ -52,6 +54,13 @@ ENDED_STATES = {
     JobState.CANCELLED: TrialState.STOPPED,
 }
 
+_JOB_HAS_CHANGED = (
+    Q(job__state__in=ENDED_STATES)
+    | Q(job__desired_state=DesiredState.SUSPENDED) & ~Q(state=TrialState.PAUSED)
+    | ~Q(job__desired_state=DesiredState.SUSPENDED) & Q(state=TrialState.PAUSED)
+)
+"""Trials for which _follow_job has something to do."""
+
 
 def advance_active_sweeps() -> None:
     """Advance every sweep that has not ended, in case a message was lost."""
@@ -70,15 +79,18 @@ def advance_sweep(public_id: str) -> None:
         return
     with transaction.atomic():
         sweep = lock_sweep(found.pk)
+        spec = sweep_spec(sweep)
         trials = sweep.trials.select_related("job").order_by("number")
         # of the columns of a job only those of _follow_job, since an array may have thousands
         trials = trials.defer(*(f"job__{name}" for name in _JOB_COLUMNS if name not in _FOLLOWED_COLUMNS))
-        if not needs_history(sweep_spec(sweep)):
+        if not needs_history(spec):
             trials = trials.filter(state__in=LIVE_TRIAL_STATES)
-        rows = list(trials)
+        all_created = spec.searcher in ARRAY_SEARCHERS and sweep.trials.count() == spec.max_trials
+        rows = list(trials.filter(_JOB_HAS_CHANGED) if all_created else trials)
         for trial in rows:
             _follow_job(trial)
-        if sweep.state == SweepState.RUNNING:
+        # an array whose trials all exist has nothing to decide before the last one has ended
+        if sweep.state == SweepState.RUNNING and not (all_created and trials.exists()):
             _apply(sweep, rows, _decide(sweep, rows))
     failpoint("sweep.decided")
     while _start_waiting_trials(sweep.pk):
