@@ -22,6 +22,7 @@ from portal.domain.template_parameters import TemplateScope
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,
+    AttemptGpuDay,
     AttemptWork,
     AuditEntry,
     Environment,
@@ -422,11 +423,26 @@ def visible_work(requester: Requester) -> QuerySet[AttemptWork]:
     return _own_or_managed(requester, AttemptWork.objects.all())
 
 
-def _own_or_managed(requester: Requester, rows: QuerySet[_Row]) -> QuerySet[_Row]:
+def visible_gpu_days(requester: Requester) -> QuerySet[AttemptGpuDay]:
+    """Return measurements of attempts by the rule of ``visible_usage``."""
+    return _own_or_managed(
+        requester, AttemptGpuDay.objects.all(), "attempt__job__owner", "attempt__job__project"
+    )
+
+
+def visible_waits(requester: Requester) -> QuerySet[Job]:
+    """Return jobs by the rule of ``visible_usage``."""
+    return _own_or_managed(requester, Job.objects.all(), "owner")
+
+
+def _own_or_managed(
+    requester: Requester, rows: QuerySet[_Row], user_column: str = "user", project_column: str = "project"
+) -> QuerySet[_Row]:
     user = require_user(requester)
     if user.is_admin:
         return rows
-    return rows.filter(Q(user=user) | Q(project_id__in=project_ids(user, Role.MANAGER)))
+    managed = project_ids(user, Role.MANAGER)
+    return rows.filter(Q(**{user_column: user}) | Q(**{f"{project_column}__in": managed}))
 
 
 def visible_nodes(requester: Requester) -> QuerySet[Node]:

@@ -94,6 +94,7 @@ V1: list[URLPattern | URLResolver] = [
     *alerts.ROUTES,
     path("usage/", usage.UsageView.as_view()),
     path("usage/work/", usage.WorkView.as_view()),
+    path("usage/report/", usage.ReportView.as_view()),
 ]
 
 

@@ -47,6 +47,9 @@ TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
 STALL_TIMEOUT = "stall_timeout_s"
 CODE_TIME_LIMIT = "code_time_limit_s"
+GPU_HOUR_PRICE = "gpu_hour_price"
+PRICE_CURRENCY = "price_currency"
+GRID_CO2 = "grid_co2_g_per_kwh"
 CODE_SIZE_LIMIT = "code_size_limit_mib"
 
 _DECISION_NUMBERS = (
@@ -250,6 +253,27 @@ _OTHER_NUMBERS = (
         "day, 0 allows none. Lower it if extended jobs keep others waiting.",
     ),
     NumberSetting(
+        GPU_HOUR_PRICE,
+        "",
+        0.0,
+        1_000.0,
+        0.0,
+        "Price of one GPU for one hour in reports, in the unit of price_currency; default 0 shows no costs. "
+        "Set it for each pool to show projects what they hold, and what idle GPUs cost.",
+        affects_decisions=False,
+    ),
+    NumberSetting(
+        GRID_CO2,
+        "g/kWh",
+        0.0,
+        2_000.0,
+        0.0,
+        "Carbon dioxide of one kilowatt-hour in reports, in grams; default 0 shows no emissions. Set it to "
+        "the yearly figure of your electricity supplier; the cooling of the machine room is not included.",
+        per_pool=False,
+        affects_decisions=False,
+    ),
+    NumberSetting(
         "idle_after_s",
         "s",
         300.0,
@@ -441,6 +465,13 @@ _DECISION_CHOICES = (
     ),
 )
 _OTHER_CHOICES = (
+    ChoiceSetting(
+        PRICE_CURRENCY,
+        ("EUR", "USD", "GBP", "CHF", "CNY", "JPY", "INR"),
+        "EUR",
+        "Currency of gpu_hour_price in reports; default EUR.",
+        per_pool=False,
+    ),
     ChoiceSetting(
         "image_gc_scope",
         ("ours", "all", "none"),

@@ -29,7 +29,7 @@ from portal.models.secrets import RegistryLogin, Secret
 from portal.models.services import Service, ServiceReplica, ServiceVersion
 from portal.models.sweeps import Sweep, Trial, TrialReport
 from portal.models.templates import Template, TemplateVersion
-from portal.models.usage import AttemptEnergy, AttemptProgress, NodeMetricsMinute, UsageInterval
+from portal.models.usage import AttemptGpuDay, AttemptProgress, NodeMetricsMinute, UsageInterval
 from portal.models.users import User
 from portal.models.volumes import Volume
 from portal.models.workspaces import (

@@ -29,17 +29,23 @@ class UsageInterval(models.Model):
         ]
 
 
-class AttemptEnergy(models.Model):
-    """Energy of an attempt's GPUs while it held them, in proportion to its share of each.
+class AttemptGpuDay(models.Model):
+    """What the GPUs of an attempt did on one day (UTC) while it held them, in proportion to its share of each.
 
-    A separate table: it is written every minute, and the snapshot rereads an attempt whenever its row is
-    written.
+    Only time with samples of their utilisation counts. A separate table: it is written every minute, and the
+    snapshot rereads an attempt whenever its row is written.
     """
 
-    attempt = models.OneToOneField(
-        "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="energy"
-    )
-    joules = models.FloatField()
+    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="gpu_days")
+    day = models.DateField()
+    joules = models.FloatField(null=True, help_text="null: not measured.")
+    measured_gpu_s = models.FloatField()
+    busy_gpu_s = models.FloatField(help_text="Weighted with the utilisation.")
+    idle_gpu_s = models.FloatField(help_text="While the utilisation was below that of an idle GPU.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "day"], name="attempt_gpu_day_once")]
+        indexes = [models.Index(fields=["day"], name="attempt_gpu_day_by_day")]
 
 
 class NodeMetricsMinute(models.Model):

@@ -125,6 +125,7 @@ urlpatterns = [
     path("sweeps/<slug:public_id>/change/", sweeps.change, name="change-sweep"),
     path("queue/", queue.queue, name="queue"),
     path("usage/", usage.usage, name="usage"),
+    path("usage.csv", usage.usage_csv, name="usage-csv"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
     path("cluster/network/", cluster.network, name="network"),

@@ -1,39 +1,128 @@
-"""How the GPU time of ended attempts was used: start-up, useful work, and work lost by cause."""
+"""The reports page: GPU-hours held, useful, lost and idle, their energy and cost, and how long jobs waited."""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.dateparse import parse_date
 
 from portal.access import AccessPolicy
 from portal.domain.lost_work import LossCause
 from portal.models import User
-from portal.selectors.projects.usage import UsageGrouping, work_by
+from portal.selectors.projects.report import ReportRow, most_idle_jobs, read_report, waits_by_size
+from portal.selectors.projects.usage import UsageGrouping
+from portal.web.display.csv_download import csv_response
 from portal.web.views import page
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90}
 GROUPINGS = {each.value: each for each in UsageGrouping}
+MAX_DAYS = 366
+CHART_SIZE = 1000
+_CSV_COLUMNS = (
+    *("key", "name", "jobs", "gpu_hours", "cost", "useful_gpu_hours", "startup_gpu_hours", "lost_gpu_hours"),
+    *("measured_gpu_hours", "busy_gpu_hours", "idle_gpu_hours", "idle_cost", "energy_kwh", "co2_kg"),
+    *("started_jobs", "wait_p50_s", "wait_p90_s"),
+)
 
 
 @page(AccessPolicy.SIGNED_IN)
-def usage(request: HttpRequest, user: User) -> HttpResponse:
-    period = request.GET.get("period", "30d")
-    period = period if period in PERIODS else "30d"
+def usage(request: HttpRequest, user: User) -> HttpResponseBase:
+    start, end, period, problem = _period(request)
     by = GROUPINGS.get(request.GET.get("by", ""), UsageGrouping.PROJECT)
-    now = timezone.now()
-    rows = work_by(user, now - dt.timedelta(days=PERIODS[period]), now, by)
+    report = read_report(user, start, end, by)
+    days = report if by is UsageGrouping.DAY else read_report(user, start, end, UsageGrouping.DAY)
+    last = end - dt.timedelta(microseconds=1)
     context = {
-        "rows": [(row, [row.lost_by_cause.get(cause.value) for cause in LossCause]) for row in rows],
+        "report": report,
+        "rows": [(row, [row.lost_by_cause.get(cause.value) for cause in LossCause]) for row in report.rows],
         "causes": [cause.value for cause in LossCause],
+        "waits": waits_by_size(user, start, end),
+        "idle_jobs": most_idle_jobs(user, start, end),
+        "chart": _chart(days.rows),
+        "start": start.date(),
+        "last": last.date(),
         "period": period,
         "periods": PERIODS,
+        "problem": problem,
         "by": by.value,
         "groupings": list(GROUPINGS),
-        "useful": sum(row.useful_gpu_hours for row in rows),
-        "startup": sum(row.startup_gpu_hours for row in rows),
-        "lost": sum(row.lost_gpu_hours for row in rows),
     }
     return render(request, "usage/page.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def usage_csv(request: HttpRequest, user: User) -> StreamingHttpResponse:
+    """Download the report as a table: hours with six decimals, costs in the currency of the settings."""
+    start, end, _, _ = _period(request)
+    by = GROUPINGS.get(request.GET.get("by", ""), UsageGrouping.PROJECT)
+    rows = read_report(user, start, end, by).rows
+    name = f"report-{by.value}-{start:%Y-%m-%d}-{end - dt.timedelta(microseconds=1):%Y-%m-%d}.csv"
+    return csv_response(name, _CSV_COLUMNS, ([_cell(row, column) for column in _CSV_COLUMNS] for row in rows))
+
+
+def _cell(row: ReportRow, column: str) -> object:
+    value = getattr(row, column)
+    if value is None:
+        return ""
+    return f"{value:.6f}" if isinstance(value, float) else value
+
+
+def _period(request: HttpRequest) -> tuple[dt.datetime, dt.datetime, str, str]:
+    """Return start, end, the name of the period (blank: chosen dates), and what is wrong with chosen dates."""
+    now, problem = timezone.now(), ""
+    first, last = _date(request, "from"), _date(request, "until")
+    if first or last:
+        zone = timezone.get_current_timezone()
+        last = last or now.astimezone(zone).date()
+        if first is None or first > last:
+            problem = "Give a first day that is not after the last one."
+        elif (last - first).days >= MAX_DAYS:
+            problem = f"Choose at most {MAX_DAYS} days."
+        else:
+            start = dt.datetime.combine(first, dt.time(), zone)
+            end = dt.datetime.combine(last + dt.timedelta(days=1), dt.time(), zone)
+            return start, min(end, max(now, start + dt.timedelta(seconds=1))), "", ""
+    elif request.GET.get("from") or request.GET.get("until"):
+        problem = "Give days as 2026-03-31."
+    period = request.GET.get("period", "30d")
+    period = period if period in PERIODS else "30d"
+    return now - dt.timedelta(days=PERIODS[period]), now, period, problem
+
+
+def _date(request: HttpRequest, name: str) -> dt.date | None:
+    try:
+        found = parse_date(request.GET.get(name, ""))
+    except ValueError:
+        return None
+    return found if found and 1970 <= found.year < 9999 else None
+
+
+def _chart(days: list[ReportRow]) -> dict[str, object] | None:
+    """Return bars of the held and of the idle GPU-hours of each day as SVG paths in a square of ``CHART_SIZE``."""
+    highest = max((row.gpu_hours for row in days), default=0.0)
+    if not highest:
+        return None
+    width = CHART_SIZE / len(days)
+
+    def bars(hours: Iterable[float]) -> str:
+        tops = (
+            (place, round(CHART_SIZE * (1 - min(1.0, value / highest)))) for place, value in enumerate(hours)
+        )
+        return " ".join(
+            f"M{width * (place + 0.1):.1f} {CHART_SIZE}V{top}H{width * (place + 0.9):.1f}V{CHART_SIZE}Z"
+            for place, top in tops
+            if top < CHART_SIZE
+        )
+
+    return {
+        "held": bars(row.gpu_hours for row in days),
+        "idle": bars(row.idle_gpu_hours for row in days),
+        "highest": highest,
+        "first": days[0].name,
+        "last": days[-1].name,
+    }

@@ -84,6 +84,7 @@ PAGES = [
     Page("checkpoint-pin", "post", "/checkpoints/{checkpoint}/pin/", CONTROLLERS, {"pinned": "1"}, 302, 302),
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
     Page("usage", "get", "/usage/", EVERYBODY),
+    Page("usage-csv", "get", "/usage.csv", EVERYBODY),
     Page("job-run", "get", "/jobs/{running}/run/", INSIDE),
     Page("job-rerun", "get", "/jobs/{ended}/rerun/", CONTROLLERS),
     Page("job-rerun", "post", "/jobs/{ended}/rerun/", CONTROLLERS, {}, 302, 302),

@@ -428,5 +428,6 @@ ROWS = [
     Row("templates_versions", "get", "templates/{template}/versions/", EVERYBODY),
     Row("usage", "get", "usage/", EVERYBODY),
     Row("usage_work", "get", "usage/work/", EVERYBODY),
+    Row("usage_report", "get", "usage/report/", EVERYBODY),
     Row("schema", "get", "../schema/", EVERYBODY),
 ]

@@ -90,6 +90,9 @@ CASES = [
 ]  # fmt: skip
 
 TESTED_ELSEWHERE = {
+    "gpu_hour_price": "api/test_report.py",
+    "grid_co2_g_per_kwh": "api/test_report.py",
+    "price_currency": "api/test_report.py",
     "gang_min_bandwidth_mib_s": "scheduler/test_gangs.py",
     "gang_all_reduce_limit_s": "scheduler/test_launchers_over_ssh.py",
     "gang_max_clock_skew_s": "scheduler/test_gangs.py",

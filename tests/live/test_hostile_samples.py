@@ -12,7 +12,7 @@ from django.db import transaction
 
 from portal.live.collector import collector, gpu_memory_overuse
 from portal.live.collector.pending_writes import PendingWrites, flush
-from portal.models import Attempt, AttemptEnergy, Gpu, Job, Node, NodeIncident, NodeMetricsMinute, Task
+from portal.models import Attempt, AttemptGpuDay, Gpu, Job, Node, NodeIncident, NodeMetricsMinute, Task
 from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache
 from tests import factories
@@ -108,7 +108,7 @@ def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(n
     assert minutes and all(row.gpu_uuids == uuids(hostile) and not row.tasks for row in minutes)
     assert all(row.holders == [[], []] for row in minutes)
     # two GPUs at 100 W, of which it holds a half of one
-    assert AttemptEnergy.objects.get(attempt=attempt).joules < 60 * (time.monotonic() - began)
+    assert AttemptGpuDay.objects.get(attempt=attempt).joules < 60 * (time.monotonic() - began)
 
 
 @pytest.mark.parametrize(

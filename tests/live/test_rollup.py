@@ -81,7 +81,18 @@ def test_energy_goes_to_those_who_hold_the_gpu():
     rollup.add(6001, counted(400.0), both)
     rollup.add(6002, counted(500.0), {"GPU-1": [("xyz", 1, 1000)]})
     rollup.add(6003, counted(600.0))
-    assert dict(rollup.pop_partial().attempts) == {("abc", 2): 100.0, ("xyz", 1): 300.0}
+    attempts = rollup.pop_partial().attempts
+    assert {key: use.joules for key, use in attempts.items()} == {("abc", 2): 100.0, ("xyz", 1): 300.0}
+
+
+def test_gpu_seconds_of_an_attempt_are_measured_busy_and_idle():
+    rollup = NodeRollup()
+    for second, use in enumerate([90, 90, 1, None, 50]):
+        rollup.add(6000 + second, sample(use=use), {"GPU-1": [("abc", 1, 500)]})
+    rollup.add(6020, sample(use=50), {"GPU-1": [("abc", 1, 500)]})  # nothing is known of the gap before it
+    use = rollup.pop_partial().attempts["abc", 1]
+    assert (use.measured_s, use.idle_s) == (1.5, 0.5)
+    assert use.busy_s == pytest.approx((0.9 + 0.01 + 0.5) / 2)
 
 
 def test_joules_are_added_to_the_attempt(db):
@@ -89,10 +100,17 @@ def test_joules_are_added_to_the_attempt(db):
     factories.node(pool)
     job = factories.job(owner, factories.project(member=owner), factories.environment())
     attempt = Attempt.objects.create(job=job, number=1, pool=pool, leader_epoch=1)
-    assert attempt_energy_joules(attempt) is None
-    for _ in range(2):
-        save_node_metrics([], {(job.public_id, 1): 40.0, (job.public_id, 2): 1.0, ("gone", 1): 1.0})
-    assert attempt_energy_joules(list_attempts(job)[0]) == 80.0
+    assert attempt_energy_joules(list_attempts(job)[0]) is None
+    first, second = dt.date(2026, 1, 1), dt.date(2026, 1, 2)
+    for day, joules in ((first, 40.0), (first, None), (second, 30.0)):
+        use = (joules, 60.0, 30.0, 10.0)
+        known = (job.public_id, 1, day)
+        save_node_metrics([], {known: use, (job.public_id, 2, day): use, ("gone", 1, day): use})
+    assert attempt_energy_joules(list_attempts(job)[0]) == 70.0
+    assert list(attempt.gpu_days.order_by("day").values_list("day", "measured_gpu_s", "idle_gpu_s")) == [
+        (first, 120.0, 20.0),
+        (second, 60.0, 10.0),
+    ]
 
 
 def test_a_gap_and_an_unknown_power_hold_no_energy():

@@ -21,7 +21,7 @@ from portal.domain.states import JobState, NodeState
 from portal.live.collector.node_stream import open_stream
 from portal.models import (
     Attempt,
-    AttemptEnergy,
+    AttemptGpuDay,
     AttemptProgress,
     ClusterSettings,
     Environment,
@@ -199,7 +199,8 @@ PASSING = {
     "portal_cycle",
     "portal_schedulercounters",
     "portal_lease",
-    "portal_attemptenergy",
+    "portal_attemptgpuday",
+    "portal_environmentrecord",
 }
 """Tables that an honest cluster writes all the while; what matters of them is looked at by itself."""
 LIVE_OF_A_NODE = {"last_seen_at", "reconciled_at", "clock_skew_s"}
@@ -421,7 +422,7 @@ def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, job
     uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
     assert all(row.gpu_uuids == uuids for row in minutes)
     assert {job for row in minutes for each in row.holders for job in each} <= {dataset.victim.public_id}
-    joules = AttemptEnergy.objects.filter(attempt__job=dataset.victim).values_list("joules", flat=True)
+    joules = AttemptGpuDay.objects.filter(attempt__job=dataset.victim).values_list("joules", flat=True)
     assert sum(joules) < 1000.0 * (time.monotonic() - began), "no GPU here draws as much"
 
 

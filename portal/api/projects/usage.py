@@ -16,6 +16,7 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.domain.lost_work import LossCause
 from portal.errors import InvalidRequest
+from portal.selectors.projects.report import read_report, waits_by_size
 from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, work_by
 from portal.services.accounts.tokens import Scope
 
@@ -120,6 +121,84 @@ class WorkView(SignedInView):
         by = UsageGrouping(self.query["by"])
         rows = work_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
         return self.json_response(WorkReport.compose(start=start, end=end, by=by.value, items=rows))
+
+
+class ReportQuery(StrictSerializer):
+    """The period and grouping of a report."""
+
+    start = serializers.DateTimeField(required=False, help_text="Default: 30 days before `end`.")
+    end = serializers.DateTimeField(required=False, help_text="Default: now.")
+    by = serializers.ChoiceField(GROUPINGS, required=False, default=UsageGrouping.PROJECT.value)
+
+
+class ReportItem(WorkItem):
+    """The figures of one group."""
+
+    attempts = None  # type: ignore[assignment]
+    jobs = serializers.IntegerField(help_text="With GPUs in the period.")
+    gpu_hours = serializers.FloatField(help_text="Held in the period.")
+    cost = serializers.FloatField(help_text="Of the held GPU-hours, in `currency`; 0 without prices.")
+    measured_gpu_hours = serializers.FloatField(help_text="Held, with samples of the utilisation.")
+    busy_gpu_hours = serializers.FloatField(help_text="Measured, weighted with the utilisation.")
+    idle_gpu_hours = serializers.FloatField(help_text="Measured, with a utilisation below 3 percent.")
+    idle_cost = serializers.FloatField(help_text="Of the idle GPU-hours, in `currency`.")
+    energy_joules = serializers.FloatField()
+    co2_kg = serializers.FloatField(help_text="0 unless `grid_co2_g_per_kwh` is set.")
+    started_jobs = serializers.IntegerField(help_text="Started for the first time in the period.")
+    wait_p50_s = serializers.FloatField(
+        allow_null=True, help_text="Median time from submission to the first start; null: no job started."
+    )
+    wait_p90_s = serializers.FloatField(allow_null=True, help_text="90th percentile.")
+
+
+class SizeWait(ResponseSerializer):
+    """The waits of jobs that requested a similar number of GPUs."""
+
+    name = serializers.CharField()
+    jobs = serializers.IntegerField()
+    p50_s = serializers.FloatField()
+    p90_s = serializers.FloatField()
+
+
+class Report(ResponseSerializer):
+    """Use, energy, cost and waits of a period."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    by = serializers.ChoiceField(GROUPINGS)
+    currency = serializers.CharField(allow_blank=True, help_text="Blank: no pool has a price.")
+    items = ReportItem(many=True)
+    total = ReportItem()
+    waits_by_size = SizeWait(many=True)
+
+
+class ReportView(SignedInView):
+    @operation(
+        "usage_report",
+        "Get use, energy, cost and waits by project, user, pool or day",
+        tag="usage",
+        scope=Scope.READ,
+        query=ReportQuery,
+        response=Report,
+        detail="Your own jobs and those of projects that you manage; for administrators, all. Measurements of the "
+        "first and the last day (UTC) count whole.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        """All figures of the page *Reports*."""
+        start, end = _period(self.query)
+        by = UsageGrouping(self.query["by"])
+        report = read_report(self.user, start, end, by)
+        return self.json_response(
+            Report.compose(
+                start=start,
+                end=end,
+                by=by.value,
+                currency=report.currency,
+                items=report.rows,
+                total=report.total,
+                waits_by_size=waits_by_size(self.user, start, end),
+            )
+        )
 
 
 def _period(query: Mapping[str, Any]) -> tuple[dt.datetime, dt.datetime]:

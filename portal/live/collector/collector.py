@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import logging
 import threading
@@ -231,7 +232,8 @@ class Collector:
         order = self._state.gpu_orders.get(node) or tuple(minute.gpus)
         order = order + tuple(uuid for uuid in minute.gpus if uuid not in order)
         self._pending[node].add_minute(node, minute.start_s, minute_columns(minute, order))
-        self._pending[node].add_joules(minute.attempts)
+        day = dt.datetime.fromtimestamp(minute.start_s, dt.UTC).date()
+        self._pending[node].add_gpu_use({(*key, day): use for key, use in minute.attempts.items()})
 
     async def _close(self) -> None:
         for watch in self._streams.values():

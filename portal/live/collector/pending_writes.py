@@ -6,6 +6,7 @@ Each node has its own buffer, so that rows of one node that the database refuses
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from django.db import InterfaceError, OperationalError, transaction
 
 from portal.domain.node_breaker import IncidentKind
 from portal.live.collector.gpu_memory_overuse import REPORT_AFTER_S, GpuMemoryOveruse
+from portal.live.collector.rollup import AttemptGpuUse
 from portal.models import Node
 from portal.services.jobs.logs import record_log_progress
 from portal.services.jobs.task_reports import stop_memory_overuse
@@ -28,6 +30,8 @@ DATABASE_UNAVAILABLE = (OperationalError, InterfaceError)
 """The database does not answer: everything is retried."""
 
 Minute = tuple[str, int, dict[str, object]]
+AttemptDay = tuple[str, int, dt.date]
+"""A job (public id), the number of an attempt, and a day (UTC)."""
 
 
 @dataclass
@@ -35,8 +39,8 @@ class PendingWrites:
     """Buffered data of one node."""
 
     minutes: list[Minute] = field(default_factory=list)
-    joules: dict[tuple[str, int], float] = field(default_factory=dict)
-    """By job (public id) and attempt, within these minutes."""
+    gpu_use: dict[AttemptDay, AttemptGpuUse] = field(default_factory=dict)
+    """Within these minutes."""
     logs: dict[int, int] = field(default_factory=dict)
     """Mirrored bytes of each task's log, by primary key."""
     foreign_users: dict[str, str] = field(default_factory=dict)
@@ -49,14 +53,14 @@ class PendingWrites:
     def add_minute(self, node: str, start_s: int, columns: dict[str, object]) -> None:
         self.minutes.append((node, start_s, columns))
 
-    def add_joules(self, attempts: Mapping[tuple[str, int], float]) -> None:
-        for attempt, joules in attempts.items():
-            self.joules[attempt] = self.joules.get(attempt, 0.0) + joules
+    def add_gpu_use(self, attempts: Mapping[AttemptDay, AttemptGpuUse]) -> None:
+        for attempt, use in attempts.items():
+            self.gpu_use.setdefault(attempt, AttemptGpuUse()).add(use)
 
     def restore(self, failed: PendingWrites, max_minutes: int) -> None:
         """Take back failed writes, of minutes the newest. The next sample reports overuse again."""
         self.minutes = (failed.minutes + self.minutes)[-max_minutes:]
-        self.add_joules(failed.joules)
+        self.add_gpu_use(failed.gpu_use)
         self.logs = failed.logs | self.logs
         self.foreign_users = failed.foreign_users | self.foreign_users
         self.malformed = self.malformed or failed.malformed
@@ -97,12 +101,13 @@ def _write_minutes(pending: Mapping[str, PendingWrites]) -> None:
     minutes = [minute for each in pending.values() for minute in each.minutes]
     if not minutes:
         return
-    joules = PendingWrites()
+    use = PendingWrites()
     for each in pending.values():
-        joules.add_joules(each.joules)
-    save_node_metrics(minutes, joules.joules)
+        use.add_gpu_use(each.gpu_use)
+    columns = {key: (row.joules, row.measured_s, row.busy_s, row.idle_s) for key, row in use.gpu_use.items()}
+    save_node_metrics(minutes, columns)
     for each in pending.values():
-        each.minutes, each.joules = [], {}
+        each.minutes, each.gpu_use = [], {}
 
 
 def _write_rest(node: str, pending: PendingWrites) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.wire.messages import MAX_GPU_WATTS, GpuSample, NodeSample
+from portal.domain.policy_settings import NUMBER_SETTINGS
 from portal.live.collector.sample_filter import Holder
 
 MAX_SAMPLE_GAP_S = 5.0
 """Power is not integrated over a longer gap between two samples."""
+IDLE_PERCENT = NUMBER_SETTINGS["idle_gpu_percent"].default
+"""A GPU with a lower utilisation is idle in reports."""
 MAX_COUNTER_GAP_S = 300.0
 """Energy counters continue without a listener; after a longer gap the energy is not attributed."""
 
@@ -49,6 +52,26 @@ class TaskMinute:
 
 
 @dataclass
+class AttemptGpuUse:
+    """GPU-seconds that an attempt held, in proportion to its share of each GPU, and their energy.
+
+    ``measured_s``: with a known utilisation; ``busy_s``: weighted with it; ``idle_s``: below ``IDLE_PERCENT``.
+    """
+
+    joules: float | None = None
+    measured_s: float = 0.0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+
+    def add(self, other: AttemptGpuUse) -> None:
+        if other.joules is not None:
+            self.joules = (self.joules or 0.0) + other.joules
+        self.measured_s += other.measured_s
+        self.busy_s += other.busy_s
+        self.idle_s += other.idle_s
+
+
+@dataclass
 class Minute:
     """One node over one minute; ``start_s`` is its start in Unix time."""
 
@@ -58,8 +81,7 @@ class Minute:
     memory_used_mib: Mean = field(default_factory=Mean)
     gpus: dict[str, GpuMinute] = field(default_factory=lambda: defaultdict(GpuMinute))
     tasks: dict[tuple[str, int], TaskMinute] = field(default_factory=lambda: defaultdict(TaskMinute))
-    attempts: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
-    """Joules by attempt: of each GPU the part that it held."""
+    attempts: dict[tuple[str, int], AttemptGpuUse] = field(default_factory=lambda: defaultdict(AttemptGpuUse))
 
 
 class NodeRollup:
@@ -96,8 +118,8 @@ class NodeRollup:
             joules = self._energy_joules(at_s, gpu)
             if joules is not None:
                 row.energy_joules = (row.energy_joules or 0.0) + joules
-                for job, attempt, milli in (holders or {}).get(gpu.uuid, ()):
-                    minute.attempts[job, attempt] += joules * milli / 1000
+            for job, attempt, milli in (holders or {}).get(gpu.uuid, ()):
+                minute.attempts[job, attempt].add(self._use(at_s, gpu, joules, milli / 1000))
         for task in sample.tasks:
             used = minute.tasks[(task.job, task.task)]
             used.cpu_percent.add(task.cpu_percent)
@@ -116,6 +138,16 @@ class NodeRollup:
     def pop_partial(self) -> Minute | None:
         minute, self._minute = self._minute, None
         return minute
+
+    def _use(self, at_s: float, gpu: GpuSample, joules: float | None, share: float) -> AttemptGpuUse:
+        """Return the use of a share of a GPU since the previous sample."""
+        use = AttemptGpuUse(None if joules is None else joules * share)
+        step_s = at_s - self._previous[0] if self._previous else 0.0
+        if gpu.utilisation_percent is not None and 0 < step_s <= MAX_SAMPLE_GAP_S:
+            use.measured_s = step_s * share
+            use.busy_s = use.measured_s * gpu.utilisation_percent / 100
+            use.idle_s = use.measured_s if gpu.utilisation_percent < IDLE_PERCENT else 0.0
+        return use
 
     def _energy_joules(self, at_s: float, gpu: GpuSample) -> float | None:
         """Return joules since the previous sample; None if unknown."""

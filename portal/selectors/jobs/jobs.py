@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
+from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
 
 from portal.access import Requester, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
 from portal.errors import NotFound
-from portal.models import Allocation, Attempt, AttemptEnergy, Job, JobEvent, Task
+from portal.models import Allocation, Attempt, AttemptGpuDay, Job, JobEvent, Task
 from portal.selectors.lookup import get_first, matches_key
 
 MAX_PREEMPTED_SHOWN = 20
@@ -66,6 +66,15 @@ def get_job(requester: Requester, public_id: str) -> Job:
     return get_first(rows.filter(public_id=public_id), "There is no such job.")
 
 
+_ENERGY_JOULES = Subquery(
+    AttemptGpuDay.objects.filter(attempt=OuterRef("pk"))
+    .order_by()
+    .values("attempt")
+    .annotate(joules=Sum("joules"))
+    .values("joules")
+)
+
+
 def list_attempts(job: Job) -> list[Attempt]:
     """Return all attempts, newest first, with everything that a job page shows, in three queries."""
     allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
@@ -79,10 +88,10 @@ def list_attempts(job: Job) -> list[Attempt]:
             "activity",
             "observation",
             "work",
-            "energy",
             "rendezvous__node",
             "preempted_for__project",
         )
+        .annotate(energy_joules=_ENERGY_JOULES)
         .prefetch_related(Prefetch("task_rows", queryset=tasks.order_by("rank")))
         .order_by("-number")
     )
@@ -162,6 +171,6 @@ def visible_job_ids(requester: Requester, public_ids: Iterable[str]) -> set[str]
 
 
 def attempt_energy_joules(attempt: Attempt) -> float | None:
-    """Return the energy of an attempt's GPUs so far, or None if not measured. Lists should join ``energy``."""
-    energy: AttemptEnergy | None = getattr(attempt, "energy", None)
-    return energy.joules if energy else None
+    """Return the energy of the GPUs of an attempt of ``list_attempts`` so far, or None if not measured."""
+    joules: float | None = attempt.__dict__["energy_joules"]
+    return joules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,12 +27,13 @@ class UsageGrouping(StrEnum):
 
 @dataclass(frozen=True)
 class UsageRow:
-    """A sum: the key (public id, or a date), its name, GPU-hours, and the number of jobs."""
+    """A sum: the key (public id, or a date), its name, GPU-hours, the number of jobs, and what the hours cost."""
 
     key: str
     name: str
     gpu_hours: float
     jobs: int
+    cost: float = 0.0
 
 
 _GROUP_COLUMNS = {
@@ -46,6 +48,9 @@ _GROUP_COLUMNS = {
 }
 
 
+_PRICES = "LEFT JOIN unnest(%s::bigint[], %s::float8[]) AS price(pool_id, per_hour) USING (pool_id)"
+
+
 def gpu_hours_by(
     requester: Requester,
     start: datetime,
@@ -54,10 +59,12 @@ def gpu_hours_by(
     *,
     project: str = "",
     user: str = "",
+    prices: Mapping[int, float] | None = None,
 ) -> list[UsageRow]:
     """Return visible GPU-hours between two times, in two queries plus permissions.
 
-    Open intervals count up to now. Days are UTC; an interval across midnight is split.
+    Open intervals count up to now. Days are UTC; an interval across midnight is split. ``prices`` of a GPU-hour
+    are by pool.
     """
     rows = visible_usage(requester).filter(
         Q(ended_at__isnull=True) | Q(ended_at__gt=start), started_at__lt=end
@@ -72,17 +79,18 @@ def gpu_hours_by(
         .query.sql_with_params()
     )
     if by is UsageGrouping.DAY:
-        return _sum_by_day(spans, list(span_values), start, end)
+        return _sum_by_day(spans, list(span_values), start, end, prices or {})
     key, name, column, join = _GROUP_COLUMNS[by]
     # Only constants are interpolated; every value is a query parameter.
     query = f"""
-        SELECT {key}, {name}, u.milli_s / 3600000, u.jobs FROM (
-            SELECT {column}, sum(milli * (ended - began)) AS milli_s, count(DISTINCT job_id) AS jobs
-            FROM ({_clipped_spans(spans, column)}) span GROUP BY 1
+        SELECT {key}, {name}, u.milli_s / 3600000, u.jobs, u.cost / 3600000 FROM (
+            SELECT {column}, sum(milli * (ended - began)) AS milli_s, count(DISTINCT job_id) AS jobs,
+                   sum(milli * (ended - began) * coalesce(per_hour, 0)) AS cost
+            FROM ({_clipped_spans(spans, *{column, "pool_id"})}) span {_PRICES} GROUP BY 1
         ) u {join} ORDER BY 3 DESC, 1
     """  # noqa: S608
     with connection.cursor() as cursor:
-        cursor.execute(query, [start, end, *span_values, start, end])
+        cursor.execute(query, [start, end, *span_values, start, end, *_price_values(prices or {})])
         found = [UsageRow(*_usage_values(row)) for row in cursor.fetchall()]
     if by is UsageGrouping.PROJECT:  # own usage may be in a project that the user has left
         seen = set(nameable_projects(requester).values_list("public_id", flat=True))
@@ -165,30 +173,39 @@ def _work_row(key: str, name: str, rows: list[dict[str, Any]]) -> WorkRow:
     return WorkRow(key, name, hours("startup"), hours("useful"), hours("lost"), causes, attempts)
 
 
-def _sum_by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:
+def _sum_by_day(
+    spans: str, span_values: list[Any], start: datetime, end: datetime, prices: Mapping[int, float]
+) -> list[UsageRow]:
     # A UTC day is its number since 1970; an interval yields one piece per day that it touches.
     query = f"""
         WITH piece AS (
             SELECT generate_series(floor(began / 86400)::int,
                                    greatest(floor(began / 86400), ceil(ended / 86400) - 1)::int) AS day,
-                   job_id, milli, began, ended
-            FROM ({_clipped_spans(spans)}) span
+                   job_id, milli, began, ended, coalesce(per_hour, 0) AS price
+            FROM ({_clipped_spans(spans, "pool_id")}) span {_PRICES}
         ), by_day AS (
-            SELECT day, count(DISTINCT job_id) AS jobs,
-                   sum(milli * (least(ended, (day + 1) * 86400.0::float8) - greatest(began, day * 86400.0::float8)))
-                       AS milli_s
-            FROM piece GROUP BY day
+            SELECT day, count(DISTINCT job_id) AS jobs, sum(milli * seconds) AS milli_s,
+                   sum(milli * seconds * price) AS cost
+            FROM piece CROSS JOIN LATERAL (
+                SELECT least(ended, (day + 1) * 86400.0::float8) - greatest(began, day * 86400.0::float8) AS seconds
+            ) clipped GROUP BY day
         )
         SELECT to_char(date '1970-01-01' + days.day, 'YYYY-MM-DD') AS key,
                to_char(date '1970-01-01' + days.day, 'YYYY-MM-DD'),
-               coalesce(by_day.milli_s, 0) / 3600000, coalesce(by_day.jobs, 0)
+               coalesce(by_day.milli_s, 0) / 3600000, coalesce(by_day.jobs, 0),
+               coalesce(by_day.cost, 0) / 3600000
         FROM generate_series(floor(date_part('epoch', %s::timestamptz) / 86400)::int,
                              ceil(date_part('epoch', %s::timestamptz) / 86400)::int - 1) AS days(day)
         LEFT JOIN by_day USING (day) ORDER BY 1
     """  # noqa: S608
     with connection.cursor() as cursor:
-        cursor.execute(query, [start, end, *span_values, start, end, start, end])
+        periods = [start, end, *span_values, start, end]
+        cursor.execute(query, [*periods, *_price_values(prices), start, end])
         return [UsageRow(*_usage_values(row)) for row in cursor.fetchall()]
+
+
+def _price_values(prices: Mapping[int, float]) -> list[list[Any]]:
+    return [list(prices), list(prices.values())]
 
 
 def _clipped_spans(spans: str, *columns: str) -> str:
@@ -205,6 +222,6 @@ def _clipped_spans(spans: str, *columns: str) -> str:
     """  # noqa: S608
 
 
-def _usage_values(row: tuple[str, str, object, int]) -> tuple[str, str, float, int]:
-    key, name, hours, jobs = row
-    return key, name, max(0.0, round(float(str(hours)), 6)), jobs
+def _usage_values(row: tuple[str, str, object, int, object]) -> tuple[str, str, float, int, float]:
+    key, name, hours, jobs, cost = row
+    return key, name, max(0.0, round(float(str(hours)), 6)), jobs, max(0.0, round(float(str(cost)), 6))

@@ -17,12 +17,14 @@ _PER_NODE = ("cpu_percent", "node_memory_used_mib")
 
 
 def save_node_metrics(
-    rows: Iterable[tuple[str, int, Mapping[str, Any]]], joules: Mapping[tuple[str, int], float] | None = None
+    rows: Iterable[tuple[str, int, Mapping[str, Any]]],
+    gpu_use: Mapping[tuple[str, int, dt.date], tuple[float | None, float, float, float]] | None = None,
 ) -> int:
     """Save (node's public id, start of the minute in Unix seconds, columns); return how many were saved.
 
-    A minute that exists already (the collector was restarted) is merged, weighted by samples. ``joules`` is
-    the energy of attempts (job's public id, number) in these minutes and is added to their total.
+    A minute that exists already (the collector was restarted) is merged, weighted by samples. ``gpu_use``
+    of attempts (job's public id, number, day) in these minutes is added to their rows of AttemptGpuDay: joules,
+    and GPU-seconds measured, busy and idle.
     """
     wanted = list(rows)
     nodes = dict(
@@ -48,29 +50,33 @@ def save_node_metrics(
         NodeMetricsMinute.objects.bulk_create(
             [row for row in fresh if (row.node_id, row.minute) not in there], ignore_conflicts=True
         )
-        _add_energy(joules or {})
+        _add_gpu_use(gpu_use or {})
     return len(fresh)
 
 
-def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
-    if not joules:
+def _add_gpu_use(
+    gpu_use: Mapping[tuple[str, int, dt.date], tuple[float | None, float, float, float]],
+) -> None:
+    if not gpu_use:
         return
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            INSERT INTO portal_attemptenergy AS known (attempt_id, joules)
-            SELECT attempt.id, used.joules
-              FROM unnest(%s::text[], %s::int[], %s::float8[]) AS used(job, number, joules)
+            INSERT INTO portal_attemptgpuday AS known
+                (attempt_id, day, joules, measured_gpu_s, busy_gpu_s, idle_gpu_s)
+            SELECT attempt.id, used.day, used.joules, used.measured, used.busy, used.idle
+              FROM unnest(%s::text[], %s::int[], %s::date[], %s::float8[], %s::float8[], %s::float8[], %s::float8[])
+                   AS used(job, number, day, joules, measured, busy, idle)
               JOIN portal_job job ON job.public_id = used.job
               JOIN portal_attempt attempt ON attempt.job_id = job.id AND attempt.number = used.number
-             ORDER BY 1
-            ON CONFLICT (attempt_id) DO UPDATE SET joules = known.joules + excluded.joules
+             ORDER BY 1, 2
+            ON CONFLICT (attempt_id, day) DO UPDATE SET
+                joules = coalesce(known.joules + excluded.joules, known.joules, excluded.joules),
+                measured_gpu_s = known.measured_gpu_s + excluded.measured_gpu_s,
+                busy_gpu_s = known.busy_gpu_s + excluded.busy_gpu_s,
+                idle_gpu_s = known.idle_gpu_s + excluded.idle_gpu_s
             """,
-            [
-                [job for job, _ in joules],
-                [number for _, number in joules],
-                list(joules.values()),
-            ],
+            [list(column) for column in zip(*((*key, *use) for key, use in gpu_use.items()), strict=True)],
         )
 
 

@@ -130,6 +130,11 @@ def gpu_hours(hours: float) -> str:
     return gpu_time(hours * 3600)
 
 
+def money(value: float, currency: str) -> str:
+    """Format as 0.40 EUR, 12.30 EUR or 1,598 EUR."""
+    return f"{value:,.0f}{NBSP}{currency}" if value >= 100 else f"{value:.2f}{NBSP}{currency}"
+
+
 def step_time(seconds: float) -> str:
     """Format as 0.5 ms, 358 ms, 2.4 s or 3 min."""
     if seconds >= 60:

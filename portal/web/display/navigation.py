@@ -113,7 +113,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
     ),
     "Sharing": (
         NavItem("Quotas", "quotas", "quota", "s", active_views=("save-quotas",), in_tab_bar=True),
-        NavItem("GPU time", "usage", "report", "z"),
+        NavItem("Reports", "usage", "report", "z"),
         NavItem(
             "Projects",
             "projects",

@@ -30,6 +30,7 @@ for _name in (
     "duration",
     "memory",
     "energy",
+    "money",
     "gpus",
     "gpu_amount",
     "gpu_time",
