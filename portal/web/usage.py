@@ -12,7 +12,6 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date
 
 from portal.access import AccessPolicy
-from portal.domain.lost_work import LossCause
 from portal.models import User
 from portal.selectors.projects.report import ReportRow, most_idle_jobs, read_report, waits_by_size
 from portal.selectors.projects.usage import UsageGrouping
@@ -39,8 +38,6 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     last = end - dt.timedelta(microseconds=1)
     context = {
         "report": report,
-        "rows": [(row, [row.lost_by_cause.get(cause.value) for cause in LossCause]) for row in report.rows],
-        "causes": [cause.value for cause in LossCause],
         "waits": waits_by_size(user, start, end),
         "idle_jobs": most_idle_jobs(user, start, end),
         "chart": _chart(days.rows),
