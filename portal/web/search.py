@@ -1,4 +1,4 @@
-"""Search of the command palette: visible jobs, nodes and projects; users for administrators."""
+"""Search of the command palette: actions, visible jobs, projects, users, nodes and templates, and help."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ from portal.access import (
 )
 from portal.models import User
 from portal.selectors.jobs.jobs import JobFilter, list_jobs
+from portal.selectors.templates import list_templates
+from portal.web.documentation import search_help
 from portal.web.views import page
 
 RESULTS_PER_KIND = 6
+ACTIONS = (
+    ("Add a node", "add-node", True),
+    ("Invite a user", "users", True),
+    ("New template", "new-template", False),
+    ("New pipeline plan", "plans", False),
+    ("Import an experiment of Determined", "import-sweep", False),
+    ("Change your name, e-mail or time zone", "account", False),
+    ("Create an API token", "account", False),
+)
+"""Name, view, and whether only administrators see it."""
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -25,6 +37,11 @@ def search(request: HttpRequest, user: User) -> JsonResponse:
     if len(text) < 2:
         return JsonResponse({"found": []})
     found = [
+        {"name": name, "note": "action", "url": reverse(view)}
+        for name, view, admin_only in ACTIONS
+        if text.lower() in name.lower() and (user.is_admin or not admin_only)
+    ]
+    found += [
         {
             "name": job.name,
             "note": f"job {job.public_id}, {job.state.lower()}",
@@ -52,5 +69,19 @@ def search(request: HttpRequest, user: User) -> JsonResponse:
     found += [
         {"name": row.name, "note": "node", "url": reverse("node", args=[row.public_id])}
         for row in nodes[:RESULTS_PER_KIND]
+    ]
+    templates = (
+        list_templates(user).filter(Q(name__icontains=text) | Q(title__icontains=text)).order_by("title")
+    )
+    found += [
+        {
+            "name": row.title,
+            "note": "launch this template",
+            "url": f"{reverse('launch')}?template={row.public_id}",
+        }
+        for row in templates[:RESULTS_PER_KIND]
+    ]
+    found += [
+        {"name": each.title, "note": f"help, {each.document}", "url": each.url} for each in search_help(text)
     ]
     return JsonResponse({"found": found})

@@ -1,4 +1,4 @@
-// Ctrl-K: go to a page, a job or a node by name. Pages come from the side bar, the rest from the server.
+// Ctrl-K: go to a page, a job, a node or help by name, or act. Pages come from the side bar, the rest from the server.
 let chosen = 0;
 let asked = 0;
 let timer = 0;
@@ -12,17 +12,30 @@ function pages() {
   }));
 }
 
+// Actions of this page: they click the control that does the same.
+const ACTIONS = [
+  { name: "Change colours", click: "[data-theme-switch]" },
+  { name: "Explain this page, keyboard shortcuts", click: "[data-shortcuts]" },
+  { name: "Sign out", click: ".fw-side form button" },
+];
+
+function run(row) {
+  if (row.dataset.url) { location.assign(row.dataset.url); return; }
+  dialog().close();
+  document.querySelector(row.dataset.click)?.click();
+}
+
 function option(entry) {
   const row = document.createElement("li");
   row.setAttribute("role", "option");
   row.id = `palette-${Math.random().toString(36).slice(2)}`;
-  row.dataset.url = entry.url;
+  if (entry.url) row.dataset.url = entry.url; else row.dataset.click = entry.click;
   const name = document.createElement("span");
   name.className = "fw-medium";
   name.textContent = entry.name;
   const more = document.createElement("span");
   more.className = "fw-cap fw-push";
-  more.textContent = entry.note ?? (entry.key ? `g ${entry.key}` : entry.kind);
+  more.textContent = entry.note ?? (entry.key ? `g ${entry.key}` : entry.kind ?? "action");
   row.append(name, more);
   return row;
 }
@@ -39,7 +52,7 @@ function choose(index) {
 async function search(words) {
   const list = dialog().querySelector("[role=listbox]");
   const mine = ++asked;
-  const near = pages().filter((page) => page.name.toLowerCase().includes(words.toLowerCase()));
+  const near = [...pages(), ...(words ? ACTIONS : [])].filter((page) => page.name.toLowerCase().includes(words.toLowerCase()));
   list.replaceChildren(...near.map(option));
   choose(0);
   if (words.length < 2) return;
@@ -71,11 +84,11 @@ export function startPalette() {
   box.addEventListener("keydown", (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); choose(chosen + (event.key === "ArrowDown" ? 1 : -1)); }
     if (event.key === "Escape") { event.preventDefault(); box.close(); } // a search field would only clear itself
-    if (event.key === "Enter") { event.preventDefault(); const row = items()[chosen]; if (row) location.assign(row.dataset.url); }
+    if (event.key === "Enter") { event.preventDefault(); const row = items()[chosen]; if (row) run(row); }
   });
   box.addEventListener("click", (event) => {
     if (event.target === box) box.close();
     const row = event.target.closest("[role=option]");
-    if (row) location.assign(row.dataset.url);
+    if (row) run(row);
   });
 }

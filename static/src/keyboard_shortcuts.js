@@ -1,4 +1,4 @@
-// The keyboard: `/` searches, Ctrl-K opens the palette, `g` and a letter go to a page, `?` lists the keys.
+// The keyboard: `/` searches, Ctrl-K opens the palette, `g` and a letter go to a page, `?` explains the page and lists the keys.
 let g = 0;
 
 function typing(target) {
@@ -26,9 +26,24 @@ function showShortcuts() {
   const field = document.querySelector("[data-page-search]");
   dialog.querySelector("[data-slash]").textContent = field ? "Search this page" : "Search or go to a page";
   dialog.showModal();
+  explain(dialog.querySelector("[data-about]"));
+}
+
+// Explains the page with the first paragraph of its section in the documentation.
+async function explain(box) {
+  const [name, section = ""] = box.dataset.about.split("#");
+  if (!name || !box.hidden) return;
+  const answer = await fetch(`${box.dataset.sections}${name}/section/?section=${section}`, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return;
+  const { title, summary, url } = await answer.json();
+  box.querySelector("[data-about-title]").textContent = title;
+  box.querySelector("[data-about-summary]").textContent = summary;
+  box.querySelector("[data-about-link]").href = url;
+  box.hidden = false;
 }
 
 export function startKeys(openPalette) {
+  document.addEventListener("click", (event) => { if (event.target.closest("[data-shortcuts]")) showShortcuts(); });
   document.addEventListener("keydown", (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
       event.preventDefault();

@@ -246,6 +246,6 @@ def test_a_page_says_since_when_it_may_miss_news(client_of):
 def test_the_list_of_keys_is_on_every_page_and_opened_by_its_key(client_of):
     page = client_of("member").get("/").content.decode()
     dialog = page[page.index('<dialog id="shortcuts"') :].split("</dialog>")[0]
-    assert 'aria-labelledby="shortcuts-h"' in dialog and 'method="dialog"' in dialog
+    assert 'aria-label="Help and keyboard shortcuts"' in dialog and 'method="dialog"' in dialog
     assert re.findall(r"<kbd>(.+?)</kbd>", dialog) == ["/", "Ctrl", "K", "?"]
     assert "data-pages" in dialog and "data-slash" in dialog

@@ -28,6 +28,7 @@ class NavItem:
     icon: str
     key: str
     counter: str = ""
+    help: str = ""
     active_views: tuple[str, ...] = ()
     admin_only: bool = False
     in_tab_bar: bool = False
@@ -39,13 +40,14 @@ class NavItem:
 
 NAVIGATION: dict[str, tuple[NavItem, ...]] = {
     "Work": (
-        NavItem("Home", "home", "home", "h", in_tab_bar=True),
-        NavItem("Launch", "launch", "launch", "l", in_tab_bar=True),
+        NavItem("Home", "home", "home", "h", help="jobs", in_tab_bar=True),
+        NavItem("Launch", "launch", "launch", "l", help="jobs", in_tab_bar=True),
         NavItem(
             "Jobs",
             "jobs",
             "jobs",
             "j",
+            help="scheduling#verdicts",
             counter="jobs",
             active_views=(
                 "job",
@@ -59,14 +61,26 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             ),
             in_tab_bar=True,
         ),
-        NavItem("Experiments", "experiments", "flask", "m", active_views=("run",)),
-        NavItem("Models", "models", "model", "o"),
-        NavItem("Services", "services", "open", "i", active_views=("service",)),
+        NavItem("Experiments", "experiments", "flask", "m", help="experiments", active_views=("run",)),
+        NavItem("Models", "models", "model", "o", help="experiments#pages"),
+        NavItem("Services", "services", "open", "i", help="services", active_views=("service",)),
         NavItem(
-            "Pipeline plans", "plans", "tool", "t", active_views=("plan", "create-plan", "create-profile")
+            "Pipeline plans",
+            "plans",
+            "tool",
+            "t",
+            help="pipeline-plans",
+            active_views=("plan", "create-plan", "create-profile"),
         ),
-        NavItem("Templates", "templates", "copy", "n", active_views=("new-template", "edit-template")),
-        NavItem("Sweeps", "sweeps", "sweep", "y", active_views=("sweep", "import-sweep")),
+        NavItem(
+            "Templates",
+            "templates",
+            "copy",
+            "n",
+            help="templates",
+            active_views=("new-template", "edit-template"),
+        ),
+        NavItem("Sweeps", "sweeps", "sweep", "y", help="sweeps", active_views=("sweep", "import-sweep")),
     ),
     "Cluster": (
         NavItem(
@@ -74,6 +88,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "cluster",
             "cluster",
             "c",
+            help="nodes",
             counter="free",
             active_views=(
                 "node",
@@ -90,15 +105,31 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             ),
             in_tab_bar=True,
         ),
-        NavItem("Queue", "queue", "queue", "q", counter="waiting"),
-        NavItem("Calendar", "calendar", "calendar", "r", active_views=("save-reservation",)),
-        NavItem("Scheduler", "scheduler", "flask", "d", admin_only=True),
-        NavItem("Alerts", "alerts", "s-warning", "w", counter="alerts", admin_only=True),
+        NavItem("Queue", "queue", "queue", "q", help="scheduling#order", counter="waiting"),
+        NavItem(
+            "Calendar",
+            "calendar",
+            "calendar",
+            "r",
+            help="scheduling#reserved-nodes",
+            active_views=("save-reservation",),
+        ),
+        NavItem("Scheduler", "scheduler", "flask", "d", help="scheduling#when-a-cycle-runs", admin_only=True),
+        NavItem(
+            "Alerts",
+            "alerts",
+            "s-warning",
+            "w",
+            help="nodes#when-a-node-is-quarantined",
+            counter="alerts",
+            admin_only=True,
+        ),
         NavItem(
             "Environments",
             "environments",
             "model",
             "e",
+            help="jobs#code-and-packages",
             active_views=("environment", "registries", "save-registry"),
         ),
         NavItem(
@@ -106,34 +137,50 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "failure-rules",
             "s-failed",
             "f",
+            help="jobs#failures",
             active_views=("save-failure-rule",),
             admin_only=True,
         ),
-        NavItem("Volumes", "volumes", "data", "v", active_views=("save-volume",)),
+        NavItem("Volumes", "volumes", "data", "v", help="nodes#volumes", active_views=("save-volume",)),
     ),
     "Sharing": (
-        NavItem("Quotas", "quotas", "quota", "s", active_views=("save-quotas",), in_tab_bar=True),
-        NavItem("Reports", "usage", "report", "z"),
+        NavItem(
+            "Quotas",
+            "quotas",
+            "quota",
+            "s",
+            help="scheduling#quota-of-a-project-in-a-pool",
+            active_views=("save-quotas",),
+            in_tab_bar=True,
+        ),
+        NavItem("Reports", "usage", "report", "z", help="checkpoints#lost-work"),
         NavItem(
             "Projects",
             "projects",
             "project",
             "p",
+            help="jobs#rights-of-the-owner",
             active_views=("project", "add-project", "set-member", "invite-into"),
         ),
         NavItem(
-            "Approvals", "approvals", "inbox", "x", active_views=("decide-extension", "revoke-exemption")
+            "Approvals",
+            "approvals",
+            "inbox",
+            "x",
+            help="time#time-limit-extensions",
+            active_views=("decide-extension", "revoke-exemption"),
         ),
-        NavItem("Scheduling policy", "policy", "gear", "k", active_views=("save-policy",)),
+        NavItem("Scheduling policy", "policy", "gear", "k", help="policy", active_views=("save-policy",)),
         NavItem(
             "Users",
             "users",
             "users",
             "u",
+            help="operations#users",
             active_views=("invite", "change-user", "confirm-user-change"),
             admin_only=True,
         ),
-        NavItem("Audit", "audit", "report", "a", admin_only=True),
+        NavItem("Audit", "audit", "report", "a", help="operations#the-audit-trail", admin_only=True),
     ),
 }
 """The sidebar by group. New pages are added here (docs/recipes.md, "Add a page")."""
@@ -176,9 +223,11 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
         )
         for title, items in NAVIGATION.items()
     ]
+    rows = [row for _, each in groups for row in each]
     return {
         "groups": groups,
-        "tabs": [row for _, rows in groups for row in rows if row["item"].in_tab_bar],
+        "help": next((row["item"].help for row in rows if row["current"]), ""),
+        "tabs": [row for row in rows if row["item"].in_tab_bar],
         "simulated": gpus["simulated"],
         "gpus": gpus["all"],
         "recovery": recovery_status() if user.is_admin else None,
