@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import logging
 import math
@@ -137,6 +138,8 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
         "reason": "",
         "nominated_placement": None,
     }
+    if body.get("start_after"):
+        columns["start_after"] = dt.datetime.fromisoformat(body["start_after"])
     pools = tuple(pool.id for pool in inputs.snapshot.pools)
     row = replace(
         build_placeable_row(columns, pools, inputs.ineligible, [], inputs.home_nodes),

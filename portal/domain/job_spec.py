@@ -6,6 +6,7 @@ REST body, launch form, validation, preview query, snapshot columns and copies o
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -67,8 +68,8 @@ class JobField:
 
     @property
     def is_scalar(self) -> bool:
-        """True for numbers, flags and texts; lists and mappings have their own notation in each interface."""
-        return self.value_type in (int, float, bool, str)
+        """True for numbers, flags, texts and times; lists and mappings have their own notation in each interface."""
+        return self.value_type in (int, float, bool, str, dt.datetime)
 
     @property
     def is_list(self) -> bool:
@@ -467,6 +468,13 @@ class JobSpec:
         ),
     )  # fmt: skip
     held: bool = declare(False, JobField(copied=False))
+    start_after: dt.datetime | None = declare(
+        None,
+        JobField(
+            affects_placement=True, jobs_only=True, copied=False, if_null="as soon as possible",
+            help="Time (RFC 3339) before which it does not start. Its age in the queue counts from then.",
+        ),
+    )  # fmt: skip
     ignore_dependency_failure: bool = declare(
         False,
         JobField(
@@ -476,7 +484,9 @@ class JobSpec:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Complete the roles, and derive from them the number of tasks and the largest amounts of a task."""
+        """Read the time of a stored request. Complete the roles, and derive from them tasks and amounts."""
+        if isinstance(self.start_after, str):
+            object.__setattr__(self, "start_after", dt.datetime.fromisoformat(self.start_after))
         if not self.roles:
             return
         amounts = ("gpus_per_task", "cpu_milli", "memory_mib")
@@ -522,6 +532,13 @@ def roles_as_json(roles: Sequence[JobRole]) -> list[dict[str, Any]]:
         | {"command": list(role.command), "ports": list(role.ports)}
         for role in roles
     ]
+
+
+def json_value(value: Any) -> Any:
+    """Return the value of a scalar field as JSON: a time is RFC 3339 in UTC."""
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
+    return value
 
 
 def total_gpus(roles: Sequence[JobRole]) -> int:

@@ -32,7 +32,7 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _TEXT_FIELDS = frozenset({"command", "env"})
 FILLED_AS_TEXT = _TEXT_FIELDS | {"roles"}
 """Fields in which placeholders may be part of a text."""
-NOT_IN_TEMPLATES = frozenset({"kind", "template_version", "parameters", "resume_from", "held"})
+NOT_IN_TEMPLATES = frozenset({"kind", "template_version", "parameters", "resume_from", "held", "start_after"})
 
 
 class ParameterType(StrEnum):

@@ -1891,4 +1891,9 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.AddField(
+            model_name='job',
+            name='start_after',
+            field=models.DateTimeField(blank=True, help_text='It does not start before.', null=True),
+        ),
     ]

@@ -170,6 +170,7 @@ class Job(models.Model):
         null=True,
         help_text="Slots nominated by the scheduler: a list of [rank, node, [[GPU uuid, milli], ...]].",
     )
+    start_after = optional_time("It does not start before.")
     started_at = optional_time()
     ended_at = optional_time()
     attempt_count = models.PositiveIntegerField(default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import zoneinfo
 from typing import Any
 
@@ -20,6 +21,36 @@ def text_area(rows: int, **attrs: Any) -> forms.Textarea:
 
 def select_input(**attrs: Any) -> forms.Select:
     return forms.Select({"class": "form-select", **attrs})
+
+
+class LocalTimeField(forms.DateTimeField):
+    """A time that is typed in the time zone ``zone``, or with its offset from UTC; seconds are optional."""
+
+    zone: dt.tzinfo = dt.UTC
+    default_error_messages = {"invalid": "Enter a date and a time, such as 2027-03-01T08:00."}
+
+    def __init__(self, **options: Any) -> None:
+        attrs = {"class": "form-control", "type": "datetime-local", "step": "any"}
+        super().__init__(widget=forms.TextInput(attrs), **options)
+
+    def prepare_value(self, value: Any) -> Any:
+        try:
+            at = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
+        if at is None or at.tzinfo is None:
+            return value
+        here = at.astimezone(self.zone).replace(tzinfo=None)
+        return here.isoformat(timespec="seconds" if here.second else "minutes")
+
+    def to_python(self, value: Any) -> dt.datetime | None:
+        if value in self.empty_values:
+            return None
+        try:
+            at = dt.datetime.fromisoformat(str(value).strip())
+            return (at if at.tzinfo else at.replace(tzinfo=self.zone)).astimezone(dt.UTC)
+        except (ValueError, OverflowError):
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from None
 
 
 def password_field(autocomplete: str = "current-password", **options: Any) -> forms.CharField:

@@ -65,10 +65,10 @@ def preview_request(
     plan = decision.plan()
     start = next((start for start in plan.starts if start.job == request.job), None)
     verdict = next((verdict for verdict in plan.verdicts if verdict.job == request.job), None)
-    waits_for_others = verdict is not None and verdict.code is VerdictCode.DEPENDENCY
+    waits_anyway = verdict is not None and verdict.code in (VerdictCode.DEPENDENCY, VerdictCode.BEGIN_TIME)
     alternatives = (
         ()
-        if start or waits_for_others
+        if start or waits_anyway
         else decision.explainer.alternative_search.alternatives(decision.row(request.job))
     )
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)

@@ -160,7 +160,7 @@ def build_pending_row(
         project=ProjectId(row["project__public_id"]),
         user=UserId(row["owner__public_id"]),
         pools=(PoolId(row["pool__public_id"]),) if row["pool__public_id"] else all_pools,
-        submitted_s=row["submitted_s"],
+        submitted_s=max(row["submitted_s"], _start_after_s(row) or 0.0),
         tasks=row["tasks"],
         min_tasks=elastic_min_tasks(row["tasks"], row["min_tasks"]),
         held=row["held"],
@@ -184,16 +184,20 @@ def build_pending_row(
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:
-    """Return the end of the backoff after a failed start; None without one.
+    """Return the requested start time, or the end of the backoff after a failed start; None without one.
 
     Until the failure rules are applied to the last attempt, it is at least when that is due.
     """
     if row.get("awaits_failure_rule"):  # not in the row of a request
         return float(row["queued_s"] + LOG_WAIT.total_seconds())
     if row["reason"] not in BACKOFF_REASONS:
-        return None
+        return _start_after_s(row)
     delay_s = backoff_s(row["attempt_count"], row["retry_backoff_s"], row["retry_max_backoff_s"])
     return float(row["queued_s"] + delay_s)
+
+
+def _start_after_s(row: dict[str, Any]) -> float | None:
+    return row["start_after"].timestamp() if row["start_after"] else None
 
 
 ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]]

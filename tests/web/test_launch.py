@@ -331,3 +331,19 @@ def test_a_copied_request_for_several_models_keeps_them(dataset, client_of):
     assert "NVIDIA H200 or NVIDIA A100" in page
     plain = client_of("member").get(reverse("launch")).content.decode()
     assert "as requested" not in plain
+
+
+@pytest.mark.parametrize(
+    ("zone", "utc"), [("UTC", "08:30"), ("Europe/Berlin", "07:30"), ("Asia/Kolkata", "03:00")]
+)
+def test_a_start_time_is_typed_in_the_time_zone_of_the_user(dataset, typed, zone, utc):
+    user = dataset.people["m-okafor"]
+    user.timezone = zone
+    form = LaunchForm(user, typed | {"start_after": "2030-01-15T08:30"})
+    assert form.is_valid(), form.errors
+    assert f"{form.to_job_request().start_after:%Y-%m-%dT%H:%M%z}" == f"2030-01-15T{utc}+0000"
+    again = LaunchForm(user, initial={"start_after": "2030-01-15T07:30:00Z"})
+    assert f"{again['start_after'].value()}" == {"UTC": "2030-01-15T07:30", "Europe/Berlin": "2030-01-15T08:30",
+                                                 "Asia/Kolkata": "2030-01-15T13:00"}[zone]  # fmt: skip
+    wrong = LaunchForm(user, typed | {"start_after": "soon"})
+    assert "Enter a date and a time" in str(wrong.errors["start_after"])

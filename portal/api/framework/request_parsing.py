@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ FORBIDDEN_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL cannot store in text: the null character and unpaired surrogates."""
 STORABLE_PATTERN = r"[^\u0000]*"
 """The same rule as an OpenAPI pattern for strings without a narrower one; UTF-8 has no surrogates."""
+MIN_TIME_LENGTH = len("2027-03-01T08:00Z")
 MAX_EXACT_INTEGER = 2**53
 """Beyond this, floats do not represent every integer."""
 
@@ -149,6 +151,25 @@ class StrictBooleanField(serializers.BooleanField):
         if not isinstance(data, bool):
             self.fail("invalid", input=data)
         return data
+
+
+class StrictDateTimeField(serializers.DateTimeField):
+    """A time in RFC 3339: a JSON string with its offset from UTC, between the years 1970 and 9998."""
+
+    default_error_messages = {"invalid": "Must be a time with its offset, such as 2027-03-01T08:00:00+01:00."}
+
+    def to_internal_value(self, data: Any) -> dt.datetime:
+        try:
+            at = (
+                dt.datetime.fromisoformat(data)
+                if isinstance(data, str) and len(data) >= MIN_TIME_LENGTH
+                else None
+            )
+        except ValueError:
+            at = None
+        if at is None or at.tzinfo is None or not 1970 < at.year < dt.MAXYEAR:
+            self.fail("invalid")
+        return at.astimezone(dt.UTC).replace(microsecond=0)
 
 
 class QueryBooleanField(serializers.BooleanField):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from portal.access import visible_environments, visible_jobs, visible_projects
 from portal.api.framework.request_parsing import (
     StrictBooleanField,
     StrictCharField,
+    StrictDateTimeField,
     StrictFloatField,
     StrictIntegerField,
     StrictSerializer,
@@ -104,6 +106,8 @@ def build_body_field(rule: JobField) -> serializers.Field[Any, Any, Any, Any]:
     if rule.is_number:
         options |= {"min_value": rule.minimum, "max_value": rule.maximum}
         return StrictIntegerField(**options) if rule.value_type is int else StrictFloatField(**options)
+    if rule.value_type is dt.datetime:
+        return StrictDateTimeField(**options)
     return StrictCharField(max_length=rule.max_length, allow_blank=rule.default == "", **options)
 
 

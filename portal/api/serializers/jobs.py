@@ -530,6 +530,7 @@ class JobDetail(Job):
         allow_blank=True,
         help_text="Image of all attempts; blank if the first start sets it, or the job has no image.",
     )
+    start_after = serializers.DateTimeField(allow_null=True, help_text="It does not start before.")
     template = Reference(allow_null=True)
     template_version = serializers.IntegerField(
         allow_null=True, help_text="The version of the template on which it is based."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
+from django.utils import timezone
 
 from agents.launchers.checkout import CODE_DIR, KEY_FILE, TOKEN_FILE
 from portal.access import Permission, can, require_permission
@@ -18,6 +20,7 @@ from portal.domain.job_spec import (
     JobSpec,
     field_errors,
     job_fields,
+    json_value,
     placement_fields,
     roles_as_json,
     total_gpus,
@@ -55,6 +58,7 @@ RESERVED_VARIABLES = re.compile(
 )
 """The variables of a trial may be set, so that its job can be submitted again."""
 
+MAX_START_DELAY = dt.timedelta(days=366)
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_COMMAND_ARGUMENTS = 1000
 MAX_VARIABLES = 500
@@ -215,7 +219,7 @@ def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
 def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
     """Return the request as a query to the scheduler: columns of a Job by name, rows by public id."""
     columns = _job_columns(request)
-    body = {name: columns[name] for name in placement_fields(type(request))}
+    body = {name: json_value(columns[name]) for name in placement_fields(type(request))}
     body |= {name: columns[name].public_id for name in ("project", "environment")}
     body["pool"] = request.pool.public_id if request.pool else None
     body["template"] = request.template.public_id if request.template else None
@@ -455,6 +459,8 @@ def _variables_error(variables: Mapping[str, object]) -> str | None:
 
 def _number_errors(request: JobRequest) -> dict[str, str]:
     wrong: dict[str, str] = {}
+    if request.start_after and request.start_after > timezone.now() + MAX_START_DELAY:
+        wrong["start_after"] = f"Must be within {MAX_START_DELAY.days} days."
     if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
         wrong["min_tasks"] = "Must be between 1 and the number of tasks."
     if request.mig_profile and request.milli_per_gpu != 1000:

@@ -71,6 +71,8 @@ def check_deployment(user: User, deployment: Deployment) -> Deployment:
         wrong["dependencies"] = "A service cannot have dependencies."
     if request.held:
         wrong["held"] = "A service cannot be held; stop it."
+    if request.start_after:
+        wrong["start_after"] = "A service cannot have a start time."
     if wrong:
         raise InvalidRequest(fields=wrong)
     request = replace(request, kind=JobKind.SERVICE.value)

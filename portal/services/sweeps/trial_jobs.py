@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from portal.domain.job_spec import job_fields
+from portal.domain.job_spec import job_fields, json_value, roles_as_json
 from portal.domain.sweeps import Value, fill_command, trial_variables
 from portal.models import Job, Sweep
 from portal.services.jobs.checkpoints import newest_of_job
@@ -16,7 +16,12 @@ from portal.services.jobs.submission import JobRequest
 def request_fields(request: JobRequest) -> dict[str, Any]:
     """Return the fields of a request as JSON, without the rows that it refers to."""
     found = {name: getattr(request, name) for name, rule in job_fields().items() if rule.copied}
-    return found | {"command": list(request.command), "volumes": list(request.volumes)}
+    return found | {
+        "command": list(request.command),
+        "volumes": list(request.volumes),
+        "roles": roles_as_json(request.roles),
+        "start_after": json_value(request.start_after),
+    }
 
 
 def base_request(sweep: Sweep) -> JobRequest:

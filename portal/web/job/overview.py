@@ -348,6 +348,8 @@ SHOWN_ELSEWHERE = {
 
 
 def _request_text(value: Any) -> str:
+    if isinstance(value, dt.datetime):
+        return f"{value.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value in (None, "") else json.dumps(value) if isinstance(value, dict) else str(value)

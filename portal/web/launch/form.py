@@ -37,8 +37,8 @@ from portal.services.jobs.dependencies import unknown_job_message
 from portal.services.jobs.submission import JobRequest
 from portal.services.jobs.templates import check_template_version
 from portal.services.serving.services import Deployment, ModelReference
-from portal.web.display.formatting import MAX_DIGITS
-from portal.web.form_fields import select_input, text_area, text_input
+from portal.web.display.formatting import MAX_DIGITS, time_zone
+from portal.web.form_fields import LocalTimeField, select_input, text_area, text_input
 from portal.web.launch.data_fields import DataForm
 from portal.web.launch.launcher_fields import build_launcher_fields, launcher_options, option_field_name
 from portal.web.launch.roles import RoleFormSet, parse_command
@@ -163,6 +163,9 @@ class LaunchForm(DataForm):
         widget=text_input(placeholder="no limit"),
         help_text="Such as 90 min, 12 h, 2 d.",
     )
+    start_after = LocalTimeField(
+        label="Start after", required=False, help_text="In your time zone. Empty: as soon as possible."
+    )
     launcher = forms.ChoiceField(
         label="Launcher", required=False, widget=select_input(), initial="none",
         choices=[(name, each.label) for name, each in LAUNCHERS.items()],
@@ -213,6 +216,8 @@ class LaunchForm(DataForm):
         posted = data if data is not None and "roles-TOTAL_FORMS" in data else None
         self.roles = RoleFormSet(posted, prefix="roles", initial=(initial or {}).get("roles"))
         self.user = user
+        start_after: Any = self.fields["start_after"]
+        start_after.zone = time_zone(user.timezone)
         self._set_queryset("project", launchable_projects(user))
         self._set_queryset("environment", visible_environments(user).filter(enabled=True).order_by("title"))
         self._set_queryset("pool", NodePool.objects.order_by("name"))

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.utils import timezone
+
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.job_spec import job_fields
 from portal.engine_client import query_would_start
@@ -166,6 +168,8 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
     """Estimate from free GPUs only, without queue and quota: it says "fits", not "starts"."""
     needed = request.min_tasks * request.gpus_per_task if request.min_tasks else request.total_gpus
     total = needed * request.milli_per_gpu
+    if request.start_after and request.start_after > timezone.now():
+        return LaunchPreview("waits", "It would wait", "It does not start before its start time.")
     if any(is_live(job) for job in request.dependencies):
         return LaunchPreview("waits", "It would wait", "It starts after its dependencies.")
     if needed == 0:
