@@ -40,6 +40,7 @@ from portal.models import (
     Project,
     Quota,
     Reservation,
+    Schedule,
     Secret,
     Service,
     Sweep,
@@ -180,7 +181,7 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
     match obj:
         case Job():
             return _can_access_job(requester, verb, obj)
-        case Sweep():
+        case Sweep() | Schedule():
             return _can_access_sweep(requester, verb, obj)
         case Service():
             return _can_access_service(requester, verb, obj)
@@ -249,7 +250,7 @@ def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job)
     )
 
 
-def _can_access_sweep(user: User, verb: Permission, sweep: Sweep) -> bool:
+def _can_access_sweep(user: User, verb: Permission, sweep: Sweep | Schedule) -> bool:
     """Apply the rules of a job: its owner and managers control it, who sees the project views it."""
     role = None if user.is_admin else role_in(user, sweep.project)
     if user.is_admin or verb is Permission.VIEW:
@@ -379,6 +380,10 @@ def visible_plans(requester: Requester) -> QuerySet[PipelinePlan]:
 
 def visible_sweeps(requester: Requester) -> QuerySet[Sweep]:
     return _of_own_projects(requester, Sweep.objects.all())
+
+
+def visible_schedules(requester: Requester) -> QuerySet[Schedule]:
+    return _of_own_projects(requester, Schedule.objects.all())
 
 
 def visible_services(requester: Requester) -> QuerySet[Service]:

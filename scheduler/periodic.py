@@ -14,7 +14,17 @@ from portal.domain.formatting import format_duration
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.services import unready_message, unresponsive_message
 from portal.domain.states import AttemptState, JobKind, NodeState
-from portal.models import Attempt, BrowserSession, Cycle, EngineQuery, Forecast, Node, OutboxMessage, Task
+from portal.models import (
+    Attempt,
+    BrowserSession,
+    Cycle,
+    EngineQuery,
+    Forecast,
+    Node,
+    OutboxMessage,
+    ScheduleRun,
+    Task,
+)
 from portal.outbox import send_outbox_rows
 from portal.selectors.jobs.time_limits import attempts_with_limit
 from portal.services.cluster import recovery, reservations
@@ -39,6 +49,7 @@ OUTBOX_AFTER_S = 1
 OUTBOX_RETENTION = dt.timedelta(hours=1)
 CYCLE_RETENTION = dt.timedelta(days=14)
 QUERY_RETENTION = dt.timedelta(hours=1)
+SCHEDULE_RUN_RETENTION = dt.timedelta(days=180)
 MAX_DELETED = 20_000
 
 
@@ -169,6 +180,7 @@ def delete_old_rows() -> None:
         Cycle.objects.filter(started_at__lt=now - CYCLE_RETENTION),
         Forecast.objects.filter(made_at__lt=now - RETENTION),
         EngineQuery.objects.filter(asked_at__lt=now - QUERY_RETENTION),
+        ScheduleRun.objects.filter(due_at__lt=now - SCHEDULE_RUN_RETENTION),
     ):
         ids = list(rows.order_by("pk").values_list("pk", flat=True)[:MAX_DELETED])
         rows.model._default_manager.filter(pk__in=ids).delete()

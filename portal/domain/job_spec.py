@@ -468,7 +468,7 @@ class JobSpec:
         ),
     )  # fmt: skip
     held: bool = declare(False, JobField(copied=False))
-    start_after: dt.datetime | None = declare(
+    start_after: dt.datetime | None = declare(  # noqa: RUF009 - a field, as the others
         None,
         JobField(
             affects_placement=True, jobs_only=True, copied=False, if_null="as soon as possible",
@@ -485,8 +485,9 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         """Read the time of a stored request. Complete the roles, and derive from them tasks and amounts."""
-        if isinstance(self.start_after, str):
-            object.__setattr__(self, "start_after", dt.datetime.fromisoformat(self.start_after))
+        start_after: object = self.start_after
+        if isinstance(start_after, str):
+            object.__setattr__(self, "start_after", dt.datetime.fromisoformat(start_after))
         if not self.roles:
             return
         amounts = ("gpus_per_task", "cpu_milli", "memory_mib")
@@ -532,6 +533,17 @@ def roles_as_json(roles: Sequence[JobRole]) -> list[dict[str, Any]]:
         | {"command": list(role.command), "ports": list(role.ports)}
         for role in roles
     ]
+
+
+def time_error(value: object) -> str | None:
+    """Return what is wrong with a time in RFC 3339, or None."""
+    try:
+        at = dt.datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None or not 1970 < at.year < dt.MAXYEAR:
+        return "Must be a time with its offset, such as 2027-03-01T08:00:00+01:00."
+    return None
 
 
 def json_value(value: Any) -> Any:

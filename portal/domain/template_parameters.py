@@ -6,6 +6,7 @@ Any other field that is exactly one placeholder gets the value with its type.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from portal.domain.job_spec import JobField, job_fields
+from portal.domain.job_spec import JobField, job_fields, time_error
 from portal.domain.sweeps import (
     MAX_PARAMETERS,
     PLACEHOLDER,
@@ -254,7 +255,7 @@ def template_errors(fields: object, parameters: object) -> dict[str, str]:
         return {"fields": error}
     filled = fill_fields(fields, {each.name: each.default for each in declared})
     for name, value in filled.items():
-        if error := _field_error(known[name], value):
+        if error := field_error(known[name], value):
             return {"fields": f"{name}: {error}"}
     return {}
 
@@ -276,11 +277,13 @@ def shell_error(fields: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _field_error(rule: JobField, value: object) -> str | None:
+def field_error(rule: JobField, value: object) -> str | None:
     """Return what is wrong with a field; nested ones are checked when the job is submitted."""
     if rule.is_scalar:
         if value is None and rule.nullable:
             return None
+        if rule.value_type is dt.datetime:
+            return time_error(value)
         accepted = (int, float) if rule.value_type is float else rule.value_type
         if not isinstance(value, accepted) or (isinstance(value, bool) and rule.value_type is not bool):
             return f"Must be {rule.value_type.__name__}."

@@ -1896,4 +1896,62 @@ class Migration(migrations.Migration):
             name='start_after',
             field=models.DateTimeField(blank=True, help_text='It does not start before.', null=True),
         ),
+        migrations.CreateModel(
+            name='Schedule',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(max_length=100)),
+                ('job', models.JSONField(help_text='Fields of the job request (JobSpec).')),
+                ('cron', models.CharField(max_length=100)),
+                ('time_zone', models.CharField(default='UTC', max_length=64)),
+                ('overlap', models.CharField(default='skip', max_length=8)),
+                ('enabled', models.BooleanField(default=True)),
+                ('notice', models.CharField(blank=True, db_default='', default='', help_text='Why Fairway disabled it; blank: it did not.', max_length=1000)),
+                ('next_at', models.DateTimeField(blank=True, help_text='When its job is due next; null: disabled.', null=True)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('environment', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.environment')),
+                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='schedules', to=settings.AUTH_USER_MODEL)),
+                ('pool', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='schedules', to='portal.project')),
+                ('template', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.template')),
+            ],
+            options={
+                'ordering': ['-id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='ScheduleRun',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('due_at', models.DateTimeField()),
+                ('at', models.DateTimeField(auto_now_add=True)),
+                ('message', models.CharField(blank=True, db_default='', default='', help_text='Why no job was submitted, or that it was late.', max_length=1000)),
+                ('job', models.OneToOneField(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='schedule_run', to='portal.job')),
+                ('schedule', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='runs', to='portal.schedule')),
+            ],
+            options={
+                'ordering': ['-due_at'],
+            },
+        ),
+        migrations.AddIndex(
+            model_name='schedule',
+            index=models.Index(fields=['project', '-id'], name='schedule_by_project'),
+        ),
+        migrations.AddIndex(
+            model_name='schedule',
+            index=models.Index(condition=models.Q(('enabled', True)), fields=['next_at'], name='schedule_due'),
+        ),
+        migrations.AddConstraint(
+            model_name='schedule',
+            constraint=models.CheckConstraint(condition=models.Q(('overlap__in', ['skip', 'allow', 'replace'])), name='schedule_overlap'),
+        ),
+        migrations.AddConstraint(
+            model_name='schedule',
+            constraint=models.CheckConstraint(condition=models.Q(('enabled', True), ('next_at', None), _connector='XOR'), name='schedule_next_at'),
+        ),
+        migrations.AddConstraint(
+            model_name='schedulerun',
+            constraint=models.UniqueConstraint(fields=('schedule', 'due_at'), name='schedule_run_once'),
+        ),
     ]

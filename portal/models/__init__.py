@@ -25,6 +25,7 @@ from portal.models.scheduler import (
     OutboxMessage,
     SchedulerCounters,
 )
+from portal.models.schedules import Schedule, ScheduleRun
 from portal.models.secrets import RegistryLogin, Secret
 from portal.models.services import Service, ServiceReplica, ServiceVersion
 from portal.models.sweeps import Sweep, Trial, TrialReport

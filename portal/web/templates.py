@@ -29,6 +29,7 @@ from portal.selectors.jobs.jobs import get_job
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.templates import gallery_templates, get_template
+from portal.services.jobs.job_document import request_body
 from portal.services.jobs.submission import request_from_job
 from portal.services.jobs.templates import CONTENT, TemplateInput, do_save_template
 from portal.services.yaml_input import MAX_BYTES, load_yaml
@@ -37,7 +38,6 @@ from portal.web.display.formatting import parse_whole_number
 from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects, parameter_field_name
 from portal.web.launch.spec_fields import build_field
-from portal.web.launch.views import rest_body
 from portal.web.sign_in import add_service_errors
 from portal.web.views import form_page, page
 
@@ -242,7 +242,7 @@ def _edit(request: HttpRequest, user: User, row: Template | None, initial: dict[
 def _initial_from_job(user: User, public_id: str) -> dict[str, Any]:
     """Return a job as initial values; variables only where the user may read them, volumes and secrets never."""
     job = get_job(user, public_id)
-    body = rest_body(request_from_job(job))
+    body = request_body(request_from_job(job))
     if private_fields(user, job).env is None:
         body = {name: value for name, value in body.items() if name not in ("env", "rank_overrides")}
     skipped = NOT_FROM_JOBS | NOT_IN_TEMPLATES

@@ -65,6 +65,8 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     | dict.fromkeys(("env", "secrets", "rank_overrides"), CONTROLLERS),
     models.Sweep: dict.fromkeys(("name", "message", "metric", "parameters", "points"), INSIDE)
     | {"job": CONTROLLERS},
+    models.Schedule: dict.fromkeys(("name", "cron", "notice"), INSIDE) | {"job": CONTROLLERS},
+    models.ScheduleRun: {"message": INSIDE},
     models.Trial: dict.fromkeys(("message", "parameters"), INSIDE),
     models.LayerProfile: {"name": INSIDE},
     models.ProfileRun: dict.fromkeys(("name", "error"), INSIDE),
@@ -168,6 +170,7 @@ OTHERS: dict[str, str] = {
     "Task": "state container ports gang_address gang_ports eviction_reason",
     "Service": "access state",
     "ServiceVersion": "state",
+    "Schedule": "overlap time_zone",
     "Sweep": "searcher direction state",
     "Trial": "state search_state",
     "Template": "kind category scope",

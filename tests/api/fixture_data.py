@@ -30,6 +30,8 @@ from portal.models import (
     OrphanContainer,
     Project,
     Quota,
+    Schedule,
+    ScheduleRun,
     Service,
     ServiceReplica,
     ServiceVersion,
@@ -247,6 +249,12 @@ def work_of(
         name="tune", owner=owner, project=project, environment=batch, job={"name": "tune", "command": ["true"]},
         parameters={"lr": [0.1, 0.2]}, metric="loss", max_trials=1, seed=1,
     )  # fmt: skip
+    work["schedule"] = Schedule.objects.create(
+        name="nightly", owner=owner, project=project, environment=batch, cron="0 6 * * *",
+        job={"name": "nightly", "command": ["true"], "tasks": 1, "gpus_per_task": 1},
+        next_at=timezone.now() + dt.timedelta(days=1),
+    )  # fmt: skip
+    ScheduleRun.objects.create(schedule=work["schedule"], due_at=timezone.now(), job=work["job"])
     trial = Trial.objects.create(
         sweep=work["sweep"],
         number=0,

@@ -36,6 +36,7 @@ BY_KIND = JOBS | WORKSPACES
 JOB = {"name": "more", "project": "vision", "environment": "batch", "command": ["true"]}
 LAB = {"name": "more", "project": "vision", "environment": "lab"}
 SERVICE = {"job": {**JOB, "name": "served", "command": ["serve"]}, "readiness_path": "/health"}
+SCHEDULE = {"job": JOB, "cron": "0 6 * * *", "time_zone": "Europe/Berlin"}
 SWEEP = {
     "job": {**JOB, "command": ["train", "{lr}"]},
     "searcher": "grid",
@@ -277,6 +278,13 @@ ROWS = [
         409,
         scope=JOBS,
     ),
+    Row("jobs_spec", "get", "jobs/{job}/spec.yaml", INSIDE),
+    Row("schedules_list", "get", "schedules/", EVERYBODY),
+    Row("schedules_create", "post", "schedules/", WORKERS, SCHEDULE, 201, hidden=422, scope=JOBS),
+    Row("schedules_get", "get", "schedules/{schedule}/", INSIDE),
+    Row("schedules_change", "patch", "schedules/{schedule}/", CONTROLLERS, {"overlap": "allow"}, scope=JOBS),
+    Row("schedules_delete", "delete", "schedules/{schedule}/", CONTROLLERS, None, 204, scope=JOBS),
+    Row("schedules_runs", "get", "schedules/{schedule}/runs/", INSIDE),
     Row("sweeps_list", "get", "sweeps/", EVERYBODY),
     Row("sweeps_create", "post", "sweeps/", WORKERS, SWEEP, 201, hidden=422, scope=JOBS),
     Row("sweeps_import", "post", "sweeps/import/", WORKERS, EXPERIMENT, 201, hidden=422, scope=JOBS),

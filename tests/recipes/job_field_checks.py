@@ -12,6 +12,7 @@ from portal.api.jobs.job_requests import JobBody
 from portal.domain.job_spec import placement_fields
 from portal.errors import InvalidRequest
 from portal.models import ClusterSettings, Gpu, Job
+from portal.services.jobs.job_document import request_body, to_yaml
 from portal.services.jobs.submission import (
     JobRequest,
     do_submit_job,
@@ -21,7 +22,6 @@ from portal.services.jobs.submission import (
 )
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_job
-from portal.web.launch.views import rest_body, yaml_example
 from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.snapshot.decision_input import take_snapshot
@@ -56,13 +56,13 @@ def check_interfaces(cluster: dict[str, Any], name: str, value: float, invalid: 
     request = form.to_job_request()
     assert getattr(request, name) == value
 
-    wrong = JobBody(data=rest_body(request) | {name: invalid})
+    wrong = JobBody(data=request_body(request) | {name: invalid})
     assert not wrong.is_valid()
     assert wrong.errors.keys() == {name}
-    body = JobBody(data=rest_body(request))
+    body = JobBody(data=request_body(request))
     assert body.is_valid(), body.errors
     assert body.validated_data[name] == value
-    assert f"{name}: {value}\n" in yaml_example(rest_body(request)) + "\n"
+    assert f"{name}: {value}\n" in to_yaml(request_body(request))
 
     with pytest.raises(InvalidRequest) as refused:
         validate_request(owner, replace(request, **{name: invalid}))

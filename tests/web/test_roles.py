@@ -10,10 +10,10 @@ from django.urls import reverse
 
 from portal.domain.job_spec import JobRole
 from portal.models import Job
+from portal.services.jobs.job_document import request_body, to_yaml
 from portal.services.jobs.logs import write_log_bytes
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_job
-from portal.web.launch.views import rest_body, yaml_example
 from tests import factories
 from tests.web.dataset import start
 
@@ -84,7 +84,7 @@ def test_the_review_leaves_out_what_roles_take_from_the_job(dataset, roles) -> N
     form = LaunchForm(dataset.people["m-okafor"], roles)
     assert form.is_valid(), form.errors
     request = form.to_job_request()
-    body = rest_body(request)
+    body = request_body(request)
     assert "tasks" not in body and body["completion_role"] == "chief"
     assert body["roles"] == [
         {"name": "chief", "command": ["python", "train.py", "--name", "two words"], "ports": ["grpc", "http"]},
@@ -93,7 +93,7 @@ def test_the_review_leaves_out_what_roles_take_from_the_job(dataset, roles) -> N
             "gpus_per_task": 1, "cpu_milli": 500, "memory_mib": 1024, "start_order": 1, "may_fail": True,
         },
     ]  # fmt: skip
-    assert 'roles:\n  - {"name": "chief"' in yaml_example(body)
+    assert "roles:\n- name: chief" in to_yaml(body)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,9 @@ def test_a_wrong_sweep_is_refused_on_the_form(
 def test_the_preview_shows_the_sweep_for_scripts(client_of: Any, typed: dict[str, str]) -> None:
     answer = client_of("member").post(reverse("launch-check"), typed | ASHA)
     shown = html.unescape(answer.content.decode())
-    assert "POST /api/v1/sweeps" in shown and '"searcher": "asha"' in shown and 'metric: "loss"' in shown
+    assert (
+        "$FAIRWAY_URL/api/v1/sweeps/" in shown and '"searcher": "asha"' in shown and "metric: loss" in shown
+    )
 
 
 def test_a_form_without_a_searcher_submits_one_job(client_of: Any, typed: dict[str, str]) -> None:

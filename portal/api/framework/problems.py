@@ -6,6 +6,7 @@ import http
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
@@ -15,6 +16,7 @@ from redis.exceptions import RedisError
 from rest_framework import exceptions
 
 from portal.errors import FairwayError, InvalidRequest, MalformedRequest, ServiceUnavailable, Unauthenticated
+from portal.services.yaml_input import line_of
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +71,13 @@ def problem_response(
     return answer
 
 
-def response_for(failure: Exception) -> HttpResponse | None:
-    """Return the response for an exception; None for an unexpected one."""
+def response_for(failure: Exception, lines: Mapping[str, int] | None = None) -> HttpResponse | None:
+    """Return the response for an exception; None for an unexpected one. ``lines`` are those of a YAML body."""
     match failure:
         case FairwayError():
-            return _error_response(failure)
+            return _error_response(failure, lines or {})
         case exceptions.ValidationError():
-            errors = list(field_errors(failure.detail))
+            errors = [_with_line(each, lines or {}) for each in field_errors(failure.detail)]
             message = " ".join(dict.fromkeys(error["message"] for error in errors))
             return problem_response(400, "invalid", message or "The request is not valid.", errors=errors)
         case exceptions.Throttled():
@@ -110,7 +112,7 @@ def response_for_status(status: int) -> HttpResponse:
     return problem_response(status, code, MESSAGES.get(status, http.HTTPStatus(status).phrase + "."))
 
 
-def _error_response(refusal: FairwayError) -> HttpResponse:
+def _error_response(refusal: FairwayError, lines: Mapping[str, int] = MappingProxyType({})) -> HttpResponse:
     headers: dict[str, str] = {}
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(refusal.retry_after_s)
@@ -121,6 +123,7 @@ def _error_response(refusal: FairwayError) -> HttpResponse:
     errors = None
     if isinstance(refusal, InvalidRequest) and refusal.fields:
         errors = [_field_error(field, refusal.code, message) for field, message in refusal.fields.items()]
+        errors = [_with_line(each, lines) for each in errors]
     shapeless = isinstance(refusal, MalformedRequest)
     status = UNPROCESSABLE if isinstance(refusal, InvalidRequest) and not shapeless else refusal.status
     return problem_response(
@@ -140,6 +143,12 @@ def field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
             yield from field_errors(inner, path)
     else:
         yield _field_error(path, str(getattr(detail, "code", "invalid")), str(detail))
+
+
+def _with_line(error: dict[str, str], lines: Mapping[str, int]) -> dict[str, str]:
+    """Return the error with the line of its field in a YAML body, if it is there."""
+    line = line_of(error["field"], lines)
+    return error | {"message": f"{error['message']} (line {line})"} if line else error
 
 
 def _field_error(field: str, code: str, message: str) -> dict[str, str]:

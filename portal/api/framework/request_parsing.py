@@ -13,7 +13,10 @@ from django.http import QueryDict
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
 
+from portal.domain.job_spec import time_error
+from portal.errors import InvalidRequest
 from portal.models.public_id import MAX_NAME_LENGTH, NAME_PATTERN, slug_validator
+from portal.services.yaml_input import load_yaml_document
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 16
@@ -21,7 +24,6 @@ FORBIDDEN_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL cannot store in text: the null character and unpaired surrogates."""
 STORABLE_PATTERN = r"[^\u0000]*"
 """The same rule as an OpenAPI pattern for strings without a narrower one; UTF-8 has no surrogates."""
-MIN_TIME_LENGTH = len("2027-03-01T08:00Z")
 MAX_EXACT_INTEGER = 2**53
 """Beyond this, floats do not represent every integer."""
 
@@ -49,6 +51,30 @@ class StrictJson(BaseParser):
         return parse_json(raw)
 
 
+class StrictYaml(BaseParser):
+    """YAML with the content of JSON; ``lines_of_body`` of the view gets the line of each key."""
+
+    media_type = "application/yaml"
+
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return the parsed body. Raise ParseError with a message, or PayloadTooLarge."""
+        raw = stream.read(MAX_BODY_BYTES + 1)
+        if len(raw) > MAX_BODY_BYTES:
+            raise PayloadTooLarge
+        try:
+            value, lines = load_yaml_document(raw.decode("utf-8"), "body")
+        except UnicodeDecodeError as wrong:
+            raise exceptions.ParseError("The body is not UTF-8.") from wrong
+        except InvalidRequest as refusal:
+            raise exceptions.ParseError(refusal.message) from refusal
+        _check_storable(value)
+        if parser_context:
+            parser_context["view"].lines_of_body = lines
+        return value
+
+
 def parse_json(raw: bytes) -> Any:
     """Parse JSON bytes. Raise ParseError."""
     try:
@@ -69,14 +95,20 @@ class StrictSerializer(serializers.Serializer[Any]):
     """A serializer for input that refuses unknown fields."""
 
     def to_internal_value(self, data: Any) -> Any:
-        """Return validated values; each unknown name is an error of its own."""
-        if isinstance(data, Mapping):
-            unknown = [str(name) for name in data if name not in self.fields]
-            if unknown:
-                raise exceptions.ValidationError(
-                    {name: exceptions.ErrorDetail("Unknown field.", code="unknown") for name in unknown[:20]}
-                )
-        return super().to_internal_value(data)
+        """Return validated values; each unknown name is an error of its own, beside those of the values."""
+        unknown = [str(name) for name in data if name not in self.fields] if isinstance(data, Mapping) else []
+        wrong: dict[str, Any] = {
+            name: exceptions.ErrorDetail("Unknown field.", code="unknown") for name in unknown[:20]
+        }
+        try:
+            values = super().to_internal_value(data)
+        except exceptions.ValidationError as refusal:
+            if not isinstance(refusal.detail, dict):
+                raise
+            wrong = {**refusal.detail, **wrong}
+        if wrong:
+            raise exceptions.ValidationError(wrong)
+        return values
 
 
 class StrictCharField(serializers.CharField):
@@ -154,22 +186,13 @@ class StrictBooleanField(serializers.BooleanField):
 
 
 class StrictDateTimeField(serializers.DateTimeField):
-    """A time in RFC 3339: a JSON string with its offset from UTC, between the years 1970 and 9998."""
-
-    default_error_messages = {"invalid": "Must be a time with its offset, such as 2027-03-01T08:00:00+01:00."}
+    """A time in RFC 3339: a JSON string with its offset from UTC."""
 
     def to_internal_value(self, data: Any) -> dt.datetime:
-        try:
-            at = (
-                dt.datetime.fromisoformat(data)
-                if isinstance(data, str) and len(data) >= MIN_TIME_LENGTH
-                else None
-            )
-        except ValueError:
-            at = None
-        if at is None or at.tzinfo is None or not 1970 < at.year < dt.MAXYEAR:
-            self.fail("invalid")
-        return at.astimezone(dt.UTC).replace(microsecond=0)
+        """Return the time in UTC, without fractions of a second."""
+        if error := time_error(data):
+            raise exceptions.ValidationError(error, code="invalid")
+        return dt.datetime.fromisoformat(data).astimezone(dt.UTC).replace(microsecond=0)
 
 
 class QueryBooleanField(serializers.BooleanField):

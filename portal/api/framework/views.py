@@ -181,6 +181,8 @@ class ApiView(APIView):
 
     query: dict[str, Any]
     body: dict[str, Any]
+    lines_of_body: Mapping[str, int] = {}
+    """Line of each key of a YAML body by its path."""
     request: Request
 
     # -- for methods ---------------------------------------------------------------------------
@@ -230,6 +232,10 @@ class ApiView(APIView):
     def require_scope_of(self, job: Job) -> None:
         """Raise Forbidden unless the token, if any, has the scope of the job's kind."""
         self._require_scope(Scope.WORKSPACES if job.kind == JobKind.WORKSPACE.value else Scope.JOBS)
+
+    def require_scope(self, scope: Scope) -> None:
+        """Raise Forbidden unless the token, if any, has this scope, too."""
+        self._require_scope(scope)
 
     def if_match(self, etag: str) -> bool:
         """Return whether If-Match matches ``etag``. Raise PreconditionRequired without the header."""
@@ -297,7 +303,7 @@ class ApiView(APIView):
 
     def handle_exception(self, exc: Exception) -> Any:
         """Return every failure as a problem; unexpected ones are logged without exposing a traceback."""
-        answer = problems.response_for(exc)
+        answer = problems.response_for(exc, self.lines_of_body)
         if answer is None:
             log.exception("unforeseen while serving %s %r", self.request.method, self.request.path)
             answer = problems.response_for_status(500)
@@ -372,7 +378,7 @@ def status_description(code: int) -> str:
         409: "The current state of the object does not allow this.",
         412: "The object was changed since it was read; `details.current` is the current version.",
         413: "The body is too large.",
-        415: "The body must be application/json.",
+        415: "The body must be application/json, or another type that this document names.",
         422: "The request is well-formed, but refers to an object that does not exist, contradicts itself, or could "
         "never run on this cluster; `details` may contain the nearest request that could.",
         428: "If-Match is missing.",

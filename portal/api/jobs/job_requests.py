@@ -199,7 +199,7 @@ class WorkspaceBody(SubmitBody):
 class JobBody(SubmitBody):
     """A new job."""
 
-    kinds: tuple[JobKind, ...] = (JobKind.TRAINING,)
+    kinds: tuple[JobKind, ...] = (JobKind.TRAINING, JobKind.WORKSPACE)
     command = command_field("Argument list; not interpreted by a shell.")
     roles = JobRoleBody(
         many=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.api.framework.pagination import NEWEST, OLDEST, Order
-from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField
+from portal.api.framework.request_parsing import (
+    QueryBooleanField,
+    StrictCharField,
+    StrictJson,
+    StrictYaml,
+)
 from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, submit_response
 from portal.api.serializers import jobs as representations
@@ -35,6 +41,8 @@ from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.job_document import request_body, to_yaml
+from portal.services.jobs.submission import request_from_job
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
 
@@ -133,6 +141,8 @@ def represent_current_job(user: User, row: Job) -> dict[str, Any]:
 
 
 class JobsView(SignedInView):
+    parser_classes = [StrictJson, StrictYaml]
+
     @_read("jobs_list", "List jobs", query=JobsQuery, response=[representations.Job])
     def get(self, request: Request) -> HttpResponse:
         rows = list_jobs(self.user, build_filter(self.query))
@@ -149,10 +159,13 @@ class JobsView(SignedInView):
         rate=rate_limits.JOB_SUBMITS,
         idempotent=True,
         detail="A request that could never run on this cluster is rejected with 422 and the nearest request that "
-        "could. After 201 the job is stored durably.",
+        "could. After 201 the job is stored durably. The body may be YAML with the same fields. A token also needs "
+        "the scope `workspaces` for the kind workspace.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new job, PENDING."""
+        if self.body.get("kind") == JobKind.WORKSPACE.value:
+            self.require_scope(Scope.WORKSPACES)
         return submit_response(self, JobBody, represent_current_job)
 
 
@@ -160,6 +173,33 @@ class JobView(SignedInView):
     @_read("jobs_get", "Get a job", response=representations.JobDetail)
     def get(self, request: Request, job: str) -> HttpResponse:
         return self.json_response(represent_job(self.user, get_job(self.user, job)))
+
+
+class JobSpecView(SignedInView):
+    @_read(
+        "jobs_spec",
+        "Get the request of a job as YAML",
+        response=str,
+        media_type="application/yaml",
+        detail="It can be submitted again with `POST jobs/`. For users who may not control the job, variables and "
+        "secrets are left out, and named in a comment.",
+    )
+    def get(self, request: Request, job: str) -> HttpResponse:
+        row = get_job(self.user, job)
+        answer = HttpResponse(job_yaml(self.user, row), content_type="application/yaml; charset=utf-8")
+        answer["Content-Disposition"] = f'inline; filename="{row.public_id}.yaml"'
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+
+def job_yaml(user: User, row: Job) -> str:
+    """Return the request of a job as YAML, without what the user may not read."""
+    private = private_fields(user, row)
+    body = request_body(replace(request_from_job(row), start_after=row.start_after))
+    hidden = [name for name in ("env", "secrets", "rank_overrides") if getattr(private, name) is None]
+    left_out = [name for name in hidden if body.pop(name, None)]
+    remark = f"# Left out, because you may not control this job: {', '.join(left_out)}.\n" if left_out else ""
+    return remark + to_yaml(body)
 
 
 class JobEventsView(SignedInView):

@@ -8,7 +8,7 @@ from typing import Any
 
 from portal.domain.job_spec import job_fields, json_value, roles_as_json
 from portal.domain.sweeps import Value, fill_command, trial_variables
-from portal.models import Job, Sweep
+from portal.models import Job, Schedule, Sweep
 from portal.services.jobs.checkpoints import newest_of_job
 from portal.services.jobs.submission import JobRequest
 
@@ -24,10 +24,10 @@ def request_fields(request: JobRequest) -> dict[str, Any]:
     }
 
 
-def base_request(sweep: Sweep) -> JobRequest:
-    """Return the request of a sweep with placeholders in its command."""
-    rows = {name: getattr(sweep, name) for name in ("project", "environment", "pool", "template")}
-    known = {name: value for name, value in sweep.job.items() if name in job_fields()}
+def base_request(row: Sweep | Schedule) -> JobRequest:
+    """Return the stored request of a sweep, with placeholders in its command, or of a schedule."""
+    rows = {name: getattr(row, name) for name in ("project", "environment", "pool", "template")}
+    known = {name: value for name, value in row.job.items() if name in job_fields()}
     return JobRequest(**known, **rows)
 
 

@@ -81,6 +81,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("new-template", "edit-template"),
         ),
         NavItem("Sweeps", "sweeps", "sweep", "y", help="sweeps", active_views=("sweep", "import-sweep")),
+        NavItem("Schedules", "schedules", "again", "b", help="schedules", active_views=("schedule",)),
     ),
     "Cluster": (
         NavItem(

@@ -14,6 +14,7 @@ from django.http import QueryDict
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.domain.job_spec import MAX_PROGRAM_LENGTH, JobSpec, job_fields
+from portal.domain.schedules import ScheduleSpec
 from portal.domain.services import ACCESS_LABELS, ServiceSpec, mlflow_command
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
 from portal.domain.sweeps import (
@@ -42,7 +43,12 @@ from portal.web.form_fields import LocalTimeField, select_input, text_area, text
 from portal.web.launch.data_fields import DataForm
 from portal.web.launch.launcher_fields import build_launcher_fields, launcher_options, option_field_name
 from portal.web.launch.roles import RoleFormSet, parse_command
-from portal.web.launch.spec_fields import build_field, build_spec_fields, request_values
+from portal.web.launch.spec_fields import (
+    build_field,
+    build_schedule_fields,
+    build_spec_fields,
+    request_values,
+)
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*(?:(\d+)\s*(s|min|h))?\s*", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -208,6 +214,7 @@ class LaunchForm(DataForm):
             choices=[("", "No: one job"), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
             help_text="Runs the job as trials with different parameters.",
         )  # fmt: skip
+        self.fields |= build_schedule_fields(required=False)
         self.fields |= build_spec_fields(ServiceSpec)
         self.fields["access"] = forms.ChoiceField(
             label="Access", required=False, widget=select_input(), choices=list(ACCESS_LABELS.items()),
@@ -280,6 +287,10 @@ class LaunchForm(DataForm):
     @property
     def service_fields(self) -> list[forms.BoundField]:
         return [self[name] for name in (*job_fields(ServiceSpec), "model_name", "model_version")]
+
+    @property
+    def schedule_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in job_fields(ScheduleSpec)]
 
     @property
     def opens_sweep(self) -> bool:
@@ -414,6 +425,8 @@ class LaunchForm(DataForm):
         data["search_space"], data["points"] = {}, []
         if not data.get("searcher") or "sweep_parameters" not in data:
             return
+        if data.get("cron"):
+            self.add_error("cron", "A sweep cannot be repeated; choose one of both.")
         try:
             if data["searcher"] == Searcher.LIST:
                 data["points"] = parse_point_lines(data["sweep_parameters"])
@@ -437,8 +450,22 @@ class LaunchForm(DataForm):
             return None
         return {"spec": self._sweep_spec(data), "parameters": data["search_space"], "points": data["points"]}
 
+    def to_schedule(self) -> ScheduleSpec | None:
+        """Return the schedule of a valid form; None for a single job."""
+        data = self.cleaned_data
+        if not data["cron"] or data["kind"] != JobKind.TRAINING.value:
+            return None
+        return ScheduleSpec(**request_values(ScheduleSpec, data))
+
     def clean_program(self) -> str:
         return str(self.cleaned_data["program"]).replace("\r\n", "\n")
+
+    def initial_as_data(self) -> dict[str, Any]:
+        """Return the initial values as posted."""
+        values = {name: self[name].value() for name in self.fields}
+        return {
+            name: value for name, value in values.items() if value is not None and value is not False
+        } | self.roles.as_data()
 
     def to_deployment(self) -> Deployment | None:
         """Return the service of a valid form; None for another kind."""

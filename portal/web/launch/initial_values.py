@@ -42,7 +42,7 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
     private = private_fields(user, job)
     shown = {"env": private.env or {}, "secrets": private.secrets or []}
     shown["rank_overrides"] = private.rank_overrides or {}
-    fields = {name: getattr(job, name) for name in job_fields()} | shown
+    fields = {name: getattr(job, name) for name, rule in job_fields().items() if rule.copied} | shown
     return {
         "project": job.project.public_id,
         "environment": job.environment.public_id,

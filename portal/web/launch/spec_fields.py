@@ -10,8 +10,9 @@ from typing import Any
 from django import forms
 
 from portal.domain.job_spec import JobField, JobRole, JobSpec, job_fields
+from portal.domain.schedules import OVERLAP_LABELS, ScheduleSpec
 from portal.web.display.formatting import duration, parse_whole_number
-from portal.web.form_fields import select_input, text_input
+from portal.web.form_fields import select_input, text_input, time_zone_field
 
 BOUNDS_MESSAGES = {
     "min_value": "Must be at least %(limit_value)s.",
@@ -40,6 +41,16 @@ class NumberListField(WordListField):
 def build_spec_fields(spec: type[Any]) -> dict[str, forms.Field]:
     """Return form fields by name for the fields of the specification that have a label."""
     return {rule.form_name: build_field(rule) for rule in job_fields(spec).values() if rule.label}
+
+
+def build_schedule_fields(*, required: bool) -> dict[str, forms.Field]:
+    overlap = forms.ChoiceField(
+        label="If an earlier job has not ended", choices=list(OVERLAP_LABELS.items()), required=required,
+        widget=select_input(),
+    )  # fmt: skip
+    zone = time_zone_field()
+    zone.required = required
+    return build_spec_fields(ScheduleSpec) | {"time_zone": zone, "overlap": overlap}
 
 
 def build_field(rule: JobField) -> forms.Field:
@@ -106,9 +117,9 @@ def form_values(spec: type[JobSpec | JobRole], fields: Mapping[str, Any]) -> dic
     found = {}
     for rule in job_fields(spec).values():
         value = fields.get(rule.name)
-        if rule.is_list and rule.copied and isinstance(value, list | tuple):
+        if rule.is_list and isinstance(value, list | tuple):
             found[rule.form_name] = list(value) if rule.choices else " ".join(map(str, value))
-        elif rule.is_scalar and rule.copied and value is not None and value != "":
+        elif rule.is_scalar and value is not None and value != "":
             found[rule.form_name] = _form_value(rule, value)
     return {name: value for name, value in found.items() if value is not None}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -20,7 +20,7 @@ from portal.access import (
 )
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.formatting import format_gpu_models
-from portal.domain.job_spec import JobRole, job_fields, placement_fields, roles_as_json
+from portal.domain.job_spec import job_fields, placement_fields
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.services import ServiceSpec
@@ -28,7 +28,7 @@ from portal.domain.states import JobKind
 from portal.domain.sweeps import Searcher, SweepSpec
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
-from portal.models import Environment, Job, NodePool, Service, Sweep, User
+from portal.models import Environment, Job, NodePool, Schedule, Service, Sweep, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
@@ -39,13 +39,17 @@ from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
+from portal.services.jobs.job_document import JOBS_PATH, command_line, curl_command, request_body, to_yaml
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.schedules import do_create_schedule
 from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
+from portal.services.yaml_input import MAX_BYTES
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects, parameter_field_name
+from portal.web.launch.import_yaml import initial_from_yaml
 from portal.web.launch.initial_values import (
     initial_from_api_fields,
     initial_from_job,
@@ -99,7 +103,8 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
     if request.method == "GET":
         shown = _environment_choices(user)
         form = LaunchForm(user, initial=_initial(request, user, shown))
-        return render(request, "launch/page.html", _context(user, form, shown))
+        context = _context(user, form, shown) | {"opens_schedule": "repeat" in request.GET}
+        return render(request, "launch/page.html", context)
     form = LaunchForm(user, request.POST)
     refusal: LaunchPreview | None = None
     if form.is_valid():
@@ -121,15 +126,32 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
-def _submit(user: User, form: LaunchForm) -> Job | Sweep | Service:
+def _submit(user: User, form: LaunchForm) -> Job | Sweep | Service | Schedule:
     if deployment := form.to_deployment():
         if updated := form.cleaned_data["service"]:
             return do_update_service(user, get_service(user, updated), deployment)
         return do_deploy_service(user, deployment)
+    if schedule := form.to_schedule():
+        return do_create_schedule(user, schedule, form.to_job_request())
     sweep = form.to_sweep()
     if sweep is None:
         return do_submit_job(user, form.to_job_request())
     return do_create_sweep(user, request=form.to_job_request(), **sweep)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def import_yaml(request: HttpRequest, user: User) -> HttpResponse:
+    """Fill the form with a job in YAML, pasted or as a file, or list what is wrong with it."""
+    shown, upload = _environment_choices(user), request.FILES.get("file")
+    text = upload.read(MAX_BYTES + 1).decode(errors="replace") if upload else request.POST.get("yaml", "")
+    try:
+        initial, wrong = initial_from_yaml(user, text)
+    except InvalidRequest as refusal:
+        initial, wrong = {}, list(refusal.fields.values())
+    start = _initial(request, user, shown) | initial
+    context = _context(user, LaunchForm(user, initial=start), shown)
+    context |= {"import_errors": wrong, "imported": text if wrong else "", "is_imported": not wrong}
+    return render(request, "launch/page.html", context, status=400 if wrong else 200)
 
 
 @action(AccessPolicy.SIGNED_IN)
@@ -168,6 +190,7 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
     if query.get("sweep") in tuple(Searcher):
         start["searcher"] = query["sweep"]
+    start["time_zone"] = user.timezone
     if query.get("pool"):
         start["pool"] = query["pool"]
     if query.get("topology_constraint") == "":
@@ -220,17 +243,8 @@ def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> di
 def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
     strips = cluster_overview.free_capacity(user)
     value = _value_of(form)
-    request: JobRequest | None = None
-    if form.is_bound:
-        if form.is_valid():
-            request = form.to_job_request()
-    else:
-        values = {
-            name: given for name in form.fields if (given := value(name)) is not None and given is not False
-        }
-        probe = LaunchForm(user, values | form.roles.as_data())
-        if probe.is_valid():
-            request = probe.to_job_request()
+    probe = form if form.is_bound else LaunchForm(user, form.initial_as_data())
+    request = probe.to_job_request() if probe.is_valid() else None
     if request is not None:
         found = preview_launch(user, request, strips, query_engine=ask)
     else:
@@ -267,8 +281,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
             for share in shares
             if _applies_to(share, request, strips)
         ],
-        "as_rest": rest_example(*_example(request, form)) if request else "",
-        "as_yaml": yaml_example(_example(request, form)[1]) if request else "",
+        "scripts": _scripts(*_example(request, form)) if request else [],
+        "portal_url": settings.PORTAL_URL,
         "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
     }
 
@@ -325,77 +339,33 @@ def _tightest_limit(share: QuotaUsage) -> int | None:
     return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
 
 
-def rest_body(request: JobRequest) -> dict[str, Any]:
-    """Return the request as the body of ``POST /api/v1/jobs``, without defaults."""
-    body: dict[str, Any] = {
-        "name": request.name,
-        "project": request.project.name,
-        "environment": request.environment.name,
-        "kind": request.kind,
-    }
-    if request.pool is not None:
-        body["pool"] = request.pool.name
-    for name, rule in job_fields(type(request)).items():
-        value = getattr(request, name)
-        if name not in {*body, "parameters", "template_version"} and (
-            value != rule.default or name in ("gpus_per_task", "tasks")
-        ):
-            body[name] = list(value) if name == "command" else dict(value) if name == "env" else value
-    if request.roles:
-        body["roles"] = [_role_body(request, role) for role in request.roles]
-        for name in ("tasks", "command"):
-            del body[name]
-    body["dependencies"] = [job.public_id for job in request.dependencies]
-    return {name: value for name, value in body.items() if value not in ([], {})}
+def _scripts(path: str, body: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return key, label and text of each notation of a request."""
+    return [
+        ("yaml", "YAML", to_yaml(body)),
+        ("cli", "Command line", command_line(path, body)),
+        ("rest", "REST", curl_command(path, body)),
+    ]
 
 
 def _example(request: JobRequest, form: LaunchForm) -> tuple[str, dict[str, Any]]:
     """Return path and body of the request, which may be a sweep."""
     sweep = form.to_sweep() if form.is_bound else None
+    schedule = form.to_schedule() if form.is_bound else None
     if request.kind == JobKind.SERVICE.value:
         deployment = form.to_deployment() if form.is_bound else None
         rules = job_fields(ServiceSpec)
         spec = {name: getattr(deployment.spec, name) for name in rules} if deployment else {}
         changed = {name: value for name, value in spec.items() if value != rules[name].default}
         model = {"model": asdict(deployment.model)} if deployment and deployment.model else {}
-        body = rest_body(request)
+        body = request_body(request)
         del body["kind"]
-        return "/api/v1/services", {"job": body, **model, **changed}
+        return "/api/v1/services/", {"job": body, **model, **changed}
+    if schedule is not None:
+        return "/api/v1/schedules/", {"job": request_body(request), **asdict(schedule)}
     if sweep is None:
-        return "/api/v1/jobs", rest_body(request)
+        return JOBS_PATH, request_body(request)
     spec = {name: getattr(sweep["spec"], name) for name in job_fields(SweepSpec)}
     changed = {name: value for name, value in spec.items() if value != job_fields(SweepSpec)[name].default}
     space = {name: sweep[name] for name in ("parameters", "points") if sweep[name]}
-    return "/api/v1/sweeps", {"job": rest_body(request), "searcher": spec["searcher"], **changed, **space}
-
-
-def _role_body(request: JobRequest, role: JobRole) -> dict[str, Any]:
-    """Return a role without defaults and without amounts that are those of the job."""
-    (given,) = roles_as_json([role])
-    return {
-        name: value
-        for name, value in given.items()
-        if name == "command"
-        or value not in (job_fields(JobRole)[name].default, [], getattr(request, name, None))
-    }
-
-
-def rest_example(path: str, body: dict[str, Any]) -> str:
-    headers = (f"POST {path}", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
-    text = json.dumps(body, indent=1, ensure_ascii=False)
-    return "\n".join([*headers, "Content-Type: application/json", "", text])
-
-
-def yaml_example(body: dict[str, Any]) -> str:
-    """Return a body as YAML; values are quoted as JSON, which YAML includes."""
-    lines = []
-    for name, value in body.items():
-        if isinstance(value, dict):
-            lines.append(f"{name}:")
-            lines += [f"  {key}: {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]
-        elif name == "roles":
-            lines.append(f"{name}:")
-            lines += [f"  - {json.dumps(item, ensure_ascii=False)}" for item in value]
-        else:
-            lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
-    return "\n".join(lines)
+    return "/api/v1/sweeps/", {"job": request_body(request), "searcher": spec["searcher"], **changed, **space}
