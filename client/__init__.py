@@ -1,1 +1,5 @@
-"""Command line and Python SDK; a package of its own that knows no server code."""
+"""Python client and command line of Fairway, over its REST API. Installed as the package ``fairway``."""
+
+from .api import Fairway, FairwayError, Job, Refused, TimedOut, Unreachable
+
+__all__ = ["Fairway", "FairwayError", "Job", "Refused", "TimedOut", "Unreachable"]

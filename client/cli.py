@@ -1,0 +1,361 @@
+"""The command ``fairway``. Exit codes are those of ``EXIT_CODES``."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import itertools
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .api import Fairway, FairwayError, Job, Refused, TimedOut, Unreachable, write_config
+from .fields import FLAGS, REFERENCES
+
+OK, REFUSED, USAGE, UNREACHABLE, JOB_FAILED, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+EXIT_CODES = {
+    OK: "done; a job that was waited for completed",
+    REFUSED: "the server refused the request, or there is no address or token",
+    USAGE: "the command line is wrong",
+    UNREACHABLE: "the server did not answer",
+    JOB_FAILED: "the job that was waited for ended without success",
+    TIMED_OUT: "the job did not end in the given time",
+    INTERRUPTED: "interrupted; the job goes on",
+}
+Handler = Callable[[argparse.Namespace], int]
+Command = Callable[[Fairway, argparse.Namespace], int]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = build_parser().parse_args(arguments)
+    act: Handler = given.act
+    try:
+        return act(given)
+    except Unreachable as error:
+        return _fail(UNREACHABLE, error)
+    except TimedOut as error:
+        return _fail(TIMED_OUT, error)
+    except (FairwayError, OSError) as error:
+        return _fail(REFUSED, error)
+    except ValueError as error:
+        return _fail(USAGE, error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return OK
+
+
+def build_parser() -> argparse.ArgumentParser:
+    codes = "\n".join(f"  {code:3} {text}" for code, text in EXIT_CODES.items())
+    parser = argparse.ArgumentParser(
+        prog="fairway",
+        description="Jobs and workspaces of a Fairway portal, named by FAIRWAY_URL and FAIRWAY_TOKEN, or by login.",
+        epilog=f"exit codes:\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON instead of tables and text")
+    common.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="limit of a request, seconds"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add_local(name: str, act: Handler, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
+        command.set_defaults(act=act)
+        return command
+
+    def add(name: str, act: Command, text: str) -> argparse.ArgumentParser:
+        return add_local(name, lambda given: act(Fairway(timeout_s=given.timeout), given), text)
+
+    stored = add_local("login", login, "Store address and token of a portal.")
+    stored.add_argument("url", help="such as https://gpu.example.org")
+    _add_run(add("run", run, "Submit a job: its fields as options, then -- and its command."))
+    listing = add("list", list_jobs, "List jobs, newest first.")
+    listing.add_argument("--state", action="append", help="repeatable, such as PENDING")
+    listing.add_argument("--project")
+    listing.add_argument("--owner", help="user name")
+    listing.add_argument("--active", action="store_true", help="only jobs that have not ended")
+    listing.add_argument("--limit", type=int, default=50, help="at most this many; default 50")
+    for name, act, text in (
+        ("status", status, "Show a job."),
+        ("why", why, "Say why a job is pending, and when it is expected to start."),
+        ("spec", spec, "Print the request of a job as YAML, for run -f."),
+        ("stop", stop, "Stop or cancel a job."),
+        ("open", open_workspace, "Print the page on which a workspace opens in a browser."),
+    ):
+        add(name, act, text).add_argument("job", help="id of a job")
+    logs = add("logs", show_logs, "Print the log of a job.")
+    logs.add_argument("job", help="id of a job")
+    logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
+    logs.add_argument("--rank", type=int, default=0)
+    logs.add_argument("--tail", type=int, help="only this many last lines")
+    waiting = add("wait", wait, "Wait until a job has ended.")
+    waiting.add_argument("job", help="id of a job")
+    waiting.add_argument("--for", dest="seconds", type=float, metavar="S", help="at most this many seconds")
+    add("quota", quota, "List the quotas of your projects.")
+    add("nodes", nodes, "List nodes.")
+    add("free", free, "Count the GPUs of each model that no job holds.")
+    add("templates", templates, "List templates.")
+    api = add("api", call_api, "Send any request of the REST API, and print the answer.")
+    api.add_argument("method", choices=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    api.add_argument("path", help="such as /api/v1/sweeps/")
+    api.add_argument("--data", help="JSON body; - reads it from standard input")
+    return parser
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-f", "--file", help="job in YAML; - is standard input. Excludes all other fields")
+    command.add_argument("--wait", action="store_true", help="until it has ended")
+    command.add_argument("--logs", action="store_true", help="print its log until it has ended")
+    for name in (*REFERENCES, *FLAGS):
+        flag, kind = f"--{name.replace('_', '-')}", FLAGS.get(name, str)
+        if kind is bool:
+            command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            command.add_argument(flag, type=kind, metavar=kind.__name__.upper())
+    command.add_argument("--env", action="append", metavar="NAME=VALUE", help="variable; repeatable")
+    command.add_argument("--param", action="append", metavar="NAME=VALUE", help="parameter of the template")
+    command.add_argument("--after", action="append", metavar="JOB", help="start after this job; repeatable")
+    command.add_argument(
+        "--set", action="append", metavar="FIELD=JSON", help="any other field, such as volumes"
+    )
+    command.add_argument("command", nargs="*", help="argument list, after --")
+
+
+def job_fields(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a job as the options say. Raise ValueError."""
+    fields = {
+        name: getattr(given, name) for name in (*REFERENCES, *FLAGS) if getattr(given, name) is not None
+    }
+    if given.env:
+        fields["env"] = dict(map(_pair, given.env))
+    if given.param:
+        fields["parameters"] = {name: _json_or_text(value) for name, value in map(_pair, given.param)}
+    if given.after:
+        fields["dependencies"] = given.after
+    for name, value in map(_pair, given.set or ()):
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            raise ValueError(f"--set {name}: {value!r} is not JSON") from None
+    return fields | ({"command": given.command} if given.command else {})
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+def login(given: argparse.Namespace) -> int:
+    token = getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline()
+    server = Fairway(given.url, token.strip(), timeout_s=given.timeout)
+    server.get("jobs/", limit=1)
+    print(f"Stored in {write_config(server.url, token.strip())}.")
+    return OK
+
+
+def run(server: Fairway, given: argparse.Namespace) -> int:
+    fields = job_fields(given)
+    if given.file and fields:
+        raise ValueError(f"-f excludes other fields: {', '.join(sorted(fields))}")
+    if given.file:
+        job = server.submit_yaml(sys.stdin.read() if given.file == "-" else Path(given.file).read_text())
+    else:
+        job = server.submit(**fields)
+    if given.logs:
+        print(job.id, file=sys.stderr)
+        return _print_logs(job.logs(follow=True)) or _result(job.wait())
+    if given.wait:
+        job.wait()
+    print(json.dumps(job.data, indent=1) if given.json else job.id)
+    return _result(job) if given.wait else OK
+
+
+def list_jobs(server: Fairway, given: argparse.Namespace) -> int:
+    filters = {"state": given.state, "project": given.project, "owner": given.owner}
+    filters |= {"live": "true" if given.active else None, "limit": min(given.limit, 200)}
+    rows = [job.data for job in itertools.islice(server.jobs(**filters), given.limit)]
+    columns = ("id", "name", "kind", "state", "project.name", "owner.username", "total_milli", "submitted_at")
+    return _print_rows(given, rows, columns)
+
+
+def status(server: Fairway, given: argparse.Namespace) -> int:
+    job = server.job(given.job)
+    shown = {name: job.data[name] for name in ("id", "name", "kind", "state", "message")}
+    shown |= {"project": job.data["project"]["name"], "owner": job.data["owner"]["username"]}
+    shown |= {name: job.data[name] for name in ("submitted_at", "started_at", "ended_at", "exit_code")}
+    return _print_fields(given, job.data, shown | {"page": job.url})
+
+
+def why(server: Fairway, given: argparse.Namespace) -> int:
+    data = server.job(given.job).data
+    verdict, interval = data["verdict"] or {}, data["interval"] or {}
+    found = {"state": data["state"], "verdict": data["verdict"], "interval": data["interval"]}
+    found |= {"interval_missing": data["interval_missing"]}
+    shown = {"state": data["state"], "why": verdict.get("message") or data["message"]}
+    if suggestion := verdict.get("suggestion"):
+        shown["suggestion"] = suggestion.get("message")
+    if interval:
+        shown["expected"] = interval["p50_at"]
+        shown["in 8 of 10 cases"] = f"{interval['p10_at']} to {interval['p90_at']}"
+    elif data["state"] == "PENDING":
+        shown["expected"] = data["interval_missing"] or "not calculated yet"
+    return _print_fields(given, found, shown)
+
+
+def spec(server: Fairway, given: argparse.Namespace) -> int:
+    print(server.job(given.job).spec(), end="")
+    return OK
+
+
+def stop(server: Fairway, given: argparse.Namespace) -> int:
+    job = server.job(given.job).stop()
+    return _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
+
+
+def show_logs(server: Fairway, given: argparse.Namespace) -> int:
+    job = server.job(given.job)
+    return _print_logs(job.logs(follow=given.follow, rank=given.rank, tail=given.tail))
+
+
+def wait(server: Fairway, given: argparse.Namespace) -> int:
+    job = server.job(given.job).wait(given.seconds)
+    _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
+    return _result(job)
+
+
+def open_workspace(server: Fairway, given: argparse.Namespace) -> int:
+    found = server.call("POST", f"workspaces/{server.job(given.job).id}/open/", "{}")
+    print(json.dumps(found) if given.json else found["page"])
+    return OK
+
+
+def quota(server: Fairway, given: argparse.Namespace) -> int:
+    columns = ("project.name", "pool.name", "guaranteed_milli", "limit_milli", "user_limit_milli", "weight")
+    return _print_rows(given, list(server.list("quotas/", limit=200)), columns)
+
+
+def nodes(server: Fairway, given: argparse.Namespace) -> int:
+    rows = list(server.list("nodes/", limit=200))
+    for row in rows:
+        row["free_gpus"] = sum(gpu["used_milli"] == 0 for gpu in row["gpus"])
+        row["gpu_count"] = len(row["gpus"])
+    columns = ("name", "pool.name", "state", "reachable", "free_gpus", "gpu_count")
+    return _print_rows(given, rows, columns)
+
+
+def free(server: Fairway, given: argparse.Namespace) -> int:
+    """Count the present, healthy GPUs of nodes that accept jobs."""
+    counts: dict[str, list[list[int]]] = defaultdict(list)
+    for node in server.list("nodes/", limit=200):
+        if node["state"] != "ready" or not node["reachable"]:
+            continue
+        for model in {gpu["model"] for gpu in node["gpus"]}:
+            usable = [
+                gpu
+                for gpu in node["gpus"]
+                if gpu["model"] == model and gpu["present"] and gpu["health"] == "ok"
+            ]
+            unused = [gpu for gpu in usable if gpu["used_milli"] == 0 and not gpu["foreign_process_owner"]]
+            counts[model].append([len(unused), len(usable)])
+    rows = [
+        {
+            "model": model,
+            "free": sum(each[0] for each in found),
+            "gpus": sum(each[1] for each in found),
+            "most_on_one_node": max(each[0] for each in found),
+        }
+        for model, found in sorted(counts.items())
+    ]
+    return _print_rows(given, rows, ("model", "free", "gpus", "most_on_one_node"))
+
+
+def templates(server: Fairway, given: argparse.Namespace) -> int:
+    rows = list(server.list("templates/", limit=200))
+    return _print_rows(given, rows, ("name", "title", "kind", "version", "scope"))
+
+
+def call_api(server: Fairway, given: argparse.Namespace) -> int:
+    body = sys.stdin.read() if given.data == "-" else given.data
+    found = server.call(given.method, given.path, body)
+    print(found if isinstance(found, str) else json.dumps(found, indent=1))
+    return OK
+
+
+# -- output --------------------------------------------------------------------------------------------
+
+
+def _result(job: Job) -> int:
+    return OK if job.state == "COMPLETED" else JOB_FAILED
+
+
+def _print_logs(pieces: Iterable[str]) -> int:
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    return OK
+
+
+def _print_fields(given: argparse.Namespace, data: Any, shown: dict[str, Any]) -> int:
+    if given.json:
+        print(json.dumps(data, indent=1))
+        return OK
+    width = max(map(len, shown))
+    for name, value in shown.items():
+        if value not in (None, ""):
+            print(f"{name:{width}}  {_clean(value)}")
+    return OK
+
+
+def _print_rows(given: argparse.Namespace, rows: list[dict[str, Any]], columns: Sequence[str]) -> int:
+    """Print a table; a column is a path such as project.name, and amounts of milli are whole units."""
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return OK
+    heads = [
+        each.replace(".name", "").replace(".username", "").replace("_milli", "").upper() for each in columns
+    ]
+    table = [heads, *([_cell(row, column) for column in columns] for row in rows)]
+    widths = [max(len(line[number]) for line in table) for number in range(len(columns))]
+    for line in table:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths)).rstrip())
+    return OK
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    value: Any = row
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if column.endswith("_milli") and value is not None:
+        return f"{value / 1000:g}"
+    return "-" if value is None else _clean(value)
+
+
+def _clean(value: object) -> str:
+    """Return a text without control characters, which a terminal would interpret."""
+    return _CONTROL.sub(" ", str(value))
+
+
+def _fail(code: int, error: Exception) -> int:
+    print(f"fairway: {error}", file=sys.stderr)
+    if isinstance(error, Refused) and (nearest := error.details.get("nearest")):
+        print(f"  nearest possible request: {json.dumps(nearest)}", file=sys.stderr)
+    return code

@@ -1,0 +1,336 @@
+"""The client and the command line against the real web application."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from client import Fairway, FairwayError, Refused, TimedOut, api, cli
+from portal.domain.job_spec import job_fields
+from portal.models import Attempt, Job, Task
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.jobs.logs import write_log_bytes
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def dataset(transactional_db: None, settings: Any, tmp_path: Path) -> dict[str, Any]:
+    settings.LOG_DIR = tmp_path / "logs"
+    factories.cluster_settings()
+    return factories.basic_cluster() | {"lab": factories.environment("lab")}
+
+
+@pytest.fixture
+def address(dataset: Any, live_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    token = do_create_token(dataset["owner"], name="t", scopes=[Scope.READ, Scope.JOBS, Scope.WORKSPACES])[1]
+    monkeypatch.setenv("FAIRWAY_URL", live_server.url)
+    monkeypatch.setenv("FAIRWAY_TOKEN", token)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(api, "POLL_S", 0.05)
+    monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.01)
+    return str(live_server.url)
+
+
+@pytest.fixture
+def fields(dataset: Any) -> dict[str, Any]:
+    return {"name": "run", "project": dataset["project"].name, "environment": dataset["environment"].name,
+            "command": ["python", "train.py"]}  # fmt: skip
+
+
+def fairway(*arguments: str) -> int:
+    return cli.main(arguments)
+
+
+def options(fields: dict[str, Any]) -> list[str]:
+    return [f"--{name}={fields[name]}" for name in ("name", "project", "environment")]
+
+
+def run(dataset: dict[str, Any], job: Job) -> None:
+    """Place the job on the node, and let it run."""
+    gpus = list(dataset["node"].gpus.values_list("pk", flat=True))[: job.gpus_per_task]
+    with transaction.atomic():
+        locked = Job.objects.select_for_update().get(pk=job.pk)
+        placement = [RankPlacement(dataset["node"], [(gpu, 1000) for gpu in gpus])]
+        attempt = job_control.start_attempt(locked, dataset["pool"], placement, epoch=1)
+    task = attempt.task_rows.get()
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="x", ports={}, at=timezone.now())
+
+
+def test_python_submits_waits_reads_logs_and_stops(address, dataset, fields) -> None:
+    server = Fairway()
+    job = server.submit(**fields, gpus_per_task=2, env={"A": "1"})
+    row = Job.objects.get(public_id=job.id)
+    assert (row.gpus_per_task, row.env, job.state) == (2, {"A": "1"}, "PENDING")
+    assert job.url == f"{address}/jobs/{job.id}/"
+    with pytest.raises(TimedOut, match="is PENDING after 0 s"):
+        job.wait(0)
+    run(dataset, row)
+    write_log_bytes(row.public_id, 1, 0, "raw", 0, b"one\ntwo\n")
+    assert "".join(job.logs()) == "one\ntwo\n"
+    assert "".join(job.logs(tail=1)) == "two\n"
+    assert [each.id for each in server.jobs(state=["RUNNING"])] == [job.id]
+    assert Fairway().job(job.id).stop().data["desired_state"] == "CANCELLED"
+    text = job.spec()
+    copy = server.submit_yaml(text.replace("name: run", "name: again"))
+    assert Job.objects.get(public_id=copy.id).command == ["python", "train.py"]
+
+
+def test_logs_are_followed_until_the_job_ends(address, dataset, fields) -> None:
+    job = Fairway().submit(**fields)
+    pieces = job.logs(follow=True)
+    threading.Timer(0.3, lambda: run_in_thread(dataset, job.id)).start()
+    assert next(pieces) == "first\n"
+    write_log_bytes(job.id, 1, 0, "raw", 6, b"second\n")
+    assert next(pieces) == "second\n"
+    Task.objects.update(log_complete=True)
+    Attempt.objects.update(state="COMPLETED")
+    Job.objects.update(state="COMPLETED")
+    assert list(pieces) == []
+    assert job.has_ended
+
+
+def run_in_thread(dataset: dict[str, Any], public_id: str) -> None:
+    run(dataset, Job.objects.get(public_id=public_id))
+    write_log_bytes(public_id, 1, 0, "raw", 0, b"first\n")
+    connection.close()
+
+
+def test_lists_are_read_to_their_end(address, dataset, fields) -> None:
+    for number in range(7):
+        factories.job(dataset["owner"], dataset["project"], dataset["environment"], name=f"j{number}")
+    assert len(list(Fairway().jobs(limit=3))) == 7
+
+
+def test_refusals_name_the_fields_and_the_nearest_request(address, fields, capsys) -> None:
+    with pytest.raises(Refused) as wrong:
+        Fairway().submit(**fields, tasks=0, tsks=1)
+    assert (wrong.value.status, wrong.value.code) == (400, "invalid")
+    assert {each["field"] for each in wrong.value.errors} == {"tasks", "tsks"}
+    assert fairway("run", *options(fields), "--gpus-per-task=64", "--", "true") == cli.REFUSED
+    shown = capsys.readouterr().err
+    assert "64" in shown and "nearest possible request" in shown
+    assert fairway("status", "nothing") == cli.REFUSED
+    assert fairway("run", "--env=A", "--", "x") == cli.USAGE
+    with pytest.raises(SystemExit) as usage:
+        fairway("run", "--tasks=many")
+    assert usage.value.code == cli.USAGE
+
+
+class LossyProxy:
+    """Forwards each connection to the server, and closes the first ``lost`` ones after the server has answered."""
+
+    def __init__(self, target: str, lost: int) -> None:
+        host, _, port = target.removeprefix("http://").partition(":")
+        self.target, self.lost, self.connections = (host, int(port)), lost, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with near, socket.create_connection(self.target, timeout=20) as far:
+                near.settimeout(0.3)
+                try:
+                    while data := near.recv(65536):
+                        far.sendall(data)
+                except TimeoutError:
+                    pass
+                answer = far.recv(65536)  # the server has done the work
+                if self.connections > self.lost:
+                    while answer:
+                        near.sendall(answer)
+                        answer = far.recv(65536)
+
+
+def test_lost_answers_do_not_submit_a_job_twice(address, fields) -> None:
+    proxy = LossyProxy(address, lost=3)
+    job = Fairway(proxy.url).submit(**fields)
+    assert proxy.connections == 4
+    assert [each.public_id for each in Job.objects.all()] == [job.id]
+    proxy.listener.close()
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_a_server_that_does_not_answer_ends_the_command(address, monkeypatch, how, capsys) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    port = silent.getsockname()[1]
+    if how == "refuses":
+        silent.close()
+    monkeypatch.setenv("FAIRWAY_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(api, "MAX_TRIES", 2)
+    assert fairway("list", "--timeout=0.2") == cli.UNREACHABLE
+    assert "does not answer" in capsys.readouterr().err
+    silent.close()
+
+
+def test_a_redirect_does_not_carry_the_token_away(address, monkeypatch) -> None:
+    with pytest.raises(Refused) as refused:
+        Fairway().get("/account/")  # redirects to the page for signing in
+    assert refused.value.status == 302
+
+
+def test_login_stores_the_token_for_its_user_alone(address, monkeypatch, capsys, dataset) -> None:
+    token = os.environ["FAIRWAY_TOKEN"]
+    for name in ("FAIRWAY_URL", "FAIRWAY_TOKEN"):
+        monkeypatch.delenv(name)
+    assert fairway("list") == cli.REFUSED
+    assert "fairway login" in capsys.readouterr().err
+    for typed, code in (("wrong", cli.REFUSED), (token, cli.OK)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{typed}\n"))
+        assert fairway("login", address) == code
+    path = api.config_path()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert fairway("list") == cli.OK
+    path.chmod(0o644)
+    with pytest.raises(FairwayError, match="readable by others"):
+        Fairway()
+
+
+def test_every_listing_prints_a_table_and_json(address, dataset, fields, capsys) -> None:
+    job = Fairway().submit(**fields)
+    for command in ("list", "quota", "nodes", "free", "templates"):
+        assert fairway(command) == cli.OK
+        head = capsys.readouterr().out.splitlines()[0]
+        assert head == head.upper()
+        assert fairway(command, "--json") == cli.OK
+        assert isinstance(json.loads(capsys.readouterr().out), list)
+    fairway("free", "--json")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["free"], row["gpus"]) == (4, 4)
+    fairway("list")
+    assert job.id in capsys.readouterr().out
+    for command in ("status", "why", "spec"):
+        assert fairway(command, job.id) == cli.OK
+        assert "PENDING" in capsys.readouterr().out or command == "spec"
+
+
+def test_wait_says_how_it_ended_by_its_exit_code(address, fields, capsys) -> None:
+    job = Fairway().submit(**fields)
+    assert fairway("wait", job.id, "--for=0") == cli.TIMED_OUT
+    assert fairway("stop", job.id) == cli.OK
+    assert fairway("wait", job.id) == cli.JOB_FAILED
+    assert "CANCELLED" in capsys.readouterr().out
+
+
+def test_a_file_and_standard_input_are_submitted(address, fields, tmp_path, monkeypatch, capsys) -> None:
+    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
+    (tmp_path / "job.yaml").write_text(text)
+    assert fairway("run", "-f", str(tmp_path / "job.yaml")) == cli.OK
+    assert Job.objects.get().public_id == capsys.readouterr().out.strip()
+    (tmp_path / "job.yaml").write_text(text + "tsks: 2\n")
+    assert fairway("run", "-f", str(tmp_path / "job.yaml")) == cli.REFUSED
+    assert "tsks: Unknown field. (line 5)" in capsys.readouterr().err
+    assert fairway("run", "-f", "x", "--name=y") == cli.USAGE
+
+
+def test_a_workspace_is_submitted_and_its_page_printed(address, dataset, capsys) -> None:
+    given = {"name": "lab", "project": dataset["project"].name, "environment": "lab"}
+    assert fairway("run", "--kind=workspace", *options(given)) == cli.OK
+    public_id = capsys.readouterr().out.strip()
+    assert fairway("open", public_id) == cli.OK
+    assert capsys.readouterr().out.strip().endswith(f"/jobs/{public_id}/")
+
+
+HARD = {
+    "name": "it's a run",
+    "command": "python 'a b.py' --note \"it's $HOME\"",
+    "env": "NOTE=two words & 'quotes' $X\nEMPTY=",
+    "kind": "training",
+    "tasks": "1",
+    "gpus_per_task": "1",
+    "cores": "1",
+    "memory_gib": "1",
+    "priority": "-3",
+    "milli_per_gpu": "500",
+    "retry_exit_codes": "3 4",
+    "start_after": "2027-03-01T08:00",
+}
+
+
+def reviewed(dataset: Any, typed: dict[str, str]) -> dict[str, str]:
+    """What the review of the launch page shows, by notation."""
+    client = Client()
+    client.force_login(dataset["owner"])
+    rows = {name: dataset[name].public_id for name in ("project", "environment")}
+    shown = client.post(reverse("launch-check"), rows | typed).content.decode()
+    found = re.findall(r'<pre id="p-(\w+)"[^>]*>(.*?)</pre>', shown, re.DOTALL)
+    assert len(found) == 3, shown
+    return {key: html.unescape(text) for key, text in found}
+
+
+def pasted(text: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the text in a shell that has the command ``fairway``."""
+    script = f'fairway() {{ "{sys.executable}" -m client "$@"; }}\n{text}'
+    return subprocess.run(
+        ["/bin/sh", "-c", script], input=stdin, text=True, capture_output=True, cwd=ROOT, timeout=60
+    )
+
+
+def test_what_the_review_shows_works_when_it_is_pasted(address, dataset) -> None:
+    typed = {name: value for name, value in HARD.items() if name != "name"} | {"name": "my run"}
+    shown = reviewed(dataset, typed)
+    jobs = []
+    for key, text, stdin in (
+        ("cli", shown["cli"], ""), ("rest", shown["rest"], ""), ("yaml", "fairway run -f -", shown["yaml"])
+    ):  # fmt: skip
+        done = pasted(text, stdin)
+        assert done.returncode == 0, (key, text, done.stdout, done.stderr)
+        jobs.append(Job.objects.latest("id"))
+    assert len({job.pk for job in jobs}) == 3
+    for name in job_fields():
+        values = [getattr(job, name) for job in jobs]
+        assert values[0] == values[1] == values[2], name
+    assert jobs[0].command == ["/bin/sh", "-c", HARD["command"]]
+    assert jobs[0].env == {"NOTE": "two words & 'quotes' $X", "EMPTY": ""}
+    assert (jobs[0].priority, jobs[0].milli_per_gpu, jobs[0].retry_exit_codes) == (-3, 500, [3, 4])
+    schedule = reviewed(
+        dataset, typed | {"start_after": "", "cron": "0 6 * * *", "overlap": "skip", "time_zone": "UTC"}
+    )
+    for key in ("cli", "rest"):
+        done = pasted(schedule[key])
+        assert done.returncode == 0 and '"cron"' in done.stdout, (schedule[key], done)
+
+
+def test_it_installs_on_its_own(tmp_path) -> None:
+    source = tmp_path / "client"
+    source.mkdir()
+    for path in [*(ROOT / "client").glob("*.py"), ROOT / "client/pyproject.toml"]:
+        (source / path.name).write_text(path.read_text())
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation",
+               "--target", str(tmp_path / "site"), str(source)]  # fmt: skip
+    subprocess.run(install, check=True, timeout=120, capture_output=True)
+    command = tmp_path / "site/bin/fairway"
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [command, "--help"], env=environment, cwd=tmp_path, text=True, capture_output=True, timeout=60
+    )
+    assert "exit codes:" in done.stdout, done.stderr
