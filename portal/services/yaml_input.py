@@ -106,8 +106,10 @@ def _as_json(value: Any) -> Any:
             return [_as_json(each) for each in value]
         case bool() | int() | str() | None:
             return value
-        case float() if math.isfinite(value):
-            return value
+        case float():
+            if math.isfinite(value):
+                return value
+            raise _RefusedError(f"{value} is too large, or not a number.")
     raise _RefusedError(f"{str(value)[:60]} is no text, number, list or mapping.")
 
 

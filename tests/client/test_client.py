@@ -90,7 +90,7 @@ def test_python_submits_waits_reads_logs_and_stops(address, dataset, fields) -> 
     assert "".join(job.logs()) == "one\ntwo\n"
     assert "".join(job.logs(tail=1)) == "two\n"
     assert [each.id for each in server.jobs(state=["RUNNING"])] == [job.id]
-    assert Fairway().job(job.id).stop().data["desired_state"] == "CANCELLED"
+    assert Fairway().job(job.id).stop().data["desired_state"] == "cancelled"
     text = job.spec()
     copy = server.submit_yaml(text.replace("name: run", "name: again"))
     assert Job.objects.get(public_id=copy.id).command == ["python", "train.py"]

@@ -261,6 +261,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
     scaling = measure_scaling(request) if request and found.kind != "wrong" else []
     shares = project_quota_usage([request.project]) if request else []
     requested = request.total_milli if request else 0
+    path, body = _example(request, form) if request else ("", {})
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
@@ -281,7 +282,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
             for share in shares
             if _applies_to(share, request, strips)
         ],
-        "scripts": _scripts(*_example(request, form)) if request else [],
+        "scripts": _scripts(path, body) if request else [],
+        "is_job": path == JOBS_PATH,
         "portal_url": settings.PORTAL_URL,
         "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
     }
