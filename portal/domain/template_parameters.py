@@ -277,6 +277,9 @@ def shell_error(fields: Mapping[str, Any]) -> str | None:
     return None
 
 
+_TYPE_NAMES: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
 def field_error(rule: JobField, value: object) -> str | None:
     """Return what is wrong with a field; nested ones are checked when the job is submitted."""
     if rule.is_scalar:
@@ -286,7 +289,7 @@ def field_error(rule: JobField, value: object) -> str | None:
             return time_error(value)
         accepted = (int, float) if rule.value_type is float else rule.value_type
         if not isinstance(value, accepted) or (isinstance(value, bool) and rule.value_type is not bool):
-            return f"Must be {rule.value_type.__name__}."
+            return f"Must be {_TYPE_NAMES[rule.value_type]}."
         return rule.error_of(value)
     if rule.name == "command":
         right = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)

@@ -113,7 +113,7 @@ def test_the_content_of_a_template_is_accepted() -> None:
         ({"command": ["a"], "checkpoint_dir": "runs/{data}"}, [DATA], "can only fill it as a whole"),
         ({"command": ["a"], "launcher_options": {"x": "{gpus}"}}, [GPUS], "can only fill it as a whole"),
         ({"command": ["a"], "gpus_per_task": 100}, [], "gpus_per_task: Must be between 0 and 64"),
-        ({"command": ["a"], "gpus_per_task": "{lr}"}, [LR], "gpus_per_task: Must be int"),
+        ({"command": ["a"], "gpus_per_task": "{lr}"}, [LR], "gpus_per_task: Must be a whole number"),
         ({"command": "a"}, [], "command: Must be a list of strings"),
         ({"env": ["a"]}, [], "env: Must be an object"),
     ],

@@ -146,11 +146,11 @@ def test_every_unknown_key_and_bad_value_is_named_with_its_line(client_of: Any) 
     for line in (
         "Line 3, environment: There is no such environment, or you may not use it.",
         "Line 4, tsks: Unknown field. Did you mean tasks?",
-        "Line 5, gpus_per_task: Must be int.",
+        "Line 5, gpus_per_task: Must be a whole number.",
         "Line 7, env.SEED: Must be text; put it into quotes.",
         "Line 10, volumes.0.readonly: Unknown field. Did you mean read_only?",
         "Line 11, start_after: Must be a time with its offset",
-        "Line 12, held: Must be bool.",
+        "Line 12, held: Must be true or false.",
     ):
         assert line in page, line
     assert "tsks: 4" in page  # what was pasted is still there

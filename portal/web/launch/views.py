@@ -120,7 +120,8 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         except FairwayError as no:
             refusal = LaunchPreview("wrong", "Not launched", no.message)
         else:
-            messages.success(request, f"{made.name} is submitted.")
+            verb = "scheduled" if isinstance(made, Schedule) else "submitted"
+            messages.success(request, f"{made.name} is {verb}.")
             return redirect(type(made).__name__.lower(), made.public_id)
     context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
@@ -148,7 +149,7 @@ def import_yaml(request: HttpRequest, user: User) -> HttpResponse:
         initial, wrong = initial_from_yaml(user, text)
     except InvalidRequest as refusal:
         initial, wrong = {}, list(refusal.fields.values())
-    start = _initial(request, user, shown) | initial
+    start = _initial(request, user, shown) | ({} if wrong else initial)
     context = _context(user, LaunchForm(user, initial=start), shown)
     context |= {"import_errors": wrong, "imported": text if wrong else "", "is_imported": not wrong}
     return render(request, "launch/page.html", context, status=400 if wrong else 200)
