@@ -1,3 +1,5 @@
+"""Runs the command as ``python -m``."""
+
 from .cli import main
 
 raise SystemExit(main())
