@@ -41,7 +41,7 @@ def test_pages_pass_axe(open_as, dataset):
     page = open_as("m-okafor")
     names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")
     jobs = [f"/jobs/{dataset.jobs[name].public_id}/" for name in names]
-    addresses = ["/", "/jobs/", "/launch/?kind=training", "/account/", *jobs]
+    addresses = ["/", "/jobs/", "/launch/?kind=training&repeat=1", "/schedules/", "/account/", *jobs]
     addresses += [f"{jobs[0]}logs/", f"{jobs[0]}metrics/", f"{jobs[0]}run/"]
     assert look_at(page, addresses) == ""
 
