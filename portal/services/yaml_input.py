@@ -11,6 +11,7 @@ import yaml
 from portal.errors import InvalidRequest
 
 MAX_BYTES = 256 * 1024
+MAX_DEPTH = 32
 
 
 class _RefusedError(Exception):
@@ -97,13 +98,15 @@ def _lines(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
             yield from _lines(value, f"{prefix}{number}")
 
 
-def _as_json(value: Any) -> Any:
-    """Return the value with numbers as keys as text. Refuse what JSON does not have."""
+def _as_json(value: Any, depth: int = 0) -> Any:
+    """Return the value with numbers as keys as text. Refuse what JSON does not have, and deep nesting."""
+    if depth > MAX_DEPTH:
+        raise _RefusedError("It is nested too deeply.")
     match value:
         case dict():
-            return {_json_key(key): _as_json(each) for key, each in value.items()}
+            return {_json_key(key): _as_json(each, depth + 1) for key, each in value.items()}
         case list():
-            return [_as_json(each) for each in value]
+            return [_as_json(each, depth + 1) for each in value]
         case bool() | int() | str() | None:
             return value
         case float():

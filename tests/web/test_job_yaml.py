@@ -166,6 +166,7 @@ def test_every_unknown_key_and_bad_value_is_named_with_its_line(client_of: Any) 
         ("a: !!python/object/apply:os.system [id]", "It is not valid YAML"),
         ("a: .nan", "nan is too large, or not a number"),
         ("a: !!binary aGk=", "is no text, number, list or mapping"),
+        ("a: " + "[" * 40 + "]" * 40, "nested too deeply"),
         ("on: 1", "The key True is not text"),
         ("job: {}\ncron: x", "This is a sweep, schedule or service"),
         (
