@@ -61,7 +61,7 @@ def client(fixture_data):
         ({"min_compute_capability": 0}, "min_compute_capability"),
         ({"min_compute_capability": "8.0"}, "min_compute_capability"),
         ({"mig_profile": "x" * 33}, "mig_profile"),
-        ({"kind": "workspace"}, "kind"),
+        ({"kind": "service"}, "kind"),
         ({"preemptible": "yes"}, "preemptible"),
         ({"time_limit_s": 10**9}, "time_limit_s"),
     ],

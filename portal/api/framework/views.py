@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from django.db.models import Model, QuerySet
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
@@ -48,9 +49,13 @@ ENTITY_TAGS_PATTERN = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
 """The value of If-Match (RFC 9110, section 13.1.1): ``*`` or a list of entity tags."""
 
 ResponseSchema = (
-    type[serializers.BaseSerializer[Any]] | list[type[serializers.Serializer[Any]]] | type[str] | None
+    type[serializers.BaseSerializer[Any]]
+    | list[type[serializers.Serializer[Any]]]
+    | type[str]
+    | OpenApiTypes
+    | None
 )
-"""A list of one serializer is a page of a list; None is an empty answer."""
+"""A list of one serializer is a page of a list; OBJECT is any object; None is an empty answer."""
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 

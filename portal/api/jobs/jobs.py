@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from django.http import HttpResponse
+from drf_spectacular.types import OpenApiTypes
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -179,7 +180,7 @@ class JobSpecView(SignedInView):
     @_read(
         "jobs_spec",
         "Get the request of a job as YAML",
-        response=str,
+        response=OpenApiTypes.OBJECT,
         media_type="application/yaml",
         detail="It can be submitted again with `POST jobs/`. For users who may not control the job, variables and "
         "secrets are left out, and named in a comment.",
