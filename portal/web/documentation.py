@@ -20,8 +20,9 @@ from portal.models import User
 from portal.web.views import page
 
 PAGES = (
-    *("jobs", "time", "checkpoints", "training", "pipeline-plans", "sweeps", "experiments", "services"),
-    *("templates", "scheduling", "policy", "nodes", "operations", "reliability", "api", "glossary"),
+    *("jobs", "time", "checkpoints", "training", "pipeline-plans", "sweeps", "schedules", "experiments"),
+    *("services", "templates", "scheduling", "policy", "nodes", "operations", "reliability", "api", "cli"),
+    "glossary",
 )
 """Documents for users and administrators, in the order of the contents."""
 MAX_RESULTS = 6
