@@ -1891,4 +1891,37 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.CreateModel(
+            name='FileRequest',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('target', models.CharField(help_text='Mount path of the volume.', max_length=255)),
+                ('path', models.TextField(blank=True, help_text='Below the target, as nodes encode paths.')),
+                ('action', models.CharField(help_text='list, read or archive.', max_length=8)),
+                ('offset', models.PositiveIntegerField(default=0)),
+                ('requested_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('taken_at', models.DateTimeField(blank=True, null=True)),
+                ('task', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.task')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'indexes': [models.Index(condition=models.Q(('taken_at__isnull', True)), fields=['task'], name='file_request_open'), models.Index(fields=['requested_at'], name='file_request_by_time')],
+            },
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='image_pull_started_at',
+            field=models.DateTimeField(blank=True, help_text='When the first node began to pull its image; null: all had it.', null=True),
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='image_pulled_at',
+            field=models.DateTimeField(blank=True, help_text='When the last node had pulled its image.', null=True),
+        ),
+        migrations.AddField(
+            model_name='attempt',
+            name='code_ready_at',
+            field=models.DateTimeField(blank=True, help_text='When its code repository was checked out.', null=True),
+        ),
     ]

@@ -303,6 +303,10 @@ ROWS = [
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
     Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),
+    Row("jobs_files", "get", "jobs/{running}/files/", OWNER | MANAGERS | ADMIN),
+    # the home belongs to its owner alone; its node is not reachable here
+    Row("jobs_file", "get", "jobs/{running}/files/content/?path=/home/owner/x", OWNER, None, 409, denied=404),
+    Row("jobs_file_archive", "get", "jobs/{running}/files/archive/?path=/home/owner", OWNER, None, 409, denied=404),
     Row("workspaces_list", "get", "workspaces/", EVERYBODY),
     Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=422, scope=WORKSPACES),
     Row("workspaces_get", "get", "workspaces/{workspace}/", INSIDE),

@@ -217,6 +217,7 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "may_enter": row.is_workspace and enters,
         "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": may_read_logs,
+        "may_read_files": can(user, Permission.READ_FILES, found),
         "attempt_count": len(attempts),
         "role_ranks": [
             (role.name, ",".join(map(str, ranks_of_role(found.job_roles, role.name))))
