@@ -147,6 +147,7 @@ class Container(Message):
     """The last reported (step, value); None: not a number."""
     code_commit: Annotated[str | None, wire(FieldReader.name_or_none, 64, _COMMIT)] = None
     """Commit of its code that was checked out."""
+    code_written_s: TimeOrNone = None
     progress_busy_s: AnyNumber = None
     output_age_s: AnyNumber = None
     fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
@@ -335,7 +336,7 @@ EventHandler = Callable[[EngineEvent], None]
 
 _EXITED_FIELDS = (
     *("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "rebooted"),
-    *("fault", "disk_mib", "disk_used_mib", "metrics", "code_commit"),
+    *("fault", "disk_mib", "disk_used_mib", "metrics", "code_commit", "code_written_s"),
 )
 
 

@@ -97,6 +97,7 @@ V1: list[URLPattern | URLResolver] = [
     path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
     *alerts.ROUTES,
     path("usage/", usage.UsageView.as_view()),
+    path("usage/start-phases/", usage.StartPhasesView.as_view()),
     path("usage/work/", usage.WorkView.as_view()),
     path("usage/report/", usage.ReportView.as_view()),
 ]

@@ -1911,6 +1911,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='attempt',
+            name='queued_at',
+            field=models.DateTimeField(blank=True, help_text='Since when its job had been waiting; null: adopted.', null=True),
+        ),
+        migrations.AddIndex(
+            model_name='attempt',
+            index=models.Index(fields=['running_at'], name='attempt_by_start'),
+        ),
+        migrations.AddField(
+            model_name='attempt',
             name='image_pull_started_at',
             field=models.DateTimeField(blank=True, help_text='When the first node began to pull its image; null: all had it.', null=True),
         ),

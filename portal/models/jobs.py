@@ -346,6 +346,7 @@ class Attempt(models.Model):
         help_text="Encrypted; authorizes upstream requests to a workspace, or makes SSH keys of a job.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
+    queued_at = optional_time("Since when its job had been waiting; null: adopted.")
     start_sent_at = optional_time("When the first start command was sent.")
     image_pull_started_at = optional_time("When the first node began to pull its image; null: all had it.")
     image_pulled_at = optional_time("When the last node had pulled its image.")
@@ -401,6 +402,7 @@ class Attempt(models.Model):
             ),
         ]
         indexes = [
+            models.Index(fields=["running_at"], name="attempt_by_start"),
             models.Index(
                 fields=["id"],
                 name="attempt_failure_unchecked",

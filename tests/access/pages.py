@@ -73,12 +73,12 @@ PAGES = [
     Page("job-log-lines", "get", "/jobs/{running}/logs/lines/?rank=1", INSIDE),
     Page("job-log-search", "get", "/jobs/{running}/logs/search/?rank=1&q=o", INSIDE),
     Page("job-log-download", "get", "/jobs/{running}/logs/download/?rank=1", INSIDE),
-    Page("job-files", "get", "/jobs/{running}/files/", OWNER | MANAGERS | ADMIN),
+    Page("job-files", "get", "/jobs/{running}/files/", OWNER | MANAGERS),
     Page("job-files", "get", "/jobs/{running_workspace}/files/", OWNER | ADMIN),
-    Page("job-files-list", "get", "/jobs/{running}/files/list/", OWNER | MANAGERS | ADMIN),
-    # the home belongs to its owner alone; its node is not reachable here
-    Page("job-file", "get", "/jobs/{running}/files/content/?path=/home/owner/x", OWNER, status=409, denied=404),
-    Page("job-file-image", "get", "/jobs/{running}/files/image/?path=/home/owner/x", OWNER, status=409, denied=404),
+    Page("job-files-list", "get", "/jobs/{running}/files/list/", OWNER | MANAGERS),
+    # the job has no such directory
+    Page("job-file", "get", "/jobs/{running}/files/content/?path=/x", OWNER | MANAGERS, status=404),
+    Page("job-file-image", "get", "/jobs/{running}/files/image/?path=/x", OWNER | MANAGERS, status=404),
     Page("job-terminal", "get", "/jobs/{running}/terminal/", OWNER),
     # its ranks are not up yet
     Page("job-terminal-open", "post", "/jobs/{running}/terminals/", OWNER, None, 409, writes=False),

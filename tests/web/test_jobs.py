@@ -155,7 +155,7 @@ def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(da
     Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
     JobVerdict.objects.filter(job=fresh).delete()
     page = client_of("member").get(reverse("job", args=[fresh.public_id]))
-    assert [phase.name for phase in page.context["phases"]] == ["Waiting", "Starting", "Server", "Open"]
+    assert [phase.name for phase in page.context["phases"]] == ["Queued", "Reserved", "Starting", "Server", "Running"]
     assert page.content.decode().count("Just submitted; the next cycle considers it.") == 1
 
 

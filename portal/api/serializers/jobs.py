@@ -22,6 +22,7 @@ from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
 from portal.domain.job_spec import JobRole
 from portal.domain.lost_work import LossCause
+from portal.domain.phases import Phase, PhaseSpan
 from portal.domain.roles import role_of_rank
 from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
@@ -35,6 +36,7 @@ from portal.selectors.failure_rules import IdentifiedFailure
 from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work, stalled_since
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
+from portal.selectors.jobs.phases import attempt_phases
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
 from portal.selectors.jobs.progress import attempt_progress
 from portal.selectors.jobs.reruns import RerunRelations
@@ -349,6 +351,14 @@ class AttemptWork(ResponseSerializer):
     lost_gpu_s = serializers.FloatField()
 
 
+class JobPhase(ResponseSerializer):
+    """A phase of an attempt that was reached."""
+
+    phase = serializers.ChoiceField([each.value for each in Phase])
+    started_at = serializers.DateTimeField()
+    ended_at = serializers.DateTimeField(allow_null=True, help_text="null while it lasts.")
+
+
 class Attempt(ResponseSerializer):
     """One run of a job."""
 
@@ -362,6 +372,7 @@ class Attempt(ResponseSerializer):
     ready_at = serializers.DateTimeField(
         allow_null=True, help_text="When the server of a workspace first responded; null if it has not."
     )
+    phases = JobPhase(many=True, help_text="In their order, without those that never came.")
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
     )
@@ -397,6 +408,10 @@ class Attempt(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True, source="task_rows")
+
+    @staticmethod
+    def get_phases(row: AttemptRow, context: JobContext) -> list[PhaseSpan]:
+        return [span for span in attempt_phases(row) if span.started_at is not None]
 
     @staticmethod
     def get_checkpoints_problem(row: AttemptRow, context: JobContext) -> str | None:
