@@ -212,6 +212,12 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
     return False
 
 
+def job_permissions(user: User, job: Job) -> set[Permission]:
+    """Return what an active user may do to a job, with one read of their role."""
+    role = role_in(user, job.project)
+    return {verb for verb in Permission if _role_permits_job(user, role, verb, job)}
+
+
 def permitted_job_ids(requester: Requester, verb: Permission, jobs: Iterable[Job]) -> set[int]:
     """Return the ids of the jobs on which the requester has this permission, in at most two queries."""
     if not isinstance(requester, User) or not requester.is_active:

@@ -73,6 +73,8 @@ PAGES = [
     Page("job-log-lines", "get", "/jobs/{running}/logs/lines/?rank=1", INSIDE),
     Page("job-log-search", "get", "/jobs/{running}/logs/search/?rank=1&q=o", INSIDE),
     Page("job-log-download", "get", "/jobs/{running}/logs/download/?rank=1", INSIDE),
+    Page("job-scheduling", "get", "/jobs/{running}/scheduling/", INSIDE),
+    Page("job-audit", "get", "/jobs/{running}/audit/", CONTROLLERS),
     Page("job-files", "get", "/jobs/{running}/files/", OWNER | MANAGERS),
     Page("job-files", "get", "/jobs/{running_workspace}/files/", OWNER | ADMIN),
     Page("job-files-list", "get", "/jobs/{running}/files/list/", OWNER | MANAGERS),

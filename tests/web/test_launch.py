@@ -7,9 +7,11 @@ import re
 import pytest
 from django.urls import reverse
 
+from portal.domain.job_spec import JobSpec
 from portal.models import Job, JobVerdict
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
+from portal.web.launch.spec_fields import form_values
 from tests import factories
 
 
@@ -331,3 +333,11 @@ def test_a_copied_request_for_several_models_keeps_them(dataset, client_of):
     assert "NVIDIA H200 or NVIDIA A100" in page
     plain = client_of("member").get(reverse("launch")).content.decode()
     assert "as requested" not in plain
+
+
+@pytest.mark.parametrize(
+    ("mib", "shown"), [(24_105, "23.54"), (8192, "8"), (1000, "0.977"), (65_537, "64.001")]
+)
+def test_an_amount_has_as_few_digits_as_the_form_needs_to_read_it_back(mib, shown):
+    assert form_values(JobSpec, {"memory_mib": mib})["memory_gib"] == shown
+    assert round(float(shown) * 1024) == mib

@@ -46,7 +46,7 @@ def start_phases_by_pool() -> list[PoolPhases]:
     # Only constants are interpolated.
     query = f"""
         SELECT pool.name, count(*), {columns}
-        FROM portal_attempt attempt JOIN portal_nodepool pool ON pool.id = attempt.pool_id
+        FROM portal_attempt JOIN (SELECT id, name FROM portal_nodepool) pool ON pool.id = pool_id
         WHERE running_at > statement_timestamp() - make_interval(days => %s) AND queued_at IS NOT NULL
         GROUP BY pool.name ORDER BY pool.name
     """  # noqa: S608

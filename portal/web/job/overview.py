@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal.access import AccessPolicy, Permission, can
+from portal.access import AccessPolicy, Permission, can, job_permissions
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.phases import Phase
@@ -207,8 +207,8 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
     """Return the context of the header on every tab of a job."""
     row = job_rows(user, [found])[0]
     attempts = list_attempts(found)
-    may_read_logs = can(user, Permission.READ_LOGS, found)
-    enters = not row.ended and can(user, Permission.ENTER, found)
+    permissions = job_permissions(user, found)
+    enters = not row.ended and Permission.ENTER in permissions
     return {
         "job": found,
         "row": row,
@@ -218,8 +218,8 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "signals": SIGNALS.items(),
         "may_enter": row.is_workspace and enters,
         "may_type": enters and found.state == JobState.RUNNING,
-        "may_read_logs": may_read_logs,
-        "may_read_files": can(user, Permission.READ_FILES, found),
+        "may_read_logs": Permission.READ_LOGS in permissions,
+        "may_read_files": Permission.READ_FILES in permissions,
         "attempt_count": len(attempts),
         "role_ranks": [
             (role.name, ",".join(map(str, ranks_of_role(found.job_roles, role.name))))
