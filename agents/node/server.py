@@ -56,7 +56,16 @@ VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
     | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe", "listening"}
-    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints", "environment", "files"},
+    | {
+        "check_rendezvous",
+        "preflight",
+        "gc",
+        "upgrade",
+        "deny_egress",
+        "checkpoints",
+        "environment",
+        "files",
+    },
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
 }

@@ -70,7 +70,7 @@ class FileReceiver:
 
     def receive(self, within_s: float) -> tuple[bytes, bytes] | None:
         """Return the next piece with its kind, or None if none comes in time."""
-        answer = self._store.blpop([self._pieces], timeout=within_s)
+        answer: Any = self._store.blpop([self._pieces], timeout=within_s)
         return None if answer is None else (answer[1][:1], answer[1][1:])
 
     def acknowledge(self, word: bytes = b"") -> None:

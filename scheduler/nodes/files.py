@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from functools import partial
 
 from redis.exceptions import RedisError
 
@@ -29,7 +30,7 @@ def submit_requests(connection: NodeConnection, pool: KeyedPool) -> None:
     """Start the requests to this node; those that find no free thread are read again when one ends."""
     for request in file_requests(connection.node):
         key = ("list", request.pk) if request.action == LIST else ("read", request.pk % MAX_DOWNLOADS)
-        pool.submit(key, lambda request=request: serve_request(connection, request))
+        pool.submit(key, partial(serve_request, connection, request))
 
 
 def serve_request(connection: NodeConnection, request: FileRequest) -> None:

@@ -82,7 +82,7 @@ function readout(host, u, names, said) { // below the plot: a key and the value 
 }
 
 function last(values) { for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return values[i]; return null; }
-function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(value < 1 ? 1 : 2)).toString(); }
+function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(value < 0.1 ? 1 : 2)).toString(); }
 
 function drawOne(host, data) {
   const kind = host.dataset.plot;

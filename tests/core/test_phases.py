@@ -10,12 +10,23 @@ import pytest
 from portal.domain.phases import PhaseTimes, phase_spans
 
 ZERO = dt.datetime(2026, 5, 12, 13, 0, tzinfo=dt.UTC)
-KNOWN = ("placed_at", "sent_at", "pull_started_at", "pulled_at", "running_at", "code_ready_at", "ready_at", "ended_at")
+KNOWN = (
+    "placed_at",
+    "sent_at",
+    "pull_started_at",
+    "pulled_at",
+    "running_at",
+    "code_ready_at",
+    "ready_at",
+    "ended_at",
+)
 
 
 def spans(**given: Any) -> str:
     """As "queued 0-5": minutes of begin and end; "-" for one that lasts, nothing for one to come."""
-    times = {key: ZERO + dt.timedelta(minutes=value) if key in KNOWN else value for key, value in given.items()}
+    times = {
+        key: ZERO + dt.timedelta(minutes=value) if key in KNOWN else value for key, value in given.items()
+    }
     written = []
     for phase, start, end in phase_spans(PhaseTimes(ZERO, **times)):
         first, last = ("" if at is None else f"{(at - ZERO).seconds // 60}" for at in (start, end))
@@ -42,7 +53,14 @@ def spans(**given: Any) -> str:
             "queued 0-5, reserved 5-6, starting 6-8, staging 8-, running",
         ),
         (
-            {"placed_at": 5, "sent_at": 6, "running_at": 8, "code_ready_at": 9, "ended_at": 30, "has_code": True},
+            {
+                "placed_at": 5,
+                "sent_at": 6,
+                "running_at": 8,
+                "code_ready_at": 9,
+                "ended_at": 30,
+                "has_code": True,
+            },
             "queued 0-5, reserved 5-6, starting 6-8, staging 8-9, running 9-30",
         ),
         (

@@ -19,7 +19,7 @@ from django.utils import timezone
 from portal.access import Permission, can, permitted_job_ids
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
-from portal.models import Attempt, AttemptProgress, AuditEntry, Forecast, Job, JobVerdict
+from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
 from portal.selectors.logs.lines import LogLine, displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
@@ -156,7 +156,13 @@ def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(da
     Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
     JobVerdict.objects.filter(job=fresh).delete()
     page = client_of("member").get(reverse("job", args=[fresh.public_id]))
-    assert [phase.name for phase in page.context["phases"]] == ["Queued", "Reserved", "Starting", "Server", "Running"]
+    assert [phase.name for phase in page.context["phases"]] == [
+        "Queued",
+        "Reserved",
+        "Starting",
+        "Server",
+        "Running",
+    ]
     assert page.content.decode().count("Just submitted; the next cycle considers it.") == 1
 
 
@@ -597,7 +603,8 @@ def test_the_scheduling_tab_shows_how_the_forecast_moved_and_each_decision(datas
     job = dataset.jobs["depth-anything-ft"]
     Forecast.objects.filter(job=job).delete()
     empty = client_of("member").get(reverse("job-scheduling", args=[job.public_id])).content.decode()
-    assert "How the forecast moved" not in empty and "no_fit_now" in empty
+    assert "How the forecast moved" not in empty
+    assert JobVerdict.objects.get(job=job).code in empty
     now = timezone.now()
     for minutes in (60, 20):
         Forecast.objects.create(
@@ -615,11 +622,10 @@ def test_the_scheduling_tab_shows_how_the_forecast_moved_and_each_decision(datas
 
 def test_the_audit_tab_names_who_changed_the_job_and_hides_addresses(dataset, client_of):
     job = dataset.jobs["depth-anything-ft"]
-    client_of("member").post(reverse("job-hold", args=[job.public_id]), {"held": "1"})
-    AuditEntry.objects.filter(object_id=job.public_id).update(address="10.9.8.7")
+    client_of("admin").post(reverse("job-hold", args=[job.public_id]), {"held": "1"})
     page = client_of("member").get(reverse("job-audit", args=[job.public_id])).content.decode()
-    assert "job.hold" in page and "10.9.8.7" not in page
-    assert "10.9.8.7" in client_of("admin").get(reverse("job-audit", args=[job.public_id])).content.decode()
+    assert "job.hold" in page and "127.0.0.1" not in page
+    assert "127.0.0.1" in client_of("admin").get(reverse("job-audit", args=[job.public_id])).content.decode()
 
 
 def test_a_command_of_several_lines_keeps_them(dataset, client_of):

@@ -272,7 +272,8 @@ def list_directory(descriptor: int, offset: int) -> Dict[str, Any]:
     itself = os.fstat(descriptor)
     if not stat.S_ISDIR(itself.st_mode):
         return {"entries": [_row(b"file", itself)], "count": 1, "is_file": True}
-    rows, cut = [], False
+    rows: List["os.DirEntry[str]"] = []
+    cut = False
     with os.scandir(descriptor) as found:
         for entry in found:
             if len(rows) >= MAX_ENTRIES:

@@ -26,7 +26,8 @@ _PATH_HELP = (
     "`%25`."
 )
 _LIMITS = (
-    LIMIT_TEXT + " Symbolic links are not followed. 404 `no_such_file` says why a file cannot be read; 409 that the "
+    LIMIT_TEXT
+    + " Symbolic links are not followed. 404 `no_such_file` says why a file cannot be read; 409 that the "
     "node of the files is not reachable or was removed; 503 that it is busy."
 )
 _read = partial(operation, tag="jobs", scope=Scope.READ, error_statuses=[404, 409])

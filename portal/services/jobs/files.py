@@ -173,7 +173,10 @@ def _receive_header(request: FileRequest) -> dict[str, Any]:
     header: dict[str, Any] = json.loads(content)
     if kind != ERROR:
         return header
-    refusals: dict[str, type[FairwayError]] = {"no_such_file": NotFound, "node_unreachable": ServiceUnavailable}
+    refusals: dict[str, type[FairwayError]] = {
+        "no_such_file": NotFound,
+        "node_unreachable": ServiceUnavailable,
+    }
     raise refusals.get(header["code"], Conflict)(header["message"], code=header["code"])
 
 

@@ -112,4 +112,6 @@ def _read(user: User, found: Job, place: dict[str, Any]) -> dict[str, Any]:
     if is_image(name, size):
         return shown | {"is_image": True}
     limit = MAX_NOTEBOOK_BYTES if is_notebook(name, size) else MAX_PREVIEW_BYTES
-    return shown | {"preview": build_preview(name, size, read_preview(user, found, path, rank=rank, limit=limit))}
+    return shown | {
+        "preview": build_preview(name, size, read_preview(user, found, path, rank=rank, limit=limit))
+    }

@@ -29,7 +29,9 @@ def scheduling(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     verdict = current_verdict(found)
     oldest_first = [move.forecast for move, _ in reversed(revisions)]
     columns = ("made_at", "p10_at", "p50_at", "p90_at")
-    times = {name.removesuffix("_at"): [getattr(row, name).timestamp() for row in oldest_first] for name in columns}
+    times = {
+        name.removesuffix("_at"): [getattr(row, name).timestamp() for row in oldest_first] for name in columns
+    }
     shown = {
         "tab": "scheduling",
         "revisions": revisions,

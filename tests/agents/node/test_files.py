@@ -123,7 +123,7 @@ def test_no_link_and_no_device_leads_out_of_the_home(engine: AgentEngine, home: 
         ("file", "link"), ("out", "link"), ("own", "file"), ("pipe", "other"),
     ]  # fmt: skip
     for path in ("file", "out/data", "pipe"):
-        with pytest.raises(AgentError, match="link|not a file"):
+        with pytest.raises(AgentError, match=r"link|not a file"):
             engine.open_files(place(path), files.READ)
     with pytest.raises(AgentError, match="link"):
         engine.list_files(place("out"), 0)
