@@ -100,8 +100,8 @@ class JobFilesView(SignedInView):
         "List a directory of a job",
         query=DirectoryQuery,
         response=JobDirectory,
-        detail="Without `path`, only the directories that can be read: the home of the owner, for the owner alone, and "
-        "the volumes of the job, except scratch. " + _LIMITS,
+        detail="Without `path`, only the directories that can be read: the home of the owner, for the owner alone, "
+        "and the volumes of the job, except scratch. " + _LIMITS,
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         row, path, offset = get_job(self.user, job), self.query["path"], self.query["offset"]

@@ -109,7 +109,7 @@ class StartPhasesView(SignedInView):
         tag="usage",
         scope=Scope.READ,
         response=StartPhasesReport,
-        detail="Median and 90th percentile of the phases before the run, of all jobs that started in the last 7 days.",
+        detail="Median and 90th percentile of the phases before the run, of all starts of the last 7 days.",
     )
     def get(self, request: Request) -> HttpResponse:
         return self.json_response(

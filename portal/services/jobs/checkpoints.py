@@ -183,7 +183,7 @@ def record_listing(
 
 
 def record_newest(attempt: Attempt, row: ListedCheckpoint | None) -> None:
-    """Record a listed checkpoint that is newer than the last reported one; reports are read too seldom for the last."""
+    """Record a listed checkpoint that is newer than the last one whose report was read."""
     if row is None or attempt.checkpoint_at is None:
         return
     saved_at = dt.datetime.fromtimestamp(row.saved_s, dt.UTC)
