@@ -17,6 +17,7 @@ function colour(name) { // light-dark() is resolved only on a real property
 
 const minute = (seconds) => clock(seconds * 1000);
 const SHORT_S = 300; // below this the axis counts seconds
+const TIME_STEPS_S = [60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const LINE_COLOURS = ["--fw-c1", "--fw-c2", "--fw-c3", "--fw-c4"];
 const MAX_KEYS = 16; // beyond it the readout names only the mean
 
@@ -49,7 +50,7 @@ function options(host, names, unit, top, said = (value) => `${rounded(value)}\u0
     scales: { x: { time: true, range: span }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
       { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
-      { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
+      { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 28, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
     ],
     series: [{}, ...names.map((name, i) => ({
       label: name,
@@ -179,7 +180,7 @@ function drawForecast(host) { // start times over the time of the forecast, with
   const names = ["earliest", "median", "latest"];
   const made = options(host, names, "", undefined, minute);
   made.scales.y = { range: (u, low, high) => [low - 60, high + 60] };
-  Object.assign(made.axes[1], { size: 64, values: (u, at) => at.map(minute) });
+  Object.assign(made.axes[1], { size: 64, incrs: TIME_STEPS_S, values: (u, at) => at.map(minute) });
   made.bands = [{ series: [3, 1], fill: colour("--fw-run-wash") }];
   charts.get(host)?.destroy();
   host.replaceChildren();
