@@ -25,6 +25,7 @@ from portal.services.images.environments import record_image_cuda
 from portal.services.images.pins import has_pin, pin_of, record_claim, tagged_images
 from portal.services.images.prefetch import images_to_pull
 from portal.services.images.registries import login_for_image
+from portal.services.jobs.task_reports import record_image_pull
 from portal.services.lifecycle import job_control
 from portal.services.nodes.operations import request_gc_if_full
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
@@ -60,7 +61,7 @@ class ImagePuller:
             is_new = task.attempt_id not in waiting
             waiting.add(task.attempt_id)
         if is_new:
-            job_control.record_image_pull(task.attempt_id, node.name, ended=False)
+            record_image_pull(task.attempt_id, node.name, ended=False)
         return found
 
     def take_failure(self, task: Task) -> str | None:
@@ -127,7 +128,7 @@ class ImagePuller:
                 waiting = self._waiting.pop(environment.pk, set())
             for attempt in waiting:
                 with contextlib.suppress(DatabaseError, Attempt.DoesNotExist):  # only the phases lack it then
-                    job_control.record_image_pull(attempt, node.name, ended=True)
+                    record_image_pull(attempt, node.name, ended=True)
             connection.close()
             self._on_done()
 

@@ -1,9 +1,8 @@
 """Starts, stops and records the state of jobs, attempts and tasks, with the allocations that belong to them.
 
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
-GPUs (by id), writes an event with a reason, and publishes the change. It uses ``transitions`` (one
-transition), ``allocations`` (GPUs) and ``attempt_end`` (what follows for the job). Only ``adoption``
-(attempts missing after a restore), ``elastic`` and ``suspension`` may use these too.
+GPUs (by id), writes an event with a reason, and publishes the change. It uses ``transitions``,
+``allocations`` and ``attempt_end``. Only ``adoption``, ``elastic`` and ``suspension`` may use these too.
 """
 
 from __future__ import annotations
@@ -412,20 +411,6 @@ def record_task_running(
             attempt.running_at = now
             change = AttemptChange(attempt, AttemptState.RUNNING, "started", "Its containers run.")
             transition_attempts([change], ("running_at",))
-
-
-def record_image_pull(attempt_id: int, node: str, *, ended: bool) -> None:
-    """Record that a node begins or has ended to pull the image of an attempt: the first begin and the last end."""
-    now = timezone.now()
-    with transaction.atomic():
-        attempt = Attempt.objects.select_for_update(no_key=True).select_related("job").get(pk=attempt_id)
-        if ended:
-            attempt.image_pulled_at = now
-        else:
-            attempt.image_pull_started_at = attempt.image_pull_started_at or now
-        attempt.save(update_fields=["image_pull_started_at", "image_pulled_at"])
-        message = f"{node} has pulled its image." if ended else f"{node} pulls its image."
-        record_event(attempt, "image_pulled" if ended else "image_pull", "image", message)
 
 
 def record_task_problem(task_id: int, message: str) -> None:
